@@ -1,0 +1,1 @@
+"""The broker on trio: hosts of Raft groups, publishing, delivering, timers (floor F4)."""

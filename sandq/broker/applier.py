@@ -1,0 +1,72 @@
+"""Applies committed entries, publishes what came of them, then writes the rows.
+
+Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandq.storage.stores import Stores
+
+from .replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply entry `index` of a group."""
+
+    group: int
+    replica: Replica
+    index: int
+    command: bytes
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call something on the thread that owns the state; `answered(value)` runs on the loop."""
+
+    call: Callable[[], Any]
+    answered: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a run tells the loop: results by (group, index), then a status for each group that changed."""
+
+    results: list[tuple[int, int, list[Any]]]
+    statuses: dict[int, Any]
+    answers: list[tuple[Callable[[Any], None], Any]]
+
+
+class Applier:
+    def __init__(self, stores: Stores, publish: Callable[[Published], None]) -> None:
+        self._stores = stores
+        self._publish = publish
+        self._touched: dict[int, Replica] = {}
+
+    def run(self, tasks: list[Apply | Ask]) -> None:
+        """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
+        results: list[tuple[int, int, list[Any]]] = []
+        answers: list[tuple[Callable[[Any], None], Any]] = []
+        for task in tasks:
+            if isinstance(task, Apply):
+                outcome = task.replica.apply(task.index, task.command, task.wanted)
+                self._touched[task.group] = task.replica
+                if task.wanted:
+                    results.append((task.group, task.index, outcome))
+            else:
+                answers.append((task.answered, task.call()))
+        statuses = {group: replica.status() for group, replica in self._touched.items()}
+        self._publish(Published(results, statuses, answers))
+        self.write()
+
+    def write(self) -> None:
+        """Write every change of the entries applied so far, with their applied indices, in one batch."""
+        changes = [change for replica in self._touched.values() for change in replica.drain()]
+        self._touched.clear()
+        if changes:
+            self._stores.write(changes)

@@ -1,0 +1,296 @@
+"""The broker: topics and their partitions on this node, and what may be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import structlog
+import trio
+import trio.lowlevel
+
+from sandq.metadata import commands as m
+from sandq.metadata.state import Topic
+from sandq.model.config import NodeConfig
+from sandq.model.errors import (
+    InvalidRequest,
+    LeaseLost,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from sandq.model.limits import Limits
+from sandq.model.names import check_name
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+
+from .clock import GuardedClock
+from .deliverer import PartitionDelivery, Subscription
+from .engine import Engine
+from .host import Done, GroupHost
+from .publisher import check_batch
+from .replica import Delivery, MetadataView, PartitionReplica
+from .runner import Runner
+from .timers import Timers
+
+log = structlog.get_logger("sandq.broker")
+
+READY_POLL_S = 0.002
+LEASE_MS_RANGE = (1_000, 43_200_000)
+KINDS = ("timer",)
+
+
+class OpenTopic(NamedTuple):
+    """A topic with the partitions that run here."""
+
+    record: Topic
+    partitions: dict[int, PartitionDelivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """What a SUBSCRIBE asks for. `held`: (group number, partition, token) of leases the consumer knows of."""
+
+    topic: str
+    group: str
+    consumer: str
+    credit: int
+    lease_ms: int | None
+    start: str
+    held: frozenset[tuple[int, int, int]]
+
+
+class Broker:
+    def __init__(
+        self, engine: Engine, runner: Runner, clock: GuardedClock, timers: Timers, config: NodeConfig, limits: Limits
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.limits = limits
+        self._runner = runner
+        self._timers = timers
+        self._config = config
+        self._metadata: GroupHost
+        self._topics: dict[str, OpenTopic] = {}
+        self._by_group: dict[int, PartitionDelivery] = {}
+        self._admin = trio.Lock()
+        """Topics are made and deleted one at a time."""
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    async def start(self, store_uuid: str, addresses: Mapping[str, str]) -> None:
+        """Run the metadata group, register this node, and open what metadata places here."""
+        self._metadata = self.engine.open_metadata()
+        await self._until_ready([self._metadata])
+        node = self.metadata.nodes.get(self._config.node.id)
+        if node is None or node.store_uuid != store_uuid or node.addresses != addresses:
+            await self._metadata.call(m.RegisterNode(self._config.node.id, store_uuid, dict(addresses)))
+        for topic in self.metadata.topics.values():
+            await self._open(topic)
+        placed = {p.group for topic in self.metadata.topics.values() for p in topic.partitions}
+        gone = [p.group for p in self.engine.pointers.all() if p.group not in placed and p.group != 0]
+        await self._remove(gone)
+
+    async def sweep(self) -> None:
+        """Reclaim the space of deleted stores, in bounded steps."""
+        while await self._runner.on_maintenance(self.engine.sweep):
+            await trio.lowlevel.checkpoint()
+
+    async def _until_ready(self, hosts: list[GroupHost]) -> None:
+        while not all(host.ready for host in hosts):
+            if self.engine.failed is not None:
+                raise self.engine.failed
+            await trio.sleep(READY_POLL_S)
+
+    @property
+    def metadata(self) -> MetadataView:
+        view: MetadataView = self._metadata.status
+        return view
+
+    async def _open(self, topic: Topic) -> None:
+        members = [(p.group, member) for p in topic.partitions for member in p.members]
+        await self._runner.on_maintenance(partial(self.engine.install, members))
+        hosts = [self.engine.open_partition(topic, partition) for partition in range(len(topic.partitions))]
+        await self._until_ready(hosts)
+        deliveries = {
+            partition: PartitionDelivery(
+                host, partition, self.clock, self._timers, self._config.delivery.lease_ahead_ms
+            )
+            for partition, host in enumerate(hosts)
+        }
+        self._topics[topic.name] = OpenTopic(topic, deliveries)
+        for delivery in deliveries.values():
+            self._by_group[delivery.host.number] = delivery
+            delivery.status_changed()
+
+    async def _remove(self, groups: list[int]) -> None:
+        if groups:
+            await self._runner.on_maintenance(partial(self.engine.uninstall, groups))
+            await self.sweep()
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> OpenTopic:
+        topic = self._topics.get(name)
+        if topic is None:
+            if name in self.metadata.topics:
+                raise Unavailable(f"topic {name!r} is being opened; ask again in a moment", topic=name)
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        return topic
+
+    def topics(self) -> list[OpenTopic]:
+        return list(self._topics.values())
+
+    def partition(self, topic: str, partition: int) -> PartitionDelivery:
+        found = self.topic(topic)
+        if partition not in found.partitions:
+            raise UnknownPartition(
+                f"topic {topic!r} has no partition {partition}; it has {len(found.partitions)}", topic=topic
+            )
+        return found.partitions[partition]
+
+    async def create_topic(
+        self, name: str, kind: str, partitions: int, replicas: int, settings: Mapping[str, Any]
+    ) -> Topic:
+        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists, StorageFailed."""
+        check_name("topic", name)
+        if kind not in KINDS:
+            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(KINDS)}")
+        if not 1 <= partitions <= self.limits.partitions_per_topic:
+            raise InvalidRequest(f"{partitions} partitions; 1 to {self.limits.partitions_per_topic} are allowed")
+        nodes = sorted(self.metadata.nodes)
+        if not 1 <= replicas <= len(nodes):
+            raise InvalidRequest(
+                f"{replicas} replicas on {len(nodes)} registered node(s): there must be a node for each"
+            )
+        record = parse_settings(settings).record()
+        async with self._admin:
+            if name in self.metadata.topics:
+                raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            placement = [nodes[:replicas]] * partitions
+            topic: Topic = await self._metadata.call(m.CreateTopic(name, kind, placement, record))
+            await self._open(topic)
+        log.info("topic created", topic=name, partitions=partitions)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        async with self._admin:
+            await self._metadata.call(m.DeleteTopic(name))
+            opened = self._topics.pop(name, None)
+            gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
+            groups = []
+            for delivery in opened.partitions.values() if opened else ():
+                groups.append(delivery.host.number)
+                del self._by_group[delivery.host.number]
+                delivery.close(gone)
+                self.engine.close_group(delivery.host.number, gone)
+            # The apply thread may still hold entries of these groups; their rows go only after it is through.
+            await self._runner.ask(lambda: None)
+            await self._remove(groups)
+        log.info("topic deleted", topic=name)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def produce(
+        self, topic: str, partition: int, batch: bytes, producer_id: int, epoch: int, sequence: int, done: Done
+    ) -> None:
+        """`done` gets (base, count), or 16 bytes a message, once the batch is stored."""
+        delivery = self.partition(topic, partition)
+        count = check_batch(batch, self.clock.now_ms(), self.limits).count
+        command = c.Append(batch, producer_id, epoch, sequence)
+        delivery.host.submit(command, done, size=len(batch) + 64, messages=count)
+
+    def settle(self, group_number: int, partition: int, command: c.Ack | c.Nack | c.Extend, done: Done) -> None:
+        """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
+        delivery = self._by_group.get(group_number)
+        if delivery is None or delivery.partition != partition:
+            raise LeaseLost(f"leases of {group_number}.{partition} are lost: there is no such partition (any more)")
+        if isinstance(command, c.Extend):
+            low, high = LEASE_MS_RANGE
+            for _, lease_ms in command.items:
+                if not low <= lease_ms <= high:
+                    raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        delivery.host.submit(command, done, size=64 * (len(command.items) + 1))
+
+    # -- subscriptions --------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self, asked: Subscriber, push: Callable[[int, int, Delivery], None], congested: Callable[[], bool]
+    ) -> tuple[Subscription, list[int]]:
+        """Opens the group where it is new, pushes leases of this consumer that it does not know of, then takes part.
+
+        Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader.
+        """
+        topic = self.topic(asked.topic)
+        check_name("group", asked.group)
+        subscription = Subscription(
+            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested
+        )
+        for partition, delivery in topic.partitions.items():
+            await delivery.host.call(c.OpenGroup(asked.group, asked.start))
+            replica = delivery.host.replica
+            assert isinstance(replica, PartitionReplica)
+            number = delivery.host.number
+            known = {token for group, part, token in asked.held if (group, part) == (number, partition)}
+            held = await self._runner.ask(partial(replica.held_by, asked.group, asked.consumer, known))
+            for lost_push in held:
+                subscription.credit -= lost_push.count
+                delivery.push(subscription, lost_push)
+        for delivery in topic.partitions.values():
+            delivery.attach(subscription)
+        return subscription, sorted(topic.partitions)
+
+    def _lease_ms(self, topic: OpenTopic, asked: Subscriber) -> int:
+        lease_ms: int = asked.lease_ms if asked.lease_ms is not None else topic.record.settings["lease_ms"]
+        low, high = LEASE_MS_RANGE
+        if not low <= lease_ms <= high:
+            raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        return lease_ms
+
+    def add_credit(self, topic: str, subscription: Subscription, more: int) -> None:
+        subscription.credit = min(subscription.credit + more, self.limits.credit_max)
+        self.resume(topic, subscription)
+
+    def resume(self, topic: str, subscription: Subscription) -> None:
+        """The subscription has room again."""
+        opened = self._topics.get(topic)
+        for delivery in opened.partitions.values() if opened else ():
+            delivery.pump(subscription.group)
+
+    def detach(self, topic: str, subscription: Subscription) -> list[PartitionDelivery]:
+        """The connection is gone: the leases run on. Returns where the subscription took part."""
+        subscription.closed = True
+        opened = self._topics.get(topic)
+        return [d for d in opened.partitions.values() if d.detach(subscription)] if opened else []
+
+    async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
+        """The consumer leaves cleanly: its leases are given back at once."""
+        for delivery in self.detach(topic, subscription):
+            await delivery.host.call(c.Release(subscription.group, subscription.consumer))
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    async def group_list(self, topic: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for delivery in self.topic(topic).partitions.values():
+            replica = delivery.host.replica
+            assert isinstance(replica, PartitionReplica)
+            found += await self._runner.ask(replica.group_list)
+        return found
+
+    def topic_stats(self, topic: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "partition": partition,
+                "messages": delivery.host.status.messages,
+                "bytes": delivery.host.status.bytes,
+                "floor_ms": delivery.host.status.floor_ms,
+                "now_ms": delivery.host.status.now_ms,
+                "applied_index": delivery.host.status.applied_index,
+                "groups": len(delivery.host.status.groups),
+            }
+            for partition, delivery in self.topic(topic).partitions.items()
+        ]

@@ -1,0 +1,231 @@
+"""A node's log and state: WAL, stores, Raft groups and their state machines, in steps.
+
+Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread and
+the applier on the apply thread (`runner.py`); a simulation calls one after the other and crashes in between.
+
+A pass: `tick` -> `commit(records)` -> `synced`. What `tick` and `synced` return goes to the applier, in that order.
+A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a pass -> `release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandq.metadata import commands as metadata_commands
+from sandq.metadata.state import Topic
+from sandq.model.errors import Corruption, SandqError, StorageFailed
+from sandq.model.limits import Limits
+from sandq.partition import commands as partition_commands
+from sandq.raft import GroupJournal, Passes
+from sandq.storage.files import Files
+from sandq.storage.keys import store_of, store_prefix, store_range
+from sandq.storage.pointers import Pointers, StorePointer
+from sandq.storage.stores import Stores
+from sandq.storage.wal import SEGMENT_BYTES, Record, RecoveredGroup, Wal
+
+from .applier import Applier, Apply, Published
+from .host import Backlog, GroupHost
+from .replica import MetadataReplica, PartitionReplica, Replica
+
+METADATA_GROUP = 0
+PINNED_SEGMENTS = 1
+"""A tail that keeps more full segments than this is appended again."""
+SWEEP_ROWS = 1000
+SWEEP_BYTES = 16 << 20
+LAST_KEY = b"\xff" * 5
+
+
+class Engine:
+    """One voter in every group (more come with the peers). `now_ms` stamps entries."""
+
+    def __init__(
+        self,
+        files: Files,
+        stores: Stores,
+        *,
+        node_id: str,
+        now_ms: Callable[[], int],
+        publish: Callable[[Published], None],
+        limits: Limits,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Recovers the WAL. Raises Corruption, StorageFailed."""
+        self.stores = stores
+        self.limits = limits
+        self.node_id = node_id
+        self.pointers = Pointers.open(files)
+        self.wal, self._recovered = Wal.open(
+            files, segment_bytes=segment_bytes, known_groups=lambda group: self.pointers.get(group) is not None
+        )
+        self.passes = Passes()
+        self.backlog = Backlog(limits.apply_backlog_bytes)
+        self.hosts: dict[int, GroupHost] = {}
+        self.failed: StorageFailed | None = None
+        self.applier = Applier(stores, publish)
+        self._now_ms = now_ms
+        self._checkpoint_mark = self.wal.mark
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def install(self, members: Sequence[tuple[int, str]]) -> None:
+        """Give each (group, member) without one a store, durably. Blocks on the disk.
+
+        It must be done before a group's first WAL record: recovery drops the records of groups without a pointer.
+        """
+        new = [(group, member) for group, member in members if self.pointers.get(group) is None]
+        if new:
+            stores = self.pointers.mint(len(new))
+            self.pointers.update(
+                put=[
+                    StorePointer(group, int(member.rpartition("#")[2]), store, voters=(member,))
+                    for (group, member), store in zip(new, stores, strict=True)
+                ]
+            )
+
+    def open_metadata(self) -> GroupHost:
+        self.install([(METADATA_GROUP, f"{self.node_id}#1")])
+        return self._open(
+            METADATA_GROUP,
+            lambda store: MetadataReplica(self.stores, store),
+            lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
+        )
+
+    def open_partition(self, topic: Topic, partition: int) -> GroupHost:
+        """Run the local replica of a partition, which was installed before."""
+        return self._open(
+            topic.partitions[partition].group,
+            lambda store: PartitionReplica(self.stores, store, partition, topic.settings),
+            lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
+        )
+
+    def _open(self, number: int, load: Callable[[int], Replica], encode: Callable[[Sequence[Any]], bytes]) -> GroupHost:
+        pointer = self.pointers.get(number)
+        if pointer is None:
+            raise ValueError(f"raft group {number} is not installed here")
+        replica = load(pointer.store)
+        found = self._recovered.pop(number, None)
+        if replica.applied_index and (found is None or not found.entries):
+            raise Corruption(
+                f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
+            )
+        host = GroupHost(number, replica, encode, self.passes, self.backlog, self.limits)
+        host.group = self.passes.add(
+            number,
+            pointer.voters[0],
+            pointer.voters,
+            self._journal(pointer, found),
+            applied=replica.applied_index,
+            durable=bool(found and found.entries),
+            before_tick=host.flush,
+        )
+        self.hosts[number] = host
+        return host
+
+    def _journal(self, pointer: StorePointer, found: RecoveredGroup | None) -> GroupJournal:
+        if found is None or not found.entries:
+            # Nothing of the group was ever synced but, at most, its base.
+            return GroupJournal.create(self.passes.records, pointer.group, pointer.voters)
+        return GroupJournal(
+            self.passes.records,
+            pointer.group,
+            entries=found.entries,
+            term=found.term,
+            voted_for=found.voted_for,
+            voters=found.voters,
+            learners=found.learners,
+        )
+
+    def close_group(self, number: int, error: SandqError) -> None:
+        """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
+        host = self.hosts.pop(number, None)
+        if host is not None:
+            self.passes.remove(host.group)
+            host.close(error)
+        self._recovered.pop(number, None)
+
+    def uninstall(self, groups: Sequence[int]) -> None:
+        """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks."""
+        self.pointers.update(drop=groups)
+
+    def sweep(self) -> int:
+        """Delete rows of stores that no pointer names, a bounded number; 0 when there are none left (maintenance)."""
+        kept = {pointer.store for pointer in self.pointers.all()}
+        start = store_prefix(1)
+        while True:
+            found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
+            if not found:
+                return 0
+            store = store_of(found[0][0])
+            first, stop = store_range(store)
+            if store not in kept:
+                rows = self.stores.scan(first, stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
+                self.stores.write([(key, None) for key, _ in rows])
+                if len(rows) < SWEEP_ROWS:
+                    self.stores.compact(first, stop)
+                return len(rows)
+            start = stop
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> tuple[list[Record], list[Apply]]:
+        records, committed = self.passes.tick()
+        return records, [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Durable when it returns. Raises StorageFailed; then `fail` must be called, and no further pass run."""
+        self.wal.commit(records)
+
+    def synced(self) -> list[Apply]:
+        committed = self.passes.synced()
+        return [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+
+    def fail(self, error: StorageFailed) -> None:
+        """The log takes nothing any more: everything not committed fails, with its outcome unknown."""
+        self.failed = error
+        for host in self.hosts.values():
+            host.fail(error)
+
+    def published(self, published: Published) -> None:
+        """Hand results to who waits for them (on the loop)."""
+        for number, status in published.statuses.items():
+            if number in self.hosts:
+                self.hosts[number].status = status
+        for number, index, results in published.results:
+            if number in self.hosts:
+                self.hosts[number].applied(index, results)
+        for answered, value in published.answers:
+            answered(value)
+        for number in published.statuses:
+            if number in self.hosts:
+                self.hosts[number].on_status()
+
+    # -- a checkpoint ---------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_since_checkpoint(self) -> int:
+        return self.wal.bytes_since(self._checkpoint_mark)
+
+    def applied_indices(self) -> dict[int, int]:
+        """Write what is applied, and say up to where (apply thread)."""
+        self.applier.write()
+        return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
+
+    def truncate(self, flushed: dict[int, int]) -> None:
+        """The stores hold, durably, everything up to these indices: the log need not."""
+        self._checkpoint_mark = self.wal.mark
+        for number, applied in flushed.items():
+            if number in self.hosts:
+                self.hosts[number].group.journal.truncate_below(applied)
+
+    def copy_pinning_tails(self) -> bool:
+        """Append again what keeps old segments. True when there was something: run a pass, then `release`."""
+        pinning = [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
+        pinning = [number for number in pinning if number in self.hosts]
+        for number in pinning:
+            self.hosts[number].group.journal.copy_tail()
+        return bool(pinning)
+
+    def release(self) -> int:
+        """Remove WAL segments that nobody needs; bytes freed. For the thread that commits."""
+        return self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})

@@ -1,0 +1,166 @@
+"""The loop's side of one Raft group: commands in, merged into entries; results out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import trio
+
+from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut
+from sandq.model.limits import Limits
+from sandq.raft import Group, Passes, ProposalFailed
+
+from .applier import Apply
+from .replica import Replica
+
+Done = Callable[[Any], None]
+"""Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
+
+
+class Request(NamedTuple):
+    command: Any
+    size: int
+    messages: int
+    done: Done
+
+
+class Backlog:
+    """Bytes that were submitted and not answered yet, over all groups of a node."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+
+
+class GroupHost:
+    """`encode(commands)` stamps and encodes one entry. `on_status` runs on the loop after each change."""
+
+    def __init__(
+        self,
+        number: int,
+        replica: Replica,
+        encode: Callable[[Sequence[Any]], bytes],
+        passes: Passes,
+        backlog: Backlog,
+        limits: Limits,
+    ) -> None:
+        self.number = number
+        self.replica = replica
+        self.group: Group
+        """Set right after construction: the group needs the host's `flush`."""
+        self.status: Any = replica.status()
+        self.on_status: Callable[[], None] = lambda: None
+        self.failed: StorageFailed | None = None
+        self._encode = encode
+        self._passes = passes
+        self._backlog = backlog
+        self._limits = limits
+        self._pending: deque[Request] = deque()
+        self._proposals: dict[int, list[Request]] = {}
+        """By the id of the list: handed to Raft, neither committed nor refused yet."""
+        self._in_flight: dict[int, list[Request]] = {}
+        """By index: committed, not applied yet."""
+
+    @property
+    def ready(self) -> bool:
+        """It leads, and whatever was acknowledged before is applied."""
+        group = self.group
+        return group.is_leader and bool(self.status.applied_index >= group.term_start)
+
+    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
+        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+        if self.failed is not None:
+            raise self.failed
+        if not self.ready:
+            raise NotLeader("this node does not lead the partition (yet); ask again", group=self.number)
+        backlog = self._backlog
+        if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
+            raise Overloaded(
+                f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
+            )
+        backlog.bytes += size
+        self._pending.append(Request(command, size, messages, done))
+        self._passes.mark(self.group)
+
+    async def call(self, command: Any) -> Any:
+        """`submit`, and wait for the result. Raises what refused it."""
+        answer: list[Any] = []
+        event = trio.Event()
+
+        def done(result: Any) -> None:
+            answer.append(result)
+            event.set()
+
+        self.submit(command, done)
+        await event.wait()
+        if isinstance(answer[0], SandqError):
+            raise answer[0]
+        return answer[0]
+
+    def flush(self) -> None:
+        """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
+        if self._pending and not self.group.is_leader:
+            self._answer_all(self._pending, NotLeader("this node does not lead the partition any more"))
+        while self._pending:
+            requests = self._take()
+            entry = self._encode([request.command for request in requests])
+            self._proposals[id(requests)] = requests
+            self.group.propose(entry, partial(self._proposed, requests))
+
+    def _take(self) -> list[Request]:
+        requests: list[Request] = []
+        size = messages = 0
+        while self._pending:
+            request = self._pending[0]
+            size += request.size
+            messages += request.messages
+            if requests and (size > self._limits.entry_bytes or messages > self._limits.entry_messages):
+                break
+            requests.append(self._pending.popleft())
+        return requests
+
+    def _proposed(self, requests: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
+        self._proposals.pop(id(requests), None)
+        if index is not None:
+            self._in_flight[index] = requests
+        elif failure is ProposalFailed.NOT_LEADER:
+            self._answer_all(requests, NotLeader("this node does not lead the partition any more"))
+        else:
+            self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
+
+    def task(self, index: int, command: bytes) -> Apply:
+        """What the apply thread is to do with a committed entry."""
+        return Apply(self.number, self.replica, index, command, index in self._in_flight)
+
+    def applied(self, index: int, results: list[Any]) -> None:
+        for request, result in zip(self._in_flight.pop(index, ()), results, strict=False):
+            self._answer(request, result)
+
+    def fail(self, error: StorageFailed) -> None:
+        """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown."""
+        self.failed = error
+        self._drop(self._proposals, error)
+
+    def close(self, error: SandqError) -> None:
+        """The group is gone: nothing more will be applied."""
+        self._drop(self._proposals, error)
+        self._drop(self._in_flight, error)
+
+    def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
+        self._answer_all(self._pending, error)
+        for requests in list(waiting.values()):
+            self._answer_all(requests, error)
+        waiting.clear()
+
+    def _answer_all(self, requests: deque[Request] | list[Request], result: Any) -> None:
+        taken = list(requests)
+        requests.clear()
+        for request in taken:
+            self._answer(request, result)
+
+    def _answer(self, request: Request, result: Any) -> None:
+        self._backlog.bytes -= request.size
+        request.done(result)

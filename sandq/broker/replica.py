@@ -1,0 +1,170 @@
+"""State machines as the apply thread runs them: entries in, results and row changes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandq.metadata import commands as metadata_commands
+from sandq.metadata.state import MetadataState
+from sandq.partition import commands
+from sandq.partition.delivery import Piece, Reader
+from sandq.partition.groups import Lease
+from sandq.partition.timer import TimerPartition
+from sandq.partition.view import Change, Row, View
+from sandq.storage.keys import store_prefix
+from sandq.storage.stores import Stores
+
+SCAN_BYTES = 1 << 40
+
+
+class StoreRows:
+    """One store's rows, keys relative to it."""
+
+    def __init__(self, stores: Stores, number: int) -> None:
+        self._stores = stores
+        self.prefix = store_prefix(number)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._stores.get(self.prefix + key)
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        prefix, cut = self.prefix, len(self.prefix)
+        found = self._stores.scan(prefix + start, prefix + stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+        return [(key[cut:], value) for key, value in found]
+
+
+class Replica(Protocol):
+    """Everything but `applied_index` belongs to the apply thread."""
+
+    @property
+    def applied_index(self) -> int: ...
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
+        ...
+
+    def drain(self) -> list[Change]:
+        """Changes of whole entries, absolute keys, with the applied index that they imply."""
+        ...
+
+    def status(self) -> Any:
+        """An immutable copy of what the loop needs to know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A lease as it is sent to its consumer."""
+
+    token: int
+    consumer: str
+    attempt: int
+    deadline_ms: int
+    count: int
+    due_ms: int
+    """The latest delivery time in it: it is not sent before."""
+    pieces: list[Piece]
+
+
+class PartitionReplica:
+    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any]) -> None:
+        self._rows = StoreRows(stores, store)
+        self._view = View(self._rows)
+        self._reader = Reader()
+        self.machine = TimerPartition.load(partition, settings, self._view)
+
+    @property
+    def applied_index(self) -> int:
+        return self.machine.applied_index
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        if not command:
+            self.machine.applied_index = max(self.machine.applied_index, index)
+            return []
+        entry = commands.Entry.decode(command)
+        results = self.machine.apply(index, entry, self._view)
+        if not wanted:
+            return []
+        return [
+            [self._delivery(lease) for lease in result] if _is_lease(of) and isinstance(result, list) else result
+            for of, result in zip(entry.commands, results, strict=True)
+        ]
+
+    def drain(self) -> list[Change]:
+        self.machine.write_state(self._view)
+        prefix = self._rows.prefix
+        return [(prefix + key, value) for key, value in self._view.drain()]
+
+    def status(self) -> Any:
+        return self.machine.status(self._view)
+
+    def held_by(self, group: str, consumer: str, known: set[int]) -> list[Delivery]:
+        """Live leases of a consumer that it does not know of: granted, but the push was lost."""
+        leases = self.machine.book.leases_of(group, consumer)
+        return [self._delivery(lease) for lease in leases if lease.token not in known]
+
+    def group_list(self) -> list[dict[str, Any]]:
+        machine = self.machine
+        return [
+            {
+                "partition": machine.partition,
+                "group": group.name,
+                "cursor": group.cursor,
+                "committed": group.done_below(),
+                "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
+                "waiting": sum(r.length for entry in group.waiting.values() for r in entry.ranges),
+                "dead": group.dead,
+                "reason": group.paused(),
+            }
+            for group in machine.book.groups.values()
+        ]
+
+    def _delivery(self, lease: Lease) -> Delivery:
+        ranges = lease.select(lease.live)
+        due_ms = max(int.from_bytes(base[:6], "big") for base, _ in ranges) if lease.attempt == 1 else 0
+        pieces = self._reader.pieces(self._view, ranges)
+        count = sum(piece.count for piece in pieces)
+        return Delivery(lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, due_ms, pieces)
+
+
+def _is_lease(command: commands.Command) -> bool:
+    return isinstance(command, commands.Lease)
+
+
+class MetadataReplica:
+    def __init__(self, stores: Stores, store: int) -> None:
+        self._prefix = store_prefix(store)
+        stop = store_prefix(store + 1)
+        found = stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
+        self._changes: dict[bytes, bytes | None] = {}
+        self.state = MetadataState.load([(key[len(self._prefix) :], value) for key, value in found])
+
+    @property
+    def applied_index(self) -> int:
+        return self.state.applied_index
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        if not command:
+            self.state.applied_index = max(self.state.applied_index, index)
+            return []
+        return self.state.apply(index, metadata_commands.Entry.decode(command), self._put)
+
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        self._changes[self._prefix + key] = value
+
+    def drain(self) -> list[Change]:
+        self.state.write_state(self._put)
+        changes = list(self._changes.items())
+        self._changes.clear()
+        return changes
+
+    def status(self) -> Any:
+        return MetadataView(self.state.applied_index, dict(self.state.topics), dict(self.state.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataView:
+    applied_index: int
+    topics: dict[str, Any]
+    nodes: dict[str, Any]

@@ -1,0 +1,376 @@
+"""What a client knows of the cluster: nodes with a connection each, topics, who leads what; all kept true.
+
+    servers --connect--> link (node id, addresses, connection) --METADATA--> topic: partitions, their leaders
+
+A link reconnects for ever, with a bounded back-off, until its node leaves the metadata or the client is
+closed. A topic is asked for again when somebody says so (`refresh`: not led here, unknown partition,
+connection lost), and now and then anyway. After every change of any of it the functions in `on_change` are
+called; they only wake somebody. A node is known by its id, not by an address: an address that worked is
+kept beside the advertised one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.abc
+
+from sandq.client.connection import Build, Connection
+from sandq.client.links import Address, Known, Link
+from sandq.client.options import Options, again
+from sandq.client.signals import Signal
+from sandq.model.errors import (
+    ClosedError,
+    ConnectionLost,
+    InvalidRequest,
+    NotFound,
+    NotLeader,
+    Overloaded,
+    SandqError,
+    Unavailable,
+)
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import MetadataReply, TopicRecord
+from sandq.protocol.requests import Metadata
+
+log = logging.getLogger("sandq.client")
+
+_ASK_AGAIN_S = 0.5  # at most: a new leader is there about a second after the old one went
+_NOTHING_DONE = (NotLeader, Overloaded, Unavailable)
+
+
+class Cluster:
+    """See the module's docstring. `start` is called once, in the client's task group."""
+
+    def __init__(self, servers: Sequence[Address], client_name: str, options: Options) -> None:
+        self.options = options
+        self.on_change: dict[Callable[[], None], None] = {}
+        self.cluster_uuid = ""
+        self.limits: dict[str, int] = {}
+        self._servers = servers
+        self._client_name = client_name
+        self._links: dict[str, Link] = {}
+        self._topics: dict[str, Known] = {}
+        self._wanted: dict[str, None] = {}  # topics to be asked for, in order
+        self._serial = 0
+        self._changed = Signal()
+        self._refresh_now = Signal()
+        self._closed = False
+        self._tasks: anyio.abc.TaskGroup
+
+    async def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Connect to the first server that answers. One server: its error as it is; several: what each
+        said.
+        """
+        self._tasks = tasks
+        errors = []
+        for server in self._servers:
+            try:
+                await self._try_server(server)
+                break
+            except SandqError as error:
+                errors.append(error)
+        else:
+            if len(errors) == 1:
+                raise errors[0]
+            raise ConnectionLost("no server can be reached: " + "; ".join(error.message for error in errors))
+        tasks.start_soon(self._refresh)
+
+    def close(self) -> None:
+        """Every wait in here ends with ClosedError."""
+        self._closed = True
+        self._notify()
+
+    # What others use.
+
+    def record(self, topic: str) -> TopicRecord | None:
+        """What is known of a topic at present."""
+        known = self._topics.get(topic)
+        return known.record if known else None
+
+    def missing(self, topic: str) -> SandqError | None:
+        """Why a topic is known not to be there (deleted, never made); None when it is there or not known."""
+        known = self._topics.get(topic)
+        return known.error if known else None
+
+    def leader_id(self, topic: str, partition: int) -> str | None:
+        """The node that leads a partition, as far as is known."""
+        record = self.record(topic)
+        return record.partitions[partition].leader if record and partition < len(record.partitions) else None
+
+    def leader(self, topic: str, partition: int) -> Connection | None:
+        """An open connection to the partition's leader; without one it is being worked on: `on_change`
+        will tell.
+        """
+        node_id = self.leader_id(topic, partition)
+        if node_id is None:
+            self.refresh(topic)
+            return None
+        return self.connection(node_id)
+
+    def connection(self, node_id: str) -> Connection | None:
+        """An open connection to a node, if there is one now."""
+        link = self._links.get(node_id)
+        return link.open_connection if link else None
+
+    def connections(self) -> list[Connection]:
+        """All that are open."""
+        return [
+            link.connection for link in self._links.values() if link.connection and link.connection.is_open
+        ]
+
+    def forget(self, topic: str) -> None:
+        """It was just created or deleted: what is known of it is old."""
+        self._topics.pop(topic, None)
+
+    def refresh(self, topic: str) -> None:
+        """Ask for a topic again soon."""
+        if topic not in self._wanted:
+            self._wanted[topic] = None
+            self._refresh_now.set()
+
+    async def topic(self, name: str) -> TopicRecord:
+        """The topic's record, asked for when it is not known. UnknownTopic, or what kept the cluster from
+        answering.
+        """
+        if (record := self.record(name)) is not None:
+            return record
+        before = self._serial
+        with anyio.move_on_after(self.options.timeout_s):
+            while True:
+                self._check_open()
+                known = self._topics.get(name)
+                if known is not None and known.serial > before:
+                    if known.error is not None:
+                        raise again(known.error)
+                    assert known.record is not None
+                    return known.record
+                self.refresh(name)
+                await self._changed.wait()
+        raise Unavailable(
+            f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self._why()}"
+        )
+
+    async def call(
+        self,
+        build: Build,
+        *,
+        node_id: str | None = None,
+        idempotent: bool = True,
+        timeout_s: float | None = None,
+    ) -> Frame:
+        """A request to a node, or to any; tried again while its error is retriable and there is time.
+
+        A request that is not idempotent is tried again only when it is certain that nothing was done.
+        """
+        timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
+        deadline = anyio.current_time() + timeout_s
+        last: SandqError | None = None
+        attempt = 0
+        while (left_s := deadline - anyio.current_time()) > 0:
+            connection = await self._some_connection(node_id, attempt, left_s)
+            if connection is None:
+                break
+            try:
+                return await connection.call(build, timeout_s=max(left_s, 0.001))
+            except SandqError as error:
+                if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
+                    raise
+                last = error
+                hint = error.details.get("node_id")
+                if isinstance(error, NotLeader) and isinstance(hint, str) and hint in self._links:
+                    node_id = hint
+            await anyio.sleep(
+                min(self.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time()))
+            )
+            attempt += 1
+        if last is not None:
+            raise again(last)
+        raise Unavailable(f"no node could be reached in {timeout_s:g} s{self._why()}")
+
+    async def _some_connection(
+        self, node_id: str | None, attempt: int, timeout_s: float
+    ) -> Connection | None:
+        with anyio.move_on_after(timeout_s):
+            while True:
+                self._check_open()
+                found = self.connections()
+                if node_id is not None:
+                    found = [one for one in found if one.hello.node_id == node_id]
+                if found:
+                    return found[attempt % len(found)]
+                await self._changed.wait()
+        return None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+
+    def _why(self) -> str:
+        """The last errors of the links, for a message."""
+        errors = [link.error.message for link in self._links.values() if link.error is not None]
+        return ": " + "; ".join(errors) if errors else ""
+
+    def _notify(self) -> None:
+        self._changed.set()
+        for wake in list(self.on_change):
+            wake()
+
+    # Links.
+
+    async def _try_server(self, server: Address) -> None:
+        """Connect to a configured address; whatever node is there gets (or has) a link."""
+        timeout_s = self.options.timeout_s / len(self._servers)
+        connection = await self._open(server, timeout_s)
+        link = self._link(connection.hello.node_id)
+        link.add(server)
+        if link.connection is None:
+            link.connection = connection
+            self._tasks.start_soon(self._keep, link)
+        else:
+            connection.close()
+            await connection.run()
+
+    async def _open(self, address: Address, timeout_s: float) -> Connection:
+        host, port = address
+        connection = await Connection.open(
+            host, port, client_name=self._client_name, timeout_s=timeout_s, options=self.options
+        )
+        uuid = connection.hello.cluster_uuid
+        if self.cluster_uuid and uuid != self.cluster_uuid:
+            connection.close()
+            await connection.run()
+            raise Unavailable(
+                f"{connection.address} belongs to cluster {uuid}, this client to {self.cluster_uuid}"
+            )
+        self.cluster_uuid = uuid
+        self.limits = {
+            name: value for name, value in connection.hello.limits.items() if type(value) is int and value > 0
+        }
+        return connection
+
+    def _link(self, node_id: str) -> Link:
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = Link(node_id)
+        return link
+
+    def _want(self, node_id: str, address: Address) -> None:
+        """Have a link to a node that metadata names."""
+        new = node_id not in self._links
+        link = self._link(node_id)
+        link.add(address)
+        if new:
+            self._tasks.start_soon(self._keep, link)
+
+    async def _keep(self, link: Link) -> None:
+        """Hold a connection to one node, until its scope is cancelled."""
+        attempt = 0
+        with link.scope:
+            while True:
+                connection = link.connection or await self._reach(link)
+                started_at = anyio.current_time()
+                if connection is not None:
+                    link.connection, link.error = connection, None
+                    self._notify()
+                    try:
+                        await connection.run()
+                    finally:
+                        link.connection = None
+                    link.error = connection.error
+                    log.info("%s; connecting again", connection.error)
+                    for topic in self._topics:
+                        self.refresh(topic)
+                    self._notify()
+                if anyio.current_time() - started_at > self.options.back_off_max_s:
+                    attempt = (
+                        0  # it lived: a node that takes connections and drops them is not asked without pause
+                    )
+                await anyio.sleep(self.options.back_off_s(attempt))
+                attempt += 1
+
+    async def _reach(self, link: Link) -> Connection | None:
+        """Try each address of a node once, the one that worked last first."""
+        for address in list(link.addresses):
+            try:
+                connection = await self._open(address, self.options.timeout_s)
+            except SandqError as error:
+                link.error = error
+                continue
+            if connection.hello.node_id == link.node_id:
+                link.addresses.remove(address)
+                link.addresses.insert(0, address)
+                return connection
+            link.error = Unavailable(
+                f"{connection.address} is node {connection.hello.node_id}, not {link.node_id}"
+            )
+            connection.close()
+            await connection.run()
+        self._notify()
+        return None
+
+    # Metadata.
+
+    async def _refresh(self) -> None:
+        """Ask for wanted topics, one METADATA each, so that an unknown one spoils no other's answer."""
+        attempt = 0
+        while True:
+            if not self._wanted:
+                attempt = 0
+                with anyio.move_on_after(self.options.metadata_interval_s) as scope:
+                    await self._refresh_now.wait()
+                if scope.cancelled_caught:
+                    self._wanted.update(dict.fromkeys(self._topics))
+                    continue
+            topics, self._wanted = list(self._wanted), {}
+            connections = self.connections()
+            if not connections:
+                self._wanted.update(dict.fromkeys(topics))
+                await self._try_servers()
+            for topic in topics if connections else ():
+                if not await self._ask(connections[attempt % len(connections)], topic):
+                    self._wanted[topic] = None
+            self._notify()
+            # A pause also after an answer: somebody may ask in a loop until a leader is found.
+            await anyio.sleep(min(self.options.back_off_s(attempt), _ASK_AGAIN_S))
+            attempt += 1
+
+    async def _try_servers(self) -> None:
+        """No connection at all: nodes may have moved, so try the addresses that the client was given."""
+        for server in self._servers:
+            try:
+                await self._try_server(server)
+                return
+            except SandqError as error:
+                log.debug("%s", error)
+
+    async def _ask(self, connection: Connection, topic: str) -> bool:
+        """Whether there was an answer about the topic."""
+        try:
+            frame = await connection.call(Metadata([topic]).frame, timeout_s=self.options.timeout_s)
+            reply = MetadataReply.parse(frame)
+            found = [record for record in reply.topics if record.name == topic]
+            if not found:
+                raise NotFound(f"the answer about topic {topic!r} does not tell of it")
+        except (NotFound, InvalidRequest) as error:
+            self._serial += 1
+            self._topics[topic] = Known(None, error, self._serial)
+            return True
+        except SandqError as error:
+            log.debug("metadata of topic %s: %s", topic, error)
+            return False
+        self._serial += 1
+        self._topics[topic] = Known(found[0], None, self._serial)
+        self._update_nodes(reply)
+        return True
+
+    def _update_nodes(self, reply: MetadataReply) -> None:
+        for node in reply.nodes:
+            self._want(node.node_id, (node.host, node.port))
+        named = {node.node_id for node in reply.nodes}
+        for link in list(self._links.values()):
+            if link.node_id not in named and link.connection is None:
+                link.scope.cancel()
+                del self._links[link.node_id]

@@ -1,0 +1,323 @@
+"""One TCP connection to one node: request ids, replies, pushes, and everything that is queued sent in one go.
+
+Resource handling: `open` connects and says HELLO; `run` reads, writes and keeps alive until the connection
+is lost or closed, and closes the socket. When it returns, every request that had no answer has been told
+ConnectionLost. Error handling: nothing but SandqError comes out of here; a connection that broke is
+ConnectionLost, whatever the socket said. Replies are handed to callbacks, in the order in which they came:
+no task per request.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+import anyio.abc
+
+from sandq.client.options import Options, again
+from sandq.client.signals import Signal
+from sandq.model.errors import ClosedError, ConnectionLost, ProtocolError, SandqError, TimedOut
+from sandq.protocol.frames import PROTOCOL_VERSION, Frame, FrameReader, Type, decode_error
+from sandq.protocol.replies import HelloReply
+from sandq.protocol.requests import Hello, Ping
+
+log = logging.getLogger("sandq.client")
+
+RECEIVE_BYTES = 64 * 1024
+SEND_BYTES = 1024 * 1024
+_FIRST_REQUEST_ID = 1
+
+Build = Callable[[int], bytes]
+"""Makes a request's frame, given its request id."""
+OnReply = Callable[[Frame | SandqError], None]
+"""Takes the reply's frame, or the error that it was. What it raises closes the connection."""
+
+
+class Listener(Protocol):
+    """Takes what a node pushes for one subscription."""
+
+    def on_deliver(self, frame: Frame) -> None: ...
+
+    def on_end(self, error: SandqError) -> None: ...
+
+
+class Connection:
+    """See the module's docstring; made by `open`."""
+
+    def __init__(self, stream: anyio.abc.ByteStream, address: str, options: Options) -> None:
+        self.address = address
+        self.hello = HelloReply("", "", "", {}, 0)
+        self.listeners: dict[int, Listener] = {}
+        self.error: SandqError | None = None
+        self.lost = Signal()
+        self._options = options
+        self._stream = stream
+        self._reader = FrameReader()
+        self._next_id = _FIRST_REQUEST_ID
+        self._pending: dict[int, OnReply] = {}
+        self._out: list[bytes] = []
+        self._flushers: dict[Callable[[], None], None] = {}
+        self._wake_writer = Signal()
+        self._drained = Signal()
+        self._writing = False
+        self._received = 0  # counts what arrives: how keepalive sees life
+        self._clock_ms = 0.0
+        self._scope: anyio.CancelScope | None = None
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options
+    ) -> Connection:
+        """Connect and say HELLO. ConnectionLost when that fails or takes longer; WrongVersion and its like
+        pass.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        stream: anyio.abc.ByteStream | None = None
+        try:
+            with anyio.fail_after(timeout_s):
+                stream = await anyio.connect_tcp(host, port)
+                connection = cls(stream, address, options)
+                await connection._say_hello(client_name)
+                return connection
+        except TimeoutError:
+            error: SandqError = ConnectionLost(f"cannot connect to {address}: no answer in {timeout_s:g} s")
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError) as problem:
+            error = ConnectionLost(f"cannot connect to {address}: {_why(problem)}")
+        except SandqError as problem:
+            error = problem
+        except BaseException:
+            if stream is not None:
+                await anyio.aclose_forcefully(stream)
+            raise
+        if stream is not None:
+            await anyio.aclose_forcefully(stream)
+        raise error
+
+    async def _say_hello(self, client_name: str) -> None:
+        sent_at = anyio.current_time()
+        await self._stream.send(Hello(PROTOCOL_VERSION, client_name, {}).frame(self._next_id))
+        frames: list[Frame] = []
+        while not frames:
+            frames = self._reader.feed(await self._stream.receive(RECEIVE_BYTES))
+        frame, request_id = frames[0], self._next_id
+        self._next_id += 1
+        if frame[0] == Type.ERROR:
+            raise decode_error(frame)
+        if frame[:2] != [Type.REPLY, request_id] or len(frames) > 1:
+            raise ProtocolError(f"{self.address} does not answer HELLO as a sandq node does")
+        self.hello = HelloReply.parse(frame)
+        self._clock_ms = self.hello.now_ms - sent_at * 1000
+
+    # What others use.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be queued."""
+        return self.error is None
+
+    def new_id(self) -> int:
+        """An id that no request and no subscription of this connection has."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def server_ms(self) -> float:
+        """The node's time now, epoch milliseconds; at most a round trip ahead of it, never behind."""
+        return anyio.current_time() * 1000 + self._clock_ms
+
+    def local_time(self, server_ms: float) -> float:
+        """When it is `server_ms` on the node, on anyio's clock."""
+        return (server_ms - self._clock_ms) / 1000
+
+    def post(self, frame: bytes) -> None:
+        """Queue a frame that has no reply."""
+        if self.error is None:
+            self._out.append(frame)
+            self._wake_writer.set()
+
+    def request(self, build: Build, on_reply: OnReply) -> int:
+        """Queue a request; `on_reply` is called exactly once, later, unless `forget` comes first."""
+        if self.error is not None:
+            raise again(self.error)
+        request_id = self.new_id()
+        self._out.append(build(request_id))
+        self._pending[request_id] = on_reply
+        self._wake_writer.set()
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this reply any more."""
+        self._pending.pop(request_id, None)
+
+    def flush_soon(self, flusher: Callable[[], None]) -> None:
+        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks coalesce."""
+        if self.error is None:
+            self._flushers[flusher] = None
+            self._wake_writer.set()
+
+    async def call(self, build: Build, *, timeout_s: float = math.inf) -> Frame:
+        """Send a request and wait for its reply. TimedOut: the outcome is unknown."""
+        box: list[Frame | SandqError] = []
+        done = anyio.Event()
+
+        def on_reply(reply: Frame | SandqError) -> None:
+            box.append(reply)
+            done.set()
+
+        request_id = self.request(build, on_reply)
+        try:
+            with anyio.move_on_after(timeout_s):
+                await done.wait()
+        finally:
+            self.forget(request_id)
+        if not box:
+            raise TimedOut(f"{self.address} did not answer in {timeout_s:g} s; the outcome is unknown")
+        if isinstance(box[0], SandqError):
+            raise again(box[0])
+        return box[0]
+
+    def close(self, error: SandqError | None = None) -> None:
+        """Give the connection up; `run` returns."""
+        if self.error is None:
+            self.error = error or ClosedError(f"the connection to {self.address} was closed")
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def drain(self) -> None:
+        """Until everything queued has been handed to the socket, or the connection is lost."""
+        while self.error is None and (self._out or self._flushers or self._writing):
+            self._wake_writer.set()
+            await self._drained.wait()
+
+    # The tasks.
+
+    async def run(self) -> None:
+        """Serve the connection; returns when it is lost or closed. Only a bug raises."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._scope = tasks.cancel_scope
+                if self.error is not None:
+                    self._scope.cancel()
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._keep_alive)
+                await self._read()
+        finally:
+            if self.error is None:
+                self.error = ClosedError(f"the connection to {self.address} was closed")
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+            self._tell_all(self.error)
+
+    def _tell_all(self, error: SandqError) -> None:
+        self._out.clear()
+        self._flushers.clear()
+        pending, self._pending = self._pending, {}
+        for on_reply in pending.values():
+            on_reply(error)
+        listeners, self.listeners = self.listeners, {}
+        for listener in listeners.values():
+            listener.on_end(error)
+        self._drained.set()
+        self.lost.set()
+
+    async def _read(self) -> None:
+        stream, feed = self._stream, self._reader.feed
+        try:
+            while True:
+                data = await stream.receive(RECEIVE_BYTES)
+                self._received += 1
+                for frame in feed(data):
+                    self._dispatch(frame)
+        except anyio.EndOfStream:
+            self.close(ConnectionLost(f"{self.address} closed the connection"))
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as problem:
+            self.close(ConnectionLost(f"the connection to {self.address} broke: {_why(problem)}"))
+        except SandqError as problem:
+            log.warning("closing the connection to %s: %s", self.address, problem)
+            self.close(ConnectionLost(f"the connection to {self.address} was given up: {problem.message}"))
+
+    def _dispatch(self, frame: Frame) -> None:
+        kind, number = frame[0], frame[1]
+        if kind == Type.REPLY:
+            on_reply = self._pending.pop(number, None)
+            if on_reply is not None:
+                on_reply(frame)
+        elif kind == Type.DELIVER:
+            listener = self.listeners.get(number)
+            if listener is not None:
+                listener.on_deliver(frame)
+        elif kind == Type.ERROR:
+            error = decode_error(frame)
+            if number == 0:
+                raise error
+            if (on_reply := self._pending.pop(number, None)) is not None:
+                on_reply(error)
+            elif (listener := self.listeners.pop(number, None)) is not None:
+                listener.on_end(error)
+        else:
+            raise ProtocolError(f"{self.address} sent a frame of type {kind}, which a client never gets")
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if not self._out and not self._flushers:
+                    self._drained.set()
+                    await self._wake_writer.wait()
+                    # One more turn of the loop: what others do in it still goes out with this send.
+                    await anyio.lowlevel.checkpoint()
+                while self._flushers:
+                    flushers, self._flushers = self._flushers, {}
+                    for flusher in flushers:
+                        flusher()
+                self._writing = True
+                for piece in self._pieces():
+                    await self._stream.send(piece)
+                self._writing = False
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as problem:
+            self.close(ConnectionLost(f"the connection to {self.address} broke: {_why(problem)}"))
+
+    def _pieces(self) -> list[bytes]:
+        """What is queued, joined to sends of about 1 MiB (a larger frame by itself)."""
+        frames, self._out = self._out, []
+        if len(frames) == 1:
+            return frames
+        pieces: list[bytes] = []
+        start, size = 0, 0
+        for place, frame in enumerate(frames):
+            if size and size + len(frame) > SEND_BYTES:
+                pieces.append(b"".join(frames[start:place]))
+                start, size = place, 0
+            size += len(frame)
+        if frames:
+            pieces.append(b"".join(frames[start:]))
+        return pieces
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await anyio.sleep(self._options.keepalive_s)
+            seen, sent_at = self._received, anyio.current_time()
+            try:
+                frame = await self.call(Ping().frame, timeout_s=self._options.keepalive_timeout_s)
+            except TimedOut:
+                if self._received == seen:
+                    silent_s = self._options.keepalive_timeout_s
+                    self.close(ConnectionLost(f"{self.address} has been silent for {silent_s:g} s"))
+            except SandqError:
+                pass  # an answer all the same; a lost connection is noticed by the reader
+            else:
+                if len(frame) > 2 and type(frame[2]) is int:
+                    self._clock_ms = frame[2] - sent_at * 1000
+
+
+def _why(problem: BaseException) -> str:
+    """What went wrong, in words; the system's reason stands in the cause of anyio's errors."""
+    if isinstance(problem, anyio.EndOfStream):
+        return "it closed the connection"
+    cause: BaseException = problem.__cause__ or problem
+    if isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause) or type(cause).__name__

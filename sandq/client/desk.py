@@ -1,0 +1,448 @@
+"""Where a subscription settles the messages of one partition: acks, nacks and extensions, gathered and sent.
+
+What is queued leaves with the next send to the partition's leader, as few frames; what was not answered (the
+connection broke, the leader moved, overload) is queued again, for an ack repeated with its token is answered as the
+first time. It is given up, and said so, once `delivery_timeout` has passed and the lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+
+from sandq.client.cluster import Cluster
+from sandq.client.connection import Connection
+from sandq.client.leases import (
+    ACKED,
+    ACKING,
+    HELD,
+    LAPSED,
+    LOST,
+    NACKED,
+    NACKING,
+    SETTLING,
+    Chunk,
+    Lease,
+)
+from sandq.client.messages import Extension
+from sandq.client.options import again
+from sandq.client.signals import Signal
+from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import lost_ranges, results
+from sandq.protocol.requests import Ack, Extend, Nack
+
+log = logging.getLogger("sandq.client")
+
+FRAME_RANGES: Final = 16_384
+"""Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
+
+Part = tuple[Chunk, list[int]]
+NackKey = tuple[Lease, int | None, str | None]
+
+
+class Desk:
+    """One partition of one group, as one subscription sees it."""
+
+    def __init__(
+        self, cluster: Cluster, topic: str, partition: int, group_number: int, on_quiet: Signal, wake: Callable[[], None]
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.group_number = group_number
+        self.leases: dict[int, Lease] = {}
+        self._finished: OrderedDict[int, Lease] = OrderedDict()
+        self._cluster = cluster
+        self._options = cluster.options
+        self._quiet = on_quiet
+        self._wake = wake
+        self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
+        self._nacks: dict[NackKey, dict[Chunk, list[int]]] = {}
+        self._nacks_since: dict[NackKey, float] = {}
+        self._extensions: dict[Lease, list[Extension]] = {}
+        self._in_flight = 0
+        self._failures = 0
+        self._resume_at = -math.inf
+
+    # Leases.
+
+    def lease(self, token: int, attempt: int, expires_at: float) -> Lease:
+        """The lease of a token that was just pushed; one that had ended comes back."""
+        lease = self.leases.get(token) or self._finished.pop(token, None)
+        if lease is None:
+            lease = Lease(self, token, attempt, expires_at)
+        lease.expires_at = max(lease.expires_at, expires_at)
+        self.leases[token] = lease
+        return lease
+
+    def deliver(self, chunk: Chunk) -> list[int]:
+        """Take a chunk in; the positions that are new, which are held from now on."""
+        lease = chunk.lease
+        lease.filter_seen(chunk)
+        positions = chunk.positions(HELD)
+        chunk.held = chunk.unsettled = len(positions)
+        lease.held += len(positions)
+        lease.unsettled += len(positions)
+        if positions:
+            lease.chunks[chunk] = None
+        else:
+            self._finish(lease)
+        return positions
+
+    def _finish(self, lease: Lease) -> None:
+        """Nothing of the lease is left here; remember it for a while, for it may be pushed again."""
+        if lease.unsettled == 0 and self.leases.pop(lease.token, None) is not None:
+            self._finished[lease.token] = lease
+            while len(self._finished) > self._options.finished_leases:
+                self._finished.popitem(last=False)
+
+    def cut(self) -> None:
+        """The connection is gone: from now on look at what is pushed for what was pushed before."""
+        for lease in (*self.leases.values(), *self._finished.values()):
+            lease.recheck = True
+
+    def lapse(self, lease: Lease) -> None:
+        """Its deadline has passed: what is held of it is anybody's now."""
+        lease.lapsed = True
+        self._drop_held(lease, LAPSED)
+
+    def lose(self, lease: Lease) -> None:
+        """The broker said that the lease is over."""
+        lease.lost = True
+        self._drop_held(lease, LOST)
+
+    def _drop_held(self, lease: Lease, state: int) -> None:
+        for chunk in list(lease.chunks):
+            positions = chunk.positions(HELD)
+            for position in positions:
+                chunk.state[position] = state
+            self._leave_held(chunk, len(positions))
+            self._settled(chunk, len(positions))
+
+    def _leave_held(self, chunk: Chunk, count: int) -> None:
+        if count:
+            chunk.held -= count
+            chunk.lease.held -= count
+            chunk.session.give_back(count)
+
+    def _settled(self, chunk: Chunk, count: int) -> None:
+        chunk.unsettled -= count
+        lease = chunk.lease
+        lease.unsettled -= count
+        if not chunk.unsettled:
+            lease.chunks.pop(chunk, None)
+            self._finish(lease)
+
+    # What a message's methods do.
+
+    def ack(self, chunk: Chunk, position: int) -> None:
+        state = chunk.state[position]
+        if state == HELD:
+            self._leave_held(chunk, 1)
+        elif state == LAPSED:
+            self._unlapse(chunk)
+        elif state in (ACKING, ACKED):
+            return
+        else:
+            self._refuse(chunk, position, "ack")
+            return
+        chunk.state[position] = ACKING
+        chunk.queued.append(position)
+        if chunk not in self._dirty:
+            self._dirty[chunk] = anyio.current_time()
+            self.poke()
+
+    def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None:
+        state = chunk.state[position]
+        if state == HELD:
+            self._leave_held(chunk, 1)
+        elif state == LAPSED:
+            self._unlapse(chunk)
+        elif state in (NACKING, NACKED):
+            return
+        else:
+            self._refuse(chunk, position, "nack")
+            return
+        chunk.state[position] = NACKING
+        key = (chunk.lease, delay_ms, error)
+        self._nacks.setdefault(key, {}).setdefault(chunk, []).append(position)
+        self._nacks_since.setdefault(key, anyio.current_time())
+        self.poke()
+
+    def _unlapse(self, chunk: Chunk) -> None:
+        chunk.unsettled += 1
+        chunk.lease.unsettled += 1
+        chunk.lease.chunks[chunk] = None
+        self.leases[chunk.lease.token] = chunk.lease
+
+    def _refuse(self, chunk: Chunk, position: int, what: str) -> None:
+        if chunk.state[position] != LOST:
+            done = "acked" if chunk.state[position] in (ACKING, ACKED) else "nacked"
+            raise InvalidRequest(f"{what}: the message was {done} already")
+        chunk.errors.setdefault(position, self._lost(chunk.lease))
+
+    def extend(self, lease: Lease, lease_ms: int) -> Extension:
+        extension = Extension(lease_ms)
+        if lease.lost:
+            extension.finish(None, self._lost(lease))
+        else:
+            self._extensions.setdefault(lease, []).append(extension)
+            self.poke()
+        return extension
+
+    async def confirmed(self, chunk: Chunk, position: int) -> None:
+        """Until the ack or nack of a message was answered; raises what the answer was, if not yes."""
+        while chunk.state[position] in SETTLING:
+            event = chunk.events.get(position)
+            if event is None:
+                event = chunk.events[position] = anyio.Event()
+            await event.wait()
+        if chunk.state[position] == LOST:
+            raise again(chunk.errors.get(position) or self._lost(chunk.lease))
+
+    def _lost(self, lease: Lease) -> LeaseLost:
+        return LeaseLost(
+            f"topic {self.topic!r} partition {self.partition}: lease {'.'.join(map(str, lease.key))} is not held any more"
+        )
+
+    # Sending.
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is queued or unanswered."""
+        return not (self._dirty or self._nacks or self._extensions or self._in_flight)
+
+    def poke(self) -> None:
+        """Something is queued, or the leader may be there again: have it sent."""
+        if anyio.current_time() < self._resume_at:
+            self._wake()
+            return
+        connection = self._cluster.leader(self.topic, self.partition)
+        if connection is not None and (self._dirty or self._nacks or self._extensions):
+            connection.flush_soon(self._flush)
+
+    def next_time(self, now: float) -> float:
+        """When `poke` is due without any event."""
+        queued = self._dirty or self._nacks or self._extensions
+        return self._resume_at if queued and self._resume_at > now else math.inf
+
+    def _flush(self) -> None:
+        connection = self._cluster.leader(self.topic, self.partition)
+        if connection is None:
+            return
+        self._flush_acks(connection)
+        self._flush_nacks(connection)
+        self._flush_extensions(connection)
+
+    def _flush_acks(self, connection: Connection) -> None:
+        dirty, self._dirty = self._dirty, {}
+        by_lease: dict[Lease, list[Part]] = {}
+        for chunk in dirty:
+            by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
+            chunk.queued = []
+        since = min(dirty.values(), default=0.0)
+        rows = [([lease.token, _what(lease, parts)], parts) for lease, parts in by_lease.items()]
+        for items, settled in _frames(rows):
+            self._request(connection, Ack(self.group_number, self.partition, items).frame, settled, None, since)
+
+    def _flush_nacks(self, connection: Connection) -> None:
+        nacks, self._nacks = self._nacks, {}
+        sinces, self._nacks_since = self._nacks_since, {}
+        for key, chunks in nacks.items():
+            lease, delay_ms, error = key
+            parts = list(chunks.items())
+            rows = [([lease.token, _what(lease, parts), delay_ms, error], parts)]
+            for items, settled in _frames(rows):
+                frame = Nack(self.group_number, self.partition, items).frame
+                self._request(connection, frame, settled, key, sinces[key])
+
+    def _request(
+        self,
+        connection: Connection,
+        frame: Callable[[int], bytes],
+        settled: list[list[Part]],
+        nack: NackKey | None,
+        since: float,
+    ) -> None:
+        self._in_flight += 1
+        connection.request(frame, lambda reply: self._answered(settled, nack, since, reply))
+
+    def _answered(self, settled: list[list[Part]], nack: NackKey | None, since: float, reply: Frame | SandqError) -> None:
+        self._in_flight -= 1
+        try:
+            if isinstance(reply, SandqError):
+                self._failed(settled, nack, since, reply)
+                return
+            self._failures = 0
+            for parts, result in zip(settled, results(reply, len(settled)), strict=True):
+                self._settle(parts, NACKED if nack else ACKED, lost_ranges(result))
+        except ProtocolError as error:
+            self._give_up(settled, error)
+            raise
+        finally:
+            if self.is_quiet:
+                self._quiet.set()
+
+    def _settle(self, parts: list[Part], state: int, lost: list[tuple[bytes, int]] | None) -> None:
+        """One item was answered: `lost` as `lost_ranges` gives it."""
+        lost_count = 0
+        for chunk, positions in parts:
+            gone = set() if lost is None else chunk.within(lost) if lost else set(positions)
+            for position in positions:
+                chunk.state[position] = LOST if position in gone else state
+            if gone:
+                lost_count += self._report_lost(chunk, [position for position in positions if position in gone])
+            self._settled(chunk, len(positions))
+            self._wake_waiters(chunk, positions)
+        if lost == []:
+            self.lose(parts[0][0].lease)
+        if lost_count:
+            verb = "nacks" if state == NACKED else "acks"
+            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", self.topic, self.partition,
+                        lost_count, verb)  # fmt: skip
+
+    def _report_lost(self, chunk: Chunk, positions: list[int]) -> int:
+        """How many of these nobody awaits; those who do get their error."""
+        for position in positions:
+            if position in chunk.events:
+                chunk.errors[position] = self._lost(chunk.lease)
+        return sum(1 for position in positions if position not in chunk.events)
+
+    def _wake_waiters(self, chunk: Chunk, positions: list[int]) -> None:
+        if chunk.events:
+            for position in positions:
+                event = chunk.events.pop(position, None)
+                if event is not None:
+                    event.set()
+
+    def _failed(self, settled: list[list[Part]], nack: NackKey | None, since: float, error: SandqError) -> None:
+        """A whole request failed: queue it again, or give it up."""
+        now = anyio.current_time()
+        lease = settled[0][0][0].lease
+        late = now - since > self._options.delivery_timeout_s and now > lease.expires_at
+        if not error.retriable or late:
+            self._give_up(settled, error)
+            return
+        for parts in settled:
+            for chunk, positions in parts:
+                if nack is None:
+                    chunk.queued.extend(positions)
+                    self._dirty[chunk] = min(since, self._dirty.get(chunk, since))
+                else:
+                    self._nacks.setdefault(nack, {}).setdefault(chunk, []).extend(positions)
+                    self._nacks_since[nack] = min(since, self._nacks_since.get(nack, since))
+        self._pause(error)
+
+    def _pause(self, error: SandqError) -> None:
+        log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
+        self._resume_at = anyio.current_time() + self._options.back_off_s(self._failures)
+        self._failures += 1
+        if error.code not in ("OVERLOADED", "TIMED_OUT"):
+            self._cluster.refresh(self.topic)
+        self._wake()
+
+    def _give_up(self, settled: list[list[Part]], error: SandqError) -> None:
+        count = 0
+        for parts in settled:
+            for chunk, positions in parts:
+                count += sum(1 for position in positions if position not in chunk.events)
+                for position in positions:
+                    chunk.state[position] = LOST
+                    chunk.errors[position] = error
+                self._settled(chunk, len(positions))
+                self._wake_waiters(chunk, positions)
+        if count:
+            log.warning("topic %s partition %d: %d acks or nacks failed: %s", self.topic, self.partition, count, error)
+
+    def give_up_all(self, error: SandqError) -> None:
+        """The subscription is over: what is still queued will not be sent."""
+        dirty, self._dirty = self._dirty, {}
+        nacks, self._nacks = self._nacks, {}
+        extensions, self._extensions = self._extensions, {}
+        for chunk in dirty:
+            positions, chunk.queued = chunk.queued, []
+            self._give_up([[(chunk, positions)]], error)
+        for chunks in nacks.values():
+            self._give_up([list(chunks.items())], error)
+        for waiting in extensions.values():
+            for extension in waiting:
+                extension.finish(None, again(error))
+
+    # Extensions.
+
+    def _flush_extensions(self, connection: Connection) -> None:
+        extensions, self._extensions = self._extensions, {}
+        if extensions:
+            # Several of one lease: the last word counts, and all of them get its answer.
+            items = [[lease.token, waiting[-1].lease_ms] for lease, waiting in extensions.items()]
+            self._in_flight += 1
+            connection.request(
+                Extend(self.group_number, self.partition, items).frame,
+                lambda reply: self._extended(connection, extensions, reply),
+            )
+
+    def _extended(
+        self, connection: Connection, extensions: dict[Lease, list[Extension]], reply: Frame | SandqError
+    ) -> None:
+        self._in_flight -= 1
+        if isinstance(reply, SandqError):
+            if reply.retriable:
+                now = anyio.current_time()
+                for lease, waiting in extensions.items():
+                    if now < lease.expires_at:
+                        self._extensions.setdefault(lease, [])[:0] = waiting
+                    else:
+                        self._finish_extensions(lease, waiting, None, reply)
+                self._pause(reply)
+            else:
+                for lease, waiting in extensions.items():
+                    self._finish_extensions(lease, waiting, None, reply)
+        else:
+            for (lease, waiting), deadline_ms in zip(
+                extensions.items(), results(reply, len(extensions)), strict=True
+            ):
+                if type(deadline_ms) is int:
+                    lease.expires_at = connection.local_time(deadline_ms)
+                    self._finish_extensions(lease, waiting, deadline_ms, None)
+                else:
+                    self.lose(lease)
+                    self._finish_extensions(lease, waiting, None, self._lost(lease))
+        if self.is_quiet:
+            self._quiet.set()
+        self._wake()
+
+    def _finish_extensions(
+        self, lease: Lease, waiting: list[Extension], deadline_ms: int | None, error: SandqError | None
+    ) -> None:
+        lease.extending = False
+        if error is not None:
+            log.warning("topic %s partition %d: a lease was not extended: %s", self.topic, self.partition, error)
+        for extension in waiting:
+            extension.finish(deadline_ms, error and again(error))
+
+
+def _what(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
+    """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
+    count = sum(len(positions) for _, positions in parts)
+    if lease.complete and not lease.lapsed and count == lease.unsettled:
+        return None
+    return [row for chunk, positions in parts for row in chunk.ranges(positions)]
+
+
+def _frames(rows: list[tuple[list[Any], list[Part]]]) -> list[tuple[list[list[Any]], list[list[Part]]]]:
+    """Items and their parts, cut into frames of about FRAME_RANGES ranges."""
+    frames: list[tuple[list[list[Any]], list[list[Part]]]] = []
+    ranges = FRAME_RANGES
+    for item, parts in rows:
+        if ranges >= FRAME_RANGES:
+            frames.append(([], []))
+            ranges = 0
+        ranges += len(item[1] or (None,))
+        frames[-1][0].append(item)
+        frames[-1][1].append(parts)
+    return frames

@@ -1,0 +1,73 @@
+"""The named limits and times of a client, and its back-off."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from sandq.model.errors import InvalidRequest, SandqError
+
+DEFAULT_PORT = 7170
+DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What bounds a client. Times are seconds, for anyio's clock."""
+
+    # Connecting, and the answer to a request that is not a produce or an ack.
+    timeout_s: float = 10.0
+    # A produce or a queued ack is tried again for this long; then it fails with the last error.
+    delivery_timeout_s: float = 120.0
+
+    # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
+    back_off_first_s: float = 0.05
+    back_off_max_s: float = 2.0
+
+    # A PING every so often; when nothing at all came for the second time, the connection is given up.
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 10.0
+    # Metadata is asked for again without any reason, so that new partitions and leaders are found.
+    metadata_interval_s: float = 30.0
+
+    # A producer's batches, per partition; what is buffered or unanswered, over all of them.
+    linger_s: float = 0.002
+    batch_messages: int = 1000
+    batch_bytes: int = 256 * 1024
+    buffer_bytes: int = 32 * 1024 * 1024
+    in_flight_batches: int = 5  # the broker remembers the last five of a producer and partition
+
+    # Leaving a subscription or a client: for queued acks to be confirmed, or to be sent when it is being
+    # cancelled.
+    close_timeout_s: float = 5.0
+    cancel_timeout_s: float = 1.0
+
+    # Leases that ended, remembered so that what a broker pushes twice is seen once.
+    finished_leases: int = 1000
+
+    def back_off_s(self, attempt: int) -> float:
+        """The pause after failure number `attempt` (from 0), with jitter."""
+        longest = min(self.back_off_max_s, self.back_off_first_s * 2.0 ** min(attempt, 30))
+        return longest * random.uniform(0.5, 1.0)
+
+
+def parse_server(text: str) -> tuple[str, int]:
+    """`(host, port)` of "host", "host:port" or "[::1]:port"; InvalidRequest otherwise."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f'a server is text like "127.0.0.1:7170", not {type(text).__name__}')
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
+        host, port = text, str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidRequest(f"{text!r} is not a server: HOST:PORT is expected")
+    return host, int(port)
+
+
+def again(error: SandqError, message: str | None = None) -> SandqError:
+    """The same error once more, to be raised by itself (an exception raised twice would gather both
+    tracebacks).
+    """
+    copy = type(error)(error.message if message is None else message, **error.details)
+    copy.code, copy.retriable, copy.http_status = error.code, error.retriable, error.http_status
+    return copy

@@ -1,0 +1,388 @@
+"""A producer: messages go into batches, batches to their partitions' leaders, receipts tell the outcome."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from sandq.client.batching import (
+    MESSAGE_OVERHEAD_BYTES,
+    Batch,
+    Checks,
+    Headers,
+    Kind,
+    Receipt,
+    Receipts,
+    Value,
+    refuse_later,
+    time_of,
+)
+from sandq.client.cluster import Cluster
+from sandq.client.lanes import Lane
+from sandq.client.options import again
+from sandq.client.signals import Signal
+from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
+from sandq.model.partitioning import partition_for
+from sandq.model.times import Duration, Instant
+
+log = logging.getLogger("sandq.client")
+
+_PRODUCER_ID_BITS = 63
+
+
+class Producer:
+    """Sends messages to one topic; made by `client.producer(topic)` and used as an async context manager.
+
+    Resource handling: leaving the block sends what is left and waits until all of it is stored or has
+    failed; what failed and was not raised through a receipt is raised then. When the block is left by
+    cancellation, what is not confirmed yet is given up with a warning: it may or may not be stored. Error
+    handling: `send` raises at once what is wrong with the message itself. What goes wrong later is raised
+    by its receipt: retriable errors only after `delivery_timeout`, and then the message says whether the
+    outcome is unknown. Messages of one partition are stored in the order of their `send`, except that
+    those with and those without a time travel in batches apart.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        tasks: anyio.abc.TaskGroup,
+        topic: str,
+        *,
+        linger_s: float,
+        keep_failures: bool = True,
+    ) -> None:
+        self.topic = topic
+        self._cluster = cluster
+        self._tasks = tasks
+        self._options = replace(cluster.options, linger_s=linger_s)
+        self._checks = Checks(cluster.limits)
+        self._batch_bytes = min(self._options.batch_bytes, self._checks.batch_bytes // 2)
+        self._producer_id = random.getrandbits(_PRODUCER_ID_BITS) | 1
+        self._partitions = 0
+        self._lanes: dict[int, Lane] = {}
+        self._busy: dict[Lane, None] = {}
+        self._sticky: dict[Kind, int] = {}
+        self._turn = random.randrange(4096)
+        self._buffered_bytes = 0
+        self._outstanding = 0  # batches that are not done
+        self._keep_failures = keep_failures
+        self._failed: list[Batch] = []
+        self._wake = Signal()
+        self._room = Signal()
+        self._idle = Signal()
+        self._scope = anyio.CancelScope()
+        self._is_open = False
+        self._entered = False
+
+    async def __aenter__(self) -> Producer:
+        if self._entered:
+            raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
+        self._entered = True
+        record = await self._cluster.topic(self.topic)
+        self._partitions = len(record.partitions)
+        self._cluster.on_change[self._wake.set] = None
+        self._tasks.start_soon(self._run)
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        self._room.set()
+        try:
+            if error is None or isinstance(error, Exception):
+                await self._drain()
+        finally:
+            self._stop()
+        failure = self._failure()
+        if failure is not None:
+            if error is None:
+                raise failure
+            log.warning("topic %s: %s", self.topic, failure)
+            error.add_note(f"Besides: {failure.message}")
+
+    async def send(
+        self,
+        value: Value,
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        partition: int | None = None,
+        **later: object,
+    ) -> Receipt:
+        """Put a message into the next batch; waits only while the buffer is full.
+
+        `deliver_at` is an instant, `delay` is counted from the moment the broker stores the message;
+        without both it is delivered at once. Messages of one key go to one partition; without key and
+        partition, to any.
+        """
+        if later:
+            refuse_later(later)
+        if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
+            await self._wait_for_room()
+        kind, time = (
+            time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (Kind.NOW, 0)
+        )
+        checks = self._checks
+        data, key_bytes = checks.value(value), checks.key(key) if key is not None else None
+        packed = checks.headers(headers) if headers else None
+        batch, position, sealed = self._add(data, key_bytes, packed, kind, time, partition)
+        if sealed:
+            await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
+        return Receipt(batch, position)
+
+    async def send_many(
+        self,
+        messages: Iterable[Value | Mapping[str, Any]],
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        partition: int | None = None,
+        **later: object,
+    ) -> Receipts:
+        """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
+
+        The options given here hold for values and for what a mapping does not name. A mistake in one
+        raises at once, naming its place; those before it are sent all the same.
+        """
+        common = {
+            "key": key,
+            "headers": headers,
+            "deliver_at": deliver_at,
+            "delay": delay,
+            "partition": partition,
+        }
+        refuse_later(later)
+        checks = self._checks
+        kind, time = time_of(deliver_at, delay)
+        key_bytes, packed = checks.key(key), checks.headers(headers)
+        receipts = Receipts()
+        place = 0
+        try:
+            for place, message in enumerate(messages):  # noqa: B007 - named in the error
+                if isinstance(message, Mapping):
+                    receipt = await self._send_mapping(message, common)
+                    receipts.add(receipt._batch, receipt._position)
+                    continue
+                if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
+                    await self._wait_for_room()
+                data = checks.value(message)
+                batch, position, sealed = self._add(data, key_bytes, packed, kind, time, partition)
+                receipts.add(batch, position)
+                if sealed:
+                    await anyio.lowlevel.checkpoint()
+        except InvalidRequest as error:
+            raise again(error, f"message {place} of send_many: {error.message}") from None
+        return receipts
+
+    async def flush(self) -> None:
+        """Send what is buffered and wait until all of it is stored; raises what failed and was not raised
+        yet.
+        """
+        self._check_open()
+        await self._drain()
+        failure = self._failure()
+        if failure is not None:
+            raise failure
+
+    # Below: how.
+
+    async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
+        if "value" not in message:
+            raise InvalidRequest('a message given as a mapping needs a "value"')
+        given = {name: value for name, value in message.items() if value is not None}
+        if "delay" in given or "deliver_at" in given:
+            common = {**common, "delay": None, "deliver_at": None}
+        arguments = {**common, **given}
+        return await self.send(arguments.pop("value"), **arguments)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError(
+                f"the producer of topic {self.topic!r} is closed"
+                if self._entered
+                else "a producer is used as `async with client.producer(topic) as producer:`"
+            )
+
+    async def _wait_for_room(self) -> None:
+        self._check_open()
+        while self._buffered_bytes >= self._options.buffer_bytes:
+            self._seal_all()
+            await self._room.wait()
+            self._check_open()
+
+    def _place(self, key: bytes | None, kind: Kind, partition: int | None) -> int:
+        """The partition of a message."""
+        if partition is not None:
+            if type(partition) is not int:
+                raise InvalidRequest(f"partition: int is expected, not {type(partition).__name__}")
+            if not 0 <= partition < self._partitions:
+                raise UnknownPartition(
+                    f"topic {self.topic!r} has partitions 0..{self._partitions - 1}, there is no {partition}"
+                )
+            return partition
+        if key is not None:
+            return partition_for(key, self._partitions)
+        sticky = self._sticky.get(kind)
+        if sticky is None:
+            sticky = self._sticky[kind] = self._next_partition()
+        return sticky
+
+    def _next_partition(self) -> int:
+        """The next in turn; one where nothing is stuck, if there is one."""
+        for _ in range(self._partitions):
+            self._turn += 1
+            lane = self._lanes.get(self._turn % self._partitions)
+            if lane is None or not lane.stuck:
+                break
+        return self._turn % self._partitions
+
+    def _add(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: bytes | None,
+        kind: Kind,
+        time: int,
+        partition: int | None,
+    ) -> tuple[Batch, int, bool]:
+        """Batch and position of the message, and whether a batch was sealed."""
+        place = self._place(key, kind, partition)
+        lane = self._lanes.get(place)
+        if lane is None:
+            lane = self._lanes[place] = Lane(
+                self._cluster, self._options, self.topic, place, self._producer_id, self._on_answer
+            )
+        size = len(value) + MESSAGE_OVERHEAD_BYTES
+        if key is not None:
+            size += len(key)
+        if headers is not None:
+            size += len(headers)
+        sealed = False
+        batch = lane.open.get(kind)
+        if batch is not None and batch.size_bytes + size > self._batch_bytes:
+            self._seal(lane, kind)
+            batch, sealed = None, True
+        if batch is None:
+            batch = lane.open[kind] = Batch(kind, place, anyio.current_time())
+            self._busy[lane] = None
+            self._outstanding += 1
+            self._wake.set()
+        position = len(batch.values)
+        batch.values.append(value)
+        batch.keys.append(key)
+        batch.headers.append(headers)
+        if kind is not Kind.NOW:
+            batch.times.append(time)
+        batch.size_bytes += size
+        self._buffered_bytes += size
+        if position + 1 >= self._options.batch_messages:
+            self._seal(lane, kind)
+            sealed = True
+        return batch, position, sealed
+
+    def _seal(self, lane: Lane, kind: Kind) -> None:
+        lane.seal(kind)
+        if self._sticky.get(kind) == lane.partition:
+            del self._sticky[kind]
+        lane.pump(anyio.current_time())
+
+    def _seal_all(self) -> None:
+        for lane in list(self._busy):
+            for kind in list(lane.open):
+                self._seal(lane, kind)
+
+    def _on_answer(self, lane: Lane, batch: Batch) -> None:
+        """A batch is done, or came back."""
+        if not batch.done:
+            self._wake.set()  # a pause has begun
+            return
+        self._outstanding -= 1
+        self._buffered_bytes -= batch.size_bytes
+        if batch.error is not None and self._keep_failures:
+            self._failed.append(batch)
+        self._room.set()
+        if not self._outstanding:
+            self._idle.set()
+        if lane.idle:
+            self._busy.pop(lane, None)
+        else:
+            lane.pump(anyio.current_time())
+
+    async def _drain(self) -> None:
+        self._seal_all()
+        while self._outstanding:
+            await self._idle.wait()
+            self._seal_all()
+
+    async def _run(self) -> None:
+        with self._scope:
+            while True:
+                due_at = self._tick(anyio.current_time())
+                await self._wake.wait(due_at - anyio.current_time())
+
+    def _tick(self, now: float) -> float:
+        """Seal, send and expire what is due; when to look again."""
+        record = self._cluster.record(self.topic)
+        if record is not None:
+            self._partitions = len(record.partitions)
+        due_at = math.inf
+        for lane in list(self._busy):
+            for kind in [
+                kind for kind, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now
+            ]:
+                self._seal(lane, kind)
+            lane.expire(now)
+            lane.pump(now)
+            due_at = min(due_at, lane.next_time(now))
+        return due_at
+
+    def _stop(self) -> None:
+        """End the task; give up what is not done (after cancellation)."""
+        self._scope.cancel()
+        self._cluster.on_change.pop(self._wake.set, None)
+        if self._outstanding:
+            messages = sum(lane.unconfirmed for lane in self._busy)
+            log.warning(
+                "topic %s: left with %d messages not confirmed; they may be stored", self.topic, messages
+            )
+            for lane in list(self._busy):
+                lane.abandon(_given_up)
+            self._failed.clear()
+
+    def _failure(self) -> SandqError | None:
+        """One error for all that failed and was not raised yet."""
+        failed, self._failed = [batch for batch in self._failed if batch.raised < len(batch)], []
+        if not failed:
+            return None
+        first = failed[0].error
+        assert first is not None
+        messages = sum(len(batch) - batch.raised for batch in failed)
+        unknown = sum(len(batch) - batch.raised for batch in failed if batch.unknown)
+        text = first.message
+        if messages > 1:
+            maybe = f" (the outcome of {unknown} is unknown)" if unknown else ""
+            text = f"{messages} messages to topic {self.topic!r} were not produced{maybe}; the first: {text}"
+        failure = again(first, text)
+        for other in {str(batch.error): batch.error for batch in failed[1:]}.values():
+            if other is not None and str(other) != str(first):
+                failure.add_note(f"{other.code}: {other.message}")
+        return failure
+
+
+def _given_up(batch: Batch) -> SandqError:
+    maybe = "it may have been stored" if batch.unknown else "it was not sent"
+    return ClosedError(f"the producer was left before the message was confirmed: {maybe}")

@@ -1,0 +1,171 @@
+"""Loading a node's configuration: a YAML file, the environment over it, and every mistake with its place.
+
+`SANDQ_NODE__ID=node2` sets `node.id`: two underscores stand for the dot. Lists are written with commas, or as
+YAML (`[a:1, b:2]`). A `SANDQ_` name that means nothing is a mistake like any other. Mistakes look like
+
+    bad.yaml:7:5: cluster.peers.0.hostt: unknown key; did you mean 'host'?
+
+This module's `read_text` is the only access to a file in the pure floors.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sandq.model import schema, yaml_marks
+from sandq.model.config_schema import Address, NodeConfig
+from sandq.model.errors import ConfigError
+
+__all__ = ["Address", "NodeConfig", "environment_names", "load_config"]
+
+ENV_PREFIX = "SANDQ_"
+
+_Keys = tuple[str | int, ...]
+
+
+def load_config(path: str | Path | None, environ: Mapping[str, str]) -> NodeConfig:
+    """The configuration of a node: of the file at `path`, and of `environ` over it.
+
+    Without a file: one node, `node1`, that founds its own cluster, with its data in ./sandq-data. Raises
+    ConfigError with every mistake, one in a line, and as a list in `details["mistakes"]`.
+    """
+    draft = _Draft(None if path is None else str(path))
+    if path is not None:
+        draft.read(_read(Path(path)))
+    draft.override(environ)
+    if path is None:
+        cluster = draft.section("cluster")
+        if not cluster.keys() & {"seeds", "peers", "bootstrap"}:
+            cluster["bootstrap"] = True
+    draft.section("cluster")
+    try:
+        config = NodeConfig.model_validate(draft.values)
+    except ValidationError as error:
+        draft.found(schema.mistakes_of(error, NodeConfig))
+    if draft.mistakes:
+        lines = [line for _, line in sorted(draft.mistakes)]
+        raise ConfigError("\n".join(lines), mistakes=lines)
+    return config
+
+
+def environment_names() -> list[str]:
+    """Every variable that `load_config` knows, sorted."""
+    return sorted(_known_names())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8: byte {error.start}") from None
+
+
+def _known_names() -> dict[str, tuple[str, ...]]:
+    """Variable -> path of keys, of every key that is not a section."""
+    names: dict[str, tuple[str, ...]] = {}
+    for section in schema.keys_of(NodeConfig):
+        model = schema.model_at(NodeConfig, (section,))
+        paths = [(section,)] if model is None else [(section, key) for key in schema.keys_of(model)]
+        for path in paths:
+            names[ENV_PREFIX + "__".join(path).upper()] = path
+    return names
+
+
+@dataclass
+class _Draft:
+    """Values on their way to a configuration, where each came from, and the mistakes as (place, line)."""
+
+    file: str | None
+    values: dict[str, Any] = field(default_factory=dict)
+    marked: yaml_marks.Marked = field(default_factory=yaml_marks.Marked)
+    variables: dict[_Keys, str] = field(default_factory=dict)
+    mistakes: list[tuple[tuple[int, int], str]] = field(default_factory=list)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The mapping of a section, made when absent; an empty one when something else is in its place."""
+        if self.values.get(name) is None:
+            self.values[name] = {}
+        section = self.values[name]
+        return section if isinstance(section, dict) else {}
+
+    def read(self, text: str) -> None:
+        """Take the values of a YAML text."""
+        self.marked = yaml_marks.load(text)
+        value = self.marked.value
+        if isinstance(value, dict):
+            self.values = value
+        elif value is not None:
+            found = yaml_marks.Found(yaml_marks.Place(1, 1), (), "a mapping of sections is expected")
+            self.marked.mistakes.append(found)
+        for place, path, what in self.marked.mistakes:
+            self._add(place, self._line(place, schema.Mistake(path, what)))
+        for name, section in list(self.values.items()):
+            if section is None and schema.model_at(NodeConfig, (name,)) is not None:
+                self.values[name] = {}  # a section whose keys are all commented out
+
+    def override(self, environ: Mapping[str, str]) -> None:
+        """Lay the variables over the values."""
+        known = _known_names()
+        for variable in sorted(environ):
+            if not variable.startswith(ENV_PREFIX):
+                continue
+            path = known.get(variable)
+            if path is None:
+                close = difflib.get_close_matches(variable, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                self._add((0, 0), f"environment {variable}: no such setting{hint}")
+                continue
+            self.variables[path] = variable
+            value = self._variable(variable, path, environ[variable])
+            if len(path) == 1:
+                self.values[path[0]] = value
+            else:
+                self.section(path[0])[path[1]] = value
+
+    def _variable(self, variable: str, path: _Keys, text: str) -> object:
+        if not text.startswith(("[", "{")) or path == ("node", "data_dir"):
+            return text
+        marked = yaml_marks.load(text)
+        for _, _, what in marked.mistakes:
+            self._add((0, 0), f"environment {variable}: {'.'.join(map(str, path))}: {what}")
+        return marked.value
+
+    def found(self, mistakes: Iterable[schema.Mistake]) -> None:
+        """Note mistakes in the values, unless the YAML there is a mistake already."""
+        rotten = [path for _, path, _ in self.marked.mistakes]
+        for mistake in mistakes:
+            keys = mistake.where
+            if any(keys[: len(path)] == path for path in rotten):
+                continue
+            variable = self.variables.get(keys[:2]) or self.variables.get(keys[:1])
+            if variable is not None:
+                self._add((0, 0), f"environment {variable}: {mistake}")
+            elif self.file is None:
+                self._add((0, 0), str(mistake))
+            else:
+                place = self._place(mistake)
+                self._add(place, self._line(place, mistake))
+
+    def _place(self, mistake: schema.Mistake) -> yaml_marks.Place:
+        """Where it stands in the file; of what is not there, where the mapping that lacks it stands."""
+        if mistake.key_is_wrong and mistake.where in self.marked.keys:
+            return self.marked.keys[mistake.where]
+        for length in range(len(mistake.where), -1, -1):
+            place = self.marked.values.get(mistake.where[:length])
+            if place is not None:
+                return place
+        return yaml_marks.Place(1, 1)
+
+    def _line(self, place: yaml_marks.Place, mistake: schema.Mistake) -> str:
+        return f"{self.file}:{place.line}:{place.column}: {mistake}"
+
+    def _add(self, place: tuple[int, int], line: str) -> None:
+        self.mistakes.append((place, line))

@@ -1,0 +1,252 @@
+"""The configuration of a node: every key, its range and its default.
+
+    node     {id, data_dir, advertise_host, zone}             who this node is
+    listen   {client, http, peer, gossip}                     where it listens, "host:port"
+    cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
+    storage  {segment_bytes, checkpoint_bytes, checkpoint_interval}
+    clock    {max_drift, slew_ppm}
+    limits   {any field of limits.Limits}
+    delivery {lease_ahead}
+    shutdown_grace
+
+Checks that need two keys hang on the later one as a field validator, so that they are told together with all
+others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+
+from sandq.model import schema
+from sandq.model.limits import DEFAULT, Limits
+
+_DAY_MS = 86_400_000
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_ADDRESS = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([0-9A-Za-z._-]+)):([0-9]{1,5})")
+_EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Address(NamedTuple):
+    """A host (name or IP address, without brackets) and a TCP or UDP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Of "host:port" or "[IPv6]:port"; pydantic's custom error otherwise."""
+        if isinstance(text, cls):
+            return text
+        match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+        if match is None or int(match[3]) > 65535:
+            raise schema.mistake(f'{text!r:.60} is not an address: "host:port" or "[IPv6]:port" is expected')
+        return cls(match[1] or match[2], int(match[3]))
+
+
+def _some_port(address: Address) -> Address:
+    if address.port == 0:
+        raise schema.mistake(f"{address} has no port to connect to")
+    return address
+
+
+def _split(value: object) -> object:
+    """A list may be written as text with commas, as an environment variable must be."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise schema.mistake(f"text is expected, not {value!r:.60}")
+    return value
+
+
+_ListenAddress = Annotated[Address, PlainValidator(Address.parse)]
+_PeerAddress = Annotated[Address, PlainValidator(lambda value: _some_port(Address.parse(value)))]
+_FilePath = Annotated[Path, BeforeValidator(_text)]
+
+
+class NodeSection(schema.Section):
+    """Who this node is."""
+
+    id: Annotated[str, schema.name("node")] = "node1"
+    data_dir: _FilePath = Path("sandq-data")
+    advertise_host: Annotated[str | None, BeforeValidator(_text)] = None
+    zone: Annotated[str, schema.name("zone")] = "default"
+
+
+class ListenSection(schema.Section):
+    """Where this node listens. Port 0: any free one."""
+
+    client: _ListenAddress = Address("127.0.0.1", 7170)
+    http: _ListenAddress = Address("127.0.0.1", 2108)
+    peer: _ListenAddress = Address("127.0.0.1", 9190)
+    gossip: _ListenAddress = Address("127.0.0.1", 9900)
+
+    @field_validator("client", "http", "peer", "gossip")
+    @classmethod
+    def _not_twice(cls, address: Address, info: ValidationInfo) -> Address:
+        for name, other in info.data.items():
+            if address == other and address.port:
+                raise schema.mistake(f"{address} is the address of listen.{name} already")
+        return address
+
+
+class PeerSection(schema.Section):
+    """Another node, of `membership: static`."""
+
+    id: Annotated[str, schema.name("node")]
+    peer: _PeerAddress
+    client: _PeerAddress
+    http: _PeerAddress
+
+
+class ClusterSection(schema.Section):
+    """How this node finds the others, and whether it may found the cluster."""
+
+    name: Annotated[str, schema.name("cluster")] = "sandq"
+    membership: Literal["gossip", "static"] = "gossip"
+    seeds: Annotated[list[_PeerAddress], BeforeValidator(_split)] = Field(default=[], validate_default=True)
+    peers: list[PeerSection] = Field(default=[], validate_default=True)
+    secret_file: Annotated[Path | None, BeforeValidator(_text)] = None
+    reassign_after_ms: Annotated[int, schema.duration(1000, 7 * _DAY_MS)] = Field(
+        default=300_000, alias="reassign_after"
+    )
+    # Last, so that its validator sees the seeds and the peers.
+    bootstrap: bool = Field(default=False, validate_default=True)
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_of_gossip(cls, seeds: list[Address], info: ValidationInfo) -> list[Address]:
+        if seeds and info.data.get("membership") == "static":
+            raise schema.mistake("seeds are of membership: gossip; with static, name the peers")
+        return seeds
+
+    @field_validator("peers")
+    @classmethod
+    def _peers_of_static(cls, peers: list[PeerSection], info: ValidationInfo) -> list[PeerSection]:
+        if peers and info.data.get("membership") == "gossip":
+            raise schema.mistake("peers are of membership: static; with gossip, name the seeds")
+        ids = [peer.id for peer in peers]
+        twice = sorted({peer for peer in ids if ids.count(peer) > 1})
+        if twice:
+            raise schema.mistake(f"there twice: {', '.join(twice)}")
+        return peers
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _a_way_to_begin(cls, bootstrap: bool, info: ValidationInfo) -> bool:
+        known = info.data
+        if bootstrap or "seeds" not in known or "peers" not in known or known["seeds"] or known["peers"]:
+            return bootstrap
+        others = "peers" if known.get("membership") == "static" else "seeds"
+        raise schema.mistake(
+            f"neither bootstrap nor {others}: "
+            f"say bootstrap: true to found a cluster, or name the {others} of one to join"
+        )
+
+
+class StorageSection(schema.Section):
+    """The write-ahead log and its checkpoints."""
+
+    segment_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 64 * _MIB
+    checkpoint_bytes: Annotated[int, schema.size(64 * _KIB, 16 * _GIB)] = 64 * _MIB
+    checkpoint_interval_ms: Annotated[int, schema.duration(1000, _DAY_MS)] = Field(
+        default=60_000, alias="checkpoint_interval"
+    )
+
+
+class ClockSection(schema.Section):
+    """The guarded clock."""
+
+    max_drift_ms: Annotated[int, schema.duration(1, 3_600_000)] = Field(default=500, alias="max_drift")
+    slew_ppm: Annotated[int, schema.integer(1, 100_000)] = 500
+
+
+class DeliverySection(schema.Section):
+    """How messages are handed out."""
+
+    lease_ahead_ms: Annotated[int, schema.duration(0, 50)] = Field(default=5, alias="lease_ahead")
+
+
+# What formats allow at most, whatever the configuration says.
+_LIMIT_BOUNDS = {
+    "batch_messages": DEFAULT.batch_messages,
+    "entry_messages": DEFAULT.entry_messages,
+    "entry_grants": DEFAULT.entry_grants,
+    "partitions_per_topic": DEFAULT.partitions_per_topic,
+    "name_chars": DEFAULT.name_chars,
+}
+
+
+def _fits(value: int, info: ValidationInfo) -> int:
+    """A message must fit a batch, a batch a frame with room for what stands around it."""
+    inner = {"batch_bytes": "message_bytes", "frame_bytes": "batch_bytes"}[str(info.field_name)]
+    if value < info.data.get(inner, 0):
+        raise schema.mistake(f"{value} is less than {inner}, which must fit in it")
+    return value
+
+
+def _limits_section() -> type[schema.Section]:
+    fields: dict[str, Any] = {}
+    for limit in dataclasses.fields(Limits):
+        most = _LIMIT_BOUNDS.get(limit.name, _GIB)
+        checked = schema.size(1, most) if "bytes" in limit.name else schema.integer(1, most)
+        fields[limit.name] = (Annotated[int, checked], Field(default=limit.default, validate_default=True))
+    fits: dict[str, Any] = {"fits": field_validator("batch_bytes", "frame_bytes")(_fits)}
+    return create_model("LimitsSection", __base__=schema.Section, __validators__=fits, **fields)
+
+
+class NodeConfig(schema.Section):
+    """The whole. Made by `config.load_config`."""
+
+    node: NodeSection = NodeSection()
+    listen: ListenSection = Field(default=ListenSection(), validate_default=True)
+    cluster: ClusterSection
+    storage: StorageSection = StorageSection()
+    clock: ClockSection = ClockSection()
+    limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
+    delivery: DeliverySection = DeliverySection()
+    shutdown_grace_ms: Annotated[int, schema.duration(0, 3_600_000)] = Field(
+        default=30_000, alias="shutdown_grace"
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _reachable(cls, listen: ListenSection, info: ValidationInfo) -> ListenSection:
+        node = info.data.get("node")
+        if node is not None and node.advertise_host is None and listen.client.host in _EVERY_ADDRESS:
+            raise schema.mistake(
+                f"listening on {listen.client.host} needs node.advertise_host, "
+                "the host that others shall connect to"
+            )
+        return listen
+
+    @field_validator("cluster")
+    @classmethod
+    def _others_only(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
+        node = info.data.get("node")
+        if node is not None and any(peer.id == node.id for peer in cluster.peers):
+            raise schema.mistake(f"peers are the other nodes, and {node.id} is this one")
+        return cluster
+
+    @property
+    def advertise_host(self) -> str:
+        """The host under which clients and peers reach this node."""
+        return self.node.advertise_host or self.listen.client.host

@@ -1,0 +1,271 @@
+"""Every error that sandq raises on purpose.
+
+    SandqError                    INTERNAL            500
+    ├── InvalidRequest            INVALID             400   the request is wrong; sending it again cannot help
+    │   ├── InvalidName           INVALID_NAME        400
+    │   ├── InvalidTime           INVALID_TIME        400
+    │   ├── TooLarge              TOO_LARGE           413
+    │   ├── InvalidSetting        INVALID_SETTING     400
+    │   └── WrongPort             WRONG_PORT          400
+    ├── NotFound                  NOT_FOUND           404
+    │   ├── UnknownTopic          UNKNOWN_TOPIC       404
+    │   ├── UnknownPartition      UNKNOWN_PARTITION   404
+    │   └── UnknownGroup          UNKNOWN_GROUP       404
+    ├── Conflict                  CONFLICT            409
+    │   ├── TopicExists           TOPIC_EXISTS        409
+    │   └── LeaseLost             LEASE_LOST          409
+    ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
+    │   ├── NotLeader             NOT_LEADER          421
+    │   ├── Overloaded            OVERLOADED          503
+    │   ├── Unavailable           UNAVAILABLE         503
+    │   ├── TimedOut              TIMED_OUT           504   the outcome is unknown
+    │   └── ConnectionLost        CONNECTION_LOST     503
+    ├── StorageFailed             STORAGE_FAILED      507   disk full, or failed: the node stopped writing
+    ├── ProtocolError             PROTOCOL            400   the connection is closed after it
+    │   ├── WrongVersion          WRONG_VERSION       400
+    │   └── FrameTooLarge         FRAME_TOO_LARGE     413
+    ├── ClosedError               CLOSED              500   you closed it (ConnectionLost: the world did)
+    └── StartupError              STARTUP             500   a process that cannot start
+        ├── ConfigError           CONFIG              500
+        ├── Corruption            CORRUPTION          500   stored bytes are not what was written
+        └── DataDirInUse          DATA_DIR_IN_USE     500
+
+On the wire an error is `(code, message, retriable, details)`. The codes are part of the protocol: never
+rename one. A code that this version does not know becomes a plain `SandqError` that carries the code and
+`retriable` it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+
+class SandqError(Exception):
+    """The root. `message` is for people; `details` holds plain values (what msgpack carries) for programs."""
+
+    code: str = "INTERNAL"
+    retriable: bool = False
+    http_status: int = 500
+
+    message: str
+    details: dict[str, object]
+
+    def __init__(self, message: str, /, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(SandqError):
+    """The request is wrong in itself."""
+
+    code = "INVALID"
+    http_status = 400
+
+
+class InvalidName(InvalidRequest):
+    """A name breaks the rule for names."""
+
+    code = "INVALID_NAME"
+
+
+class InvalidTime(InvalidRequest):
+    """A duration or an instant cannot be read, or may mean something else than it says."""
+
+    code = "INVALID_TIME"
+
+
+class TooLarge(InvalidRequest):
+    """A named limit is exceeded; details say which, its value and the size."""
+
+    code = "TOO_LARGE"
+    http_status = 413
+
+
+class InvalidSetting(InvalidRequest):
+    """One or more settings are wrong; the message names every one."""
+
+    code = "INVALID_SETTING"
+
+
+class WrongPort(InvalidRequest):
+    """The request speaks another protocol than this port does; the message names the right port."""
+
+    code = "WRONG_PORT"
+
+
+class NotFound(SandqError):
+    """What the request names does not exist."""
+
+    code = "NOT_FOUND"
+    http_status = 404
+
+
+class UnknownTopic(NotFound):
+    """No topic has this name."""
+
+    code = "UNKNOWN_TOPIC"
+
+
+class UnknownPartition(NotFound):
+    """The topic has no partition of this number."""
+
+    code = "UNKNOWN_PARTITION"
+
+
+class UnknownGroup(NotFound):
+    """No consumer group has this name, or no Raft group this number."""
+
+    code = "UNKNOWN_GROUP"
+
+
+class Conflict(SandqError):
+    """The request is well-formed but does not fit the present state."""
+
+    code = "CONFLICT"
+    http_status = 409
+
+
+class TopicExists(Conflict):
+    """A topic of this name is there already."""
+
+    code = "TOPIC_EXISTS"
+
+
+class LeaseLost(Conflict):
+    """The lease is not held any more: it expired, was given back, or was revoked."""
+
+    code = "LEASE_LOST"
+
+
+class Retriable(SandqError):
+    """The same request may succeed a little later, here or on another node."""
+
+    code = "RETRIABLE"
+    retriable = True
+    http_status = 503
+
+
+class NotLeader(Retriable):
+    """This node does not lead the partition; details may hold a hint (`node_id`, `host`, `port`)."""
+
+    code = "NOT_LEADER"
+    http_status = 421
+
+
+class Overloaded(Retriable):
+    """The node refuses work instead of growing its memory."""
+
+    code = "OVERLOADED"
+
+
+class Unavailable(Retriable):
+    """The partition has no leader or no quorum at present; nothing was done."""
+
+    code = "UNAVAILABLE"
+
+
+class TimedOut(Retriable):
+    """No answer in time. The outcome is unknown: it may have been done."""
+
+    code = "TIMED_OUT"
+    http_status = 504
+
+
+class ConnectionLost(Retriable):
+    """The connection broke before the answer. The outcome is unknown: it may have been done."""
+
+    code = "CONNECTION_LOST"
+
+
+class StorageFailed(SandqError):
+    """The disk is full or failed; the node stopped writing and acknowledges nothing more."""
+
+    code = "STORAGE_FAILED"
+    http_status = 507
+
+
+class ProtocolError(SandqError):
+    """The peer does not speak the protocol; its connection is closed."""
+
+    code = "PROTOCOL"
+    http_status = 400
+
+
+class WrongVersion(ProtocolError):
+    """The two sides have no protocol version in common."""
+
+    code = "WRONG_VERSION"
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame says it is longer than the limit."""
+
+    code = "FRAME_TOO_LARGE"
+    http_status = 413
+
+
+class ClosedError(SandqError):
+    """You closed this client, producer or subscription before using it."""
+
+    code = "CLOSED"
+
+
+class StartupError(SandqError):
+    """The process cannot start, and says why."""
+
+    code = "STARTUP"
+
+
+class ConfigError(StartupError):
+    """The configuration is wrong; the message lists every mistake with file, line and column."""
+
+    code = "CONFIG"
+
+
+class Corruption(StartupError):
+    """Stored bytes are not what was written; the message names the file and the byte offset."""
+
+    code = "CORRUPTION"
+
+
+class DataDirInUse(StartupError):
+    """Another process holds the data directory."""
+
+    code = "DATA_DIR_IN_USE"
+
+
+def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
+
+
+def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, object] | None) -> SandqError:
+    """The error that an error frame stands for; never raises because of what a peer put into it.
+
+    `retriable` is what the peer said: it is kept on the instance when it differs from the class, so that a
+    newer broker may call an error retriable that this version does not.
+    """
+    cls = _BY_CODE.get(code)
+    known = {str(key): value for key, value in (details or {}).items()}
+    if cls is None:
+        error = SandqError(message, **known)
+        error.code = code
+        error.http_status = 503 if retriable else 500
+    else:
+        error = cls(message, **known)
+    if error.retriable != retriable:
+        error.retriable = retriable
+    return error
+
+
+def to_wire(error: SandqError) -> tuple[str, str, bool, dict[str, object]]:
+    """`(code, message, retriable, details)` for an error frame."""
+    return error.code, error.message, error.retriable, dict(error.details)

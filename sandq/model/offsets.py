@@ -1,0 +1,185 @@
+"""Offsets, lease tokens, and their texts. All of it is persisted and on the wire: untouchable.
+
+    offset  = deliver_ms u48 | raft index u48 | place u20 | partition u12     16 bytes, big-endian
+    text    = 26 characters of Crockford's base32 (0-9 A-Z without I L O U), uppercase; both order by time
+    token   = raft index of the grant u48 << 16 | place u16                   a u64, rises within a partition
+    lease   = "group number.partition.token", decimal
+
+`place` runs across the whole Raft entry, so the messages of one batch with one delivery time are a *run*:
+base, base + 1 place, base + 2 places. Everything wrong raises InvalidRequest: an offset may come from a
+client.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from sandq.model.errors import InvalidRequest
+
+OFFSET_BYTES = 16
+TEXT_CHARS = 26
+
+U48_MAX = 2**48 - 1
+PLACE_MAX = 2**20 - 1
+PARTITION_MAX = 2**12 - 1
+TOKEN_PLACE_MAX = 2**16 - 1
+U64_MAX = 2**64 - 1
+
+FIRST = bytes(OFFSET_BYTES)
+LAST = b"\xff" * OFFSET_BYTES
+
+_PLACE_STEP = 1 << 12
+_PREFIX_BYTES = 12  # deliver_ms and index; the last four bytes are place and partition
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
+_PAIR_SHIFTS = range(120, -1, -10)
+# What int(text, 32) reads, for each letter of ours in either case.
+_DIGITS = str.maketrans(
+    _ALPHABET + _ALPHABET.lower() + "ILOilo",
+    "0123456789abcdefghijklmnopqrstuv" * 2 + "110110",
+)
+_TEXT = re.compile(r"[0-9A-TV-Za-tv-z]{26}")  # every letter but U: I and L mean 1, O means 0
+
+_DECIMAL = r"(0|[1-9][0-9]{0,19})"
+_LEASE = re.compile(rf"{_DECIMAL}\.{_DECIMAL}\.{_DECIMAL}")
+_SHOWN_CHARS = 60
+
+
+class Parts(NamedTuple):
+    """What an offset is made of."""
+
+    deliver_ms: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of an offset
+    place: int
+    partition: int
+
+
+class Lease(NamedTuple):
+    """What a lease's text is made of."""
+
+    group_number: int
+    partition: int
+    token: int
+
+
+def _check(what: str, value: int, maximum: int) -> None:
+    if not 0 <= value <= maximum:
+        raise InvalidRequest(f"offset: {what} {value} is not within 0..{maximum}")
+
+
+def _checked(offset: bytes) -> bytes:
+    if len(offset) != OFFSET_BYTES:
+        raise InvalidRequest(f"an offset has {OFFSET_BYTES} bytes, not {len(offset)}")
+    return offset
+
+
+def pack(deliver_ms: int, index: int, place: int, partition: int) -> bytes:
+    """The 16 bytes of an offset; InvalidRequest when a part does not fit."""
+    if not (
+        0 <= deliver_ms <= U48_MAX
+        and 0 <= index <= U48_MAX
+        and 0 <= place <= PLACE_MAX
+        and 0 <= partition <= PARTITION_MAX
+    ):
+        _check("deliver_ms", deliver_ms, U48_MAX)
+        _check("index", index, U48_MAX)
+        _check("place", place, PLACE_MAX)
+        _check("partition", partition, PARTITION_MAX)
+    return (deliver_ms << 80 | index << 32 | place << 12 | partition).to_bytes(OFFSET_BYTES, "big")
+
+
+def unpack(offset: bytes) -> Parts:
+    """The parts of an offset."""
+    number = int.from_bytes(_checked(offset), "big")
+    return Parts(number >> 80, number >> 32 & U48_MAX, number >> 12 & PLACE_MAX, number & PARTITION_MAX)
+
+
+def deliver_ms(offset: bytes) -> int:
+    """The delivery time in an offset, epoch milliseconds."""
+    return int.from_bytes(_checked(offset)[:6], "big")
+
+
+def shift(offset: bytes, n: int) -> bytes:
+    """The offset `n` places on (or back, when negative); InvalidRequest when the place leaves its 20 bits."""
+    number = int.from_bytes(_checked(offset), "big")
+    place = (number >> 12 & PLACE_MAX) + n
+    if not 0 <= place <= PLACE_MAX:
+        _check("place", place, PLACE_MAX)
+    return (number + n * _PLACE_STEP).to_bytes(OFFSET_BYTES, "big")
+
+
+def distance(base: bytes, offset: bytes) -> int | None:
+    """How many places `offset` is after `base` (negative: before); None when more than the place differs."""
+    if _checked(base)[:_PREFIX_BYTES] != _checked(offset)[:_PREFIX_BYTES]:
+        return None
+    places, rest = divmod(int.from_bytes(offset[12:], "big") - int.from_bytes(base[12:], "big"), _PLACE_STEP)
+    return None if rest else places
+
+
+def run(base: bytes, count: int) -> list[bytes]:
+    """`count` offsets: base, and each next one place on. InvalidRequest when the last one does not fit."""
+    if count <= 0:
+        return []
+    shift(base, count - 1)  # checks both ends
+    prefix, tail = base[:_PREFIX_BYTES], int.from_bytes(base[_PREFIX_BYTES:], "big")
+    return [prefix + low.to_bytes(4, "big") for low in range(tail, tail + count * _PLACE_STEP, _PLACE_STEP)]
+
+
+def ceiling(deliver_ms: int, index: int) -> bytes:
+    """The greatest offset with this delivery time and index."""
+    return pack(deliver_ms, index, PLACE_MAX, PARTITION_MAX)
+
+
+def to_text(offset: bytes) -> str:
+    """26 characters of Crockford's base32."""
+    number = int.from_bytes(_checked(offset), "big")
+    return "".join([_PAIRS[number >> bits & 1023] for bits in _PAIR_SHIFTS])
+
+
+def from_text(text: str) -> bytes:
+    """The offset of a text, in either case, I and L read as 1 and O as 0; InvalidRequest on anything else."""
+    if not isinstance(text, str) or not _TEXT.fullmatch(text):
+        raise InvalidRequest(
+            f"{_shown(text)} is not an offset: {TEXT_CHARS} characters of Crockford's base32 are expected"
+        )
+    number = int(text.translate(_DIGITS), 32)
+    if number >> 128:
+        raise InvalidRequest(f"{_shown(text)} is not an offset: its first character must be 0 to 7")
+    return number.to_bytes(OFFSET_BYTES, "big")
+
+
+def token(index: int, place: int) -> int:
+    """The lease token of the `place`-th grant of the Raft entry at `index`."""
+    if not (0 <= index <= U48_MAX and 0 <= place <= TOKEN_PLACE_MAX):
+        raise InvalidRequest(f"lease token: index {index} and place {place} must be within u48 and u16")
+    return index << 16 | place
+
+
+def token_parts(token: int) -> tuple[int, int]:
+    """`(index, place)` of a lease token."""
+    if not 0 <= token <= U64_MAX:
+        raise InvalidRequest(f"lease token {token} is not an unsigned 64-bit number")
+    return token >> 16, token & TOKEN_PLACE_MAX
+
+
+def lease_text(group_number: int, partition: int, token: int) -> str:
+    """A lease as HTTP, JSON and logs write it."""
+    return f"{group_number}.{partition}.{token}"
+
+
+def parse_lease(text: str) -> Lease:
+    """The parts of a lease's text; InvalidRequest unless it is three decimal numbers that fit."""
+    match = _LEASE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidRequest(f"{_shown(text)} is not a lease: GROUP.PARTITION.TOKEN in decimal is expected")
+    lease = Lease(int(match[1]), int(match[2]), int(match[3]))
+    if lease.group_number > U64_MAX or lease.partition > PARTITION_MAX or lease.token > U64_MAX:
+        raise InvalidRequest(f"{_shown(text)} is not a lease: a number in it is too large")
+    return lease
+
+
+def _shown(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."

@@ -1,0 +1,172 @@
+"""The grammar of times, everywhere the same: Python, command line, YAML, JSON, headers.
+
+    duration   timedelta | seconds as int or float | text
+    text       2w 3d 4h 5m 6s 250ms: one or more, in this order, decimals allowed; a bare number is seconds
+    instant    aware datetime | RFC 3339 text ("2030-01-31T08:00:00+01:00") | epoch milliseconds as int,
+    digits
+
+Everything becomes whole milliseconds, rounded *up*: what is delivered at the millisecond is then never early.
+An int below 10**11 or a float is refused as an instant, for it looks like seconds; so is a datetime without a
+zone. Instants and durations fit 48 bits unsigned (the year 10889). No clock is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+
+from sandq.model.errors import InvalidTime
+
+TIME_MAX_MS = 2**48 - 1
+LEAST_INSTANT_MS = 10**11  # March 1973; below, the caller means seconds
+
+Duration = timedelta | int | float | str
+Instant = datetime | int | str
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in ("w", "d", "h", "m(?!s)", "s", "ms")))
+_SECONDS = re.compile(_NUMBER)
+_EPOCH_TEXT = re.compile(r"[0-9]{1,20}")
+_RFC_3339 = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(\.[0-9]+)?"
+    r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))?"
+)
+_TEXT_CHARS = 64
+_DURATION_FORMS = 'a timedelta, seconds, or text like "90s", "5m", "1h30m", "250ms" is expected'
+_INSTANT_FORMS = (
+    'an aware datetime, RFC 3339 text like "2030-01-31T08:00:00Z", or epoch milliseconds as int is expected'
+)
+
+# The Gregorian calendar repeats after 400 years: how years above 9999 are written, which datetime does not
+# know.
+_CYCLE_MS = 146_097 * 86_400_000
+_YEAR_10000_MS = 253_402_300_800_000
+
+
+def _refuse(what: str, value: object, why: str) -> InvalidTime:
+    shown = repr(value)
+    return InvalidTime(f"{shown if len(shown) <= 80 else shown[:80] + '...'} is not {what}: {why}")
+
+
+def _delta_ms(delta: timedelta) -> int:
+    """Whole milliseconds of a timedelta, rounded up, in integers only."""
+    micros = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if getattr(delta, "nanoseconds", 0):  # pandas has finer timedeltas
+        micros += 1
+    return -(-micros // 1000)
+
+
+def duration_ms(value: Duration) -> int:
+    """Milliseconds of a duration, rounded up; InvalidTime when it is negative, not finite or no duration."""
+    if isinstance(value, timedelta):
+        ms = _delta_ms(value)
+    elif isinstance(value, str):
+        ms = _text_ms(value)
+    elif isinstance(value, bool):
+        raise _refuse("a duration", value, _DURATION_FORMS)
+    elif isinstance(value, int):
+        ms = value * 1000
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _refuse("a duration", value, "it must be finite")
+        # The shortest decimal that means this float, so that 1.1 seconds are 1100 ms and not 1101.
+        ms = math.ceil(Fraction(Decimal(repr(float(value)))) * 1000)
+    else:
+        raise _refuse("a duration", value, _DURATION_FORMS)
+    # A negative value of less than a millisecond rounds up to 0: look at the value as well.
+    negative = ms < 0 or (isinstance(value, timedelta) and value.days < 0)
+    if negative or (isinstance(value, float) and value < 0):
+        raise _refuse("a duration", value, "it must not be negative")
+    if ms > TIME_MAX_MS:
+        raise _refuse("a duration", value, f"at most {TIME_MAX_MS} ms are allowed")
+    return ms
+
+
+def _text_ms(text: str) -> int:
+    if len(text) > _TEXT_CHARS:
+        raise _refuse("a duration", text, _DURATION_FORMS)
+    if _SECONDS.fullmatch(text):
+        return math.ceil(Fraction(text) * 1000)
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        raise _refuse("a duration", text, _DURATION_FORMS)
+    parts = zip(match.groups(), _UNITS_MS.values(), strict=True)
+    return math.ceil(sum(Fraction(number) * unit_ms for number, unit_ms in parts if number is not None))
+
+
+def instant_ms(value: Instant) -> int:
+    """Epoch milliseconds of an instant, rounded up; InvalidTime when it is none or may mean another."""
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise _refuse("an instant", value, "the datetime has no time zone")
+        ms = _delta_ms(value - _EPOCH)
+        low = 0
+    elif isinstance(value, str):
+        if _EPOCH_TEXT.fullmatch(value):
+            return instant_ms(int(value))
+        ms, low = _rfc_3339_ms(value), 0
+    elif isinstance(value, int) and not isinstance(value, bool):
+        ms, low = value, LEAST_INSTANT_MS
+    elif isinstance(value, float):
+        raise _refuse("an instant", value, "a float looks like seconds; epoch milliseconds are an int")
+    else:
+        raise _refuse("an instant", value, _INSTANT_FORMS)
+    if ms < 0:
+        raise _refuse("an instant", value, "it is before 1970")
+    if ms < low:
+        raise _refuse("an instant", value, "it looks like seconds; epoch milliseconds are expected")
+    if ms > TIME_MAX_MS:
+        raise _refuse("an instant", value, f"at most {TIME_MAX_MS} ms are allowed")
+    return ms
+
+
+def _rfc_3339_ms(text: str) -> int:
+    match = _RFC_3339.fullmatch(text) if len(text) <= _TEXT_CHARS else None
+    if match is None:
+        raise _refuse("an instant", text, _INSTANT_FORMS)
+    year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
+    if match[8] is None and match[9] is None:
+        raise _refuse("an instant", text, "it has no time zone; append Z or an offset like +01:00")
+    # A leap second is read as the second after it: later, never earlier.
+    leap = 1 if second == 60 else 0
+    try:
+        zone = UTC
+        if match[9] is not None:
+            if int(match[11]) > 59:
+                raise ValueError("offset minutes must be in 0..59")
+            offset = timedelta(hours=int(match[10]), minutes=int(match[11]))
+            zone = timezone(-offset if match[9] == "-" else offset)
+        moment = datetime(year, month, day, hour, minute, second - leap, tzinfo=zone)
+    except ValueError as error:
+        raise _refuse("an instant", text, str(error)) from None
+    fraction_ms = math.ceil(Fraction("0" + match[7]) * 1000) if match[7] else 0
+    return _delta_ms(moment - _EPOCH) + leap * 1000 + fraction_ms
+
+
+def format_instant(ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds; a year above 9999 gets a plus sign, as ISO 8601 has it."""
+    if not 0 <= ms <= TIME_MAX_MS:
+        raise _refuse("an instant", ms, f"it is not within 0..{TIME_MAX_MS} ms")
+    if ms >= _YEAR_10000_MS:
+        cycles = (ms - _YEAR_10000_MS) // _CYCLE_MS + 1
+        text = format_instant(ms - cycles * _CYCLE_MS)
+        return f"+{int(text[:4]) + 400 * cycles}{text[4:]}"
+    moment = _EPOCH + timedelta(seconds=ms // 1000)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def format_duration(ms: int) -> str:
+    """The text of a duration, largest unit first: "1d2h", "250ms", "0s". `duration_ms` reads it back."""
+    if ms < 0:
+        raise _refuse("a duration", ms, "it must not be negative")
+    text = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        number, ms = divmod(ms, _UNITS_MS[unit])
+        if number:
+            text.append(f"{number}{unit}")
+    return "".join(text) or "0s"

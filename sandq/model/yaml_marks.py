@@ -1,0 +1,110 @@
+"""YAML text to plain values, and where each of them stands.
+
+Mappings, lists and scalars only: what YAML does silently and surprisingly is a mistake here (the same key
+twice, aliases, tags of other types, keys that are not text). All mistakes are found in one pass. Pure: takes
+text, not a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml
+
+Path = tuple[str | int, ...]
+
+
+class Place(NamedTuple):
+    """A line and a column, both from 1."""
+
+    line: int
+    column: int
+
+
+class Found(NamedTuple):
+    """A mistake in the YAML itself."""
+
+    place: Place
+    path: Path
+    what: str
+
+
+@dataclass
+class Marked:
+    """Plain values, the places of keys and of values by their path, and what is wrong with the text."""
+
+    value: Any = None
+    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Place] = field(default_factory=dict)
+    mistakes: list[Found] = field(default_factory=list)
+
+
+def _place(mark: Any) -> Place:
+    return Place(1, 1) if mark is None else Place(mark.line + 1, mark.column + 1)
+
+
+def load(text: str) -> Marked:
+    """The values of one YAML document (None when it is empty). Never raises: mistakes stand in the result."""
+    marked = Marked()
+    loader = None
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is not None:
+            marked.value = _Walk(loader, marked).walk(root, ())
+    except yaml.MarkedYAMLError as error:
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        marked.mistakes.append(Found(_place(error.problem_mark or error.context_mark), (), what))
+    except yaml.YAMLError as error:
+        marked.mistakes.append(Found(Place(1, 1), (), " ".join(str(error).split())))
+    except RecursionError:
+        marked.mistakes.append(Found(Place(1, 1), (), "nested too deeply"))
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return marked
+
+
+class _Walk:
+    def __init__(self, loader: yaml.SafeLoader, marked: Marked) -> None:
+        self._loader = loader
+        self._marked = marked
+        self._seen: set[int] = set()
+
+    def _mistake(self, node: yaml.Node, path: Path, what: str) -> None:
+        self._marked.mistakes.append(Found(_place(node.start_mark), path, what))
+
+    def walk(self, node: yaml.Node, path: Path) -> Any:
+        self._marked.values[path] = _place(node.start_mark)
+        # An alias is the same node once more: it could contain itself, or grow without bound.
+        if id(node) in self._seen:
+            self._mistake(node, path, "an alias (*) is not allowed")
+            return None
+        self._seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.walk(item, (*path, position)) for position, item in enumerate(node.value)]
+        try:
+            return self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:  # a tag of another type, a date that is none
+            problem = getattr(error, "problem", None) or str(error)
+            self._mistake(node, path, f"{node.value[:60]!r}: {problem}")
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+                self._mistake(key_node, path, "a key must be text; put quotes around it")
+                continue
+            key = key_node.value
+            below = (*path, key)
+            if key in mapping:
+                first = self._marked.keys[below]
+                self._mistake(key_node, below, f"the key is there twice, first in line {first.line}")
+                continue
+            self._marked.keys[below] = _place(key_node.start_mark)
+            mapping[key] = self.walk(value_node, below)
+        return mapping

@@ -1,0 +1,180 @@
+"""One node: what it is made of, and in which order it starts and stops (floor F6).
+
+Start: lock the data directory - identity - stores - WAL - threads and passes - metadata - partitions - listeners.
+Stop: listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import structlog
+import trio
+
+import sandq
+from sandq.broker.broker import Broker
+from sandq.broker.clock import GuardedClock
+from sandq.broker.engine import Engine
+from sandq.broker.runner import Runner
+from sandq.broker.timers import Timers
+from sandq.model.config import NodeConfig
+from sandq.model.errors import StartupError
+from sandq.model.limits import Limits
+from sandq.server.connection import Connection
+from sandq.server.info import ServerInfo
+from sandq.server.session import ClientSession
+from sandq.server.tcp import ClientServer, listen
+from sandq.storage import identity
+from sandq.storage.files import Files, RealFiles
+from sandq.storage.stores import LevelStores, Stores
+
+log = structlog.get_logger("sandq.node")
+
+LOCK_NAME = "lock"
+SWITCH_INTERVAL_S = 0.0005
+"""Python's default of 5 ms would let one busy thread hold up the others for as long."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Serving:
+    """Where a started node can be reached."""
+
+    client_host: str
+    client_port: int
+    data_dir: Path
+    broker: Broker
+
+
+@contextlib.asynccontextmanager
+async def run_node(
+    config: NodeConfig,
+    *,
+    files: Files | None = None,
+    stores: Callable[[Path], Stores] = LevelStores,
+    clock: GuardedClock | None = None,
+) -> AsyncIterator[Serving]:
+    """A running node; it serves inside the block and stops cleanly at its end.
+
+    `files` and `stores` may be twins (tests start real nodes over faulty ones). Raises StartupError (ConfigError,
+    DataDirInUse, Corruption), StorageFailed.
+    """
+    _check_supported(config)
+    data_dir = Path(config.node.data_dir).absolute()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    files = files or RealFiles(data_dir)
+    lock = files.lock(LOCK_NAME)
+    try:
+        async with _running(config, data_dir, files, stores, clock) as serving:
+            yield serving
+    finally:
+        lock.close()
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    config: NodeConfig,
+    data_dir: Path,
+    files: Files,
+    stores_at: Callable[[Path], Stores],
+    clock: GuardedClock | None,
+) -> AsyncIterator[Serving]:
+    own = identity.open_identity(files, config.node.id)
+    own = identity.join_cluster(files, own, own.cluster_uuid or identity.new_uuid())
+    clock = clock or GuardedClock(
+        max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm, on_alarm=_clock_alarm
+    )
+    runner = Runner(
+        checkpoint_bytes=config.storage.checkpoint_bytes,
+        checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
+    )
+    limits = config.limits
+    stores = stores_at(data_dir / "stores.level")
+    try:
+        engine = Engine(
+            files,
+            stores,
+            node_id=own.node,
+            now_ms=clock.now_ms,
+            publish=runner.publish,
+            limits=limits,
+            segment_bytes=config.storage.segment_bytes,
+        )
+        runner.start(engine)
+        timers = Timers(clock)
+        broker = Broker(engine, runner, clock, timers, config, limits)
+        clean = False
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runner.run)
+                nursery.start_soon(timers.run)
+                async with _serving(config, own, broker, limits) as (host, port):
+                    yield Serving(host, port, data_dir, broker)
+                await _checkpoint(runner, engine)
+                clean = True
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await runner.close()
+            if clean and engine.failed is None:
+                engine.wal.seal()
+            else:
+                engine.wal.close()
+    finally:
+        stores.close()
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    config: NodeConfig, own: identity.Identity, broker: Broker, limits: Limits
+) -> AsyncIterator[tuple[str, int]]:
+    listeners = await listen(config.listen.client.host, config.listen.client.port, "client")
+    host, port = listeners[0].socket.getsockname()[:2]
+    advertised = config.node.advertise_host or host
+    await broker.start(own.store_uuid, {"client": f"{advertised}:{port}"})
+    info = ServerInfo(
+        sandq.__version__,
+        own.node,
+        own.cluster_uuid or "",
+        config.cluster.name,
+        own.store_uuid,
+        advertised,
+        port,
+        dataclasses.asdict(limits),
+        broker,
+    )
+
+    def session(connection: Connection) -> ClientSession:
+        return ClientSession(broker, connection, info)
+
+    async with trio.open_nursery() as serving:
+        serving.start_soon(ClientServer(session, limits, str(config.listen.http)).serve, listeners)
+        serving.start_soon(broker.sweep)
+        yield host, port
+        serving.cancel_scope.cancel()
+
+
+async def _checkpoint(runner: Runner, engine: Engine) -> None:
+    """So that the next start has nothing to replay."""
+    if engine.failed is None:
+        with trio.CancelScope(shield=True):
+            await runner.checkpoint()
+
+
+def _clock_alarm(drift_ms: int) -> None:
+    log.error(
+        "the wall clock is not where it was: this node goes on at its own pace and does not follow it",
+        drift_ms=drift_ms,
+        remedy="set the wall clock right, or accept it with: sandctl cluster clock accept",
+    )
+
+
+def _check_supported(config: NodeConfig) -> None:
+    cluster = config.cluster
+    if cluster.seeds or cluster.peers or not cluster.bootstrap:
+        raise StartupError(
+            "this version runs a single node: cluster.seeds and cluster.peers must be empty, "
+            "and cluster.bootstrap must be true"
+        )

@@ -1,0 +1,188 @@
+"""Reads the messages that ranges name, as pieces ready to be sent: batches verbatim where that is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import Corruption
+
+from . import rows
+from .rows import Fields, Range
+from .view import View
+
+PIECE_MESSAGES = 1000
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch and what only the broker knows of its messages (formats.md, "Delivery envelope")."""
+
+    offsets: bytes
+    """16 bytes: base of a run; else 16 bytes a message."""
+    ids: bytes | None
+    """16 bytes a message where they differ from the offsets."""
+    created_ms: int | bytes
+    """One for all, or little-endian int64 a message."""
+    live: list[tuple[int, int]] | None
+    """[(first position, count), ...] that are delivered; None: all."""
+    batch: bytes
+    count: int
+    """Messages delivered."""
+
+
+class Message(NamedTuple):
+    offset: bytes
+    id: bytes
+    created_ms: int
+    fields: Fields
+
+
+class _BatchRow(NamedTuple):
+    base: bytes
+    length: int
+    created_ms: int
+    raw: bytes
+
+
+class Reader:
+    """Keeps the batch row read last: small leases walk through one row many times."""
+
+    def __init__(self) -> None:
+        self._row: _BatchRow | None = None
+
+    def pieces(self, view: View, ranges: Sequence[Range]) -> list[Piece]:
+        pieces: list[Piece] = []
+        loose: list[Message] = []
+        loose_bytes = 0
+        picked: list[tuple[int, int]] = []
+        picked_row: _BatchRow | None = None
+        for base, count in ranges:
+            row, message = self._find(view, base)
+            if message is not None:
+                loose.append(message)
+                loose_bytes += sum(len(v) for v in message.fields.values() if isinstance(v, bytes))
+                if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
+                    pieces.append(_from_messages(loose))
+                    loose, loose_bytes = [], 0
+                continue
+            if row is not picked_row:
+                if picked_row is not None:
+                    pieces.append(_from_row(picked_row, picked))
+                picked_row, picked = row, []
+            assert row is not None
+            picked.append((_position(row, base), count))
+        if picked_row is not None:
+            pieces.append(_from_row(picked_row, picked))
+        if loose:
+            pieces.append(_from_messages(loose))
+        return pieces
+
+    def messages(self, view: View, ranges: Sequence[Range]) -> Iterator[Message]:
+        """The messages themselves, decoded."""
+        for base, count in ranges:
+            row, message = self._find(view, base)
+            if message is not None:
+                yield message
+                continue
+            assert row is not None
+            start = _position(row, base)
+            decoded = decode_fields(Batch.parse(row.raw))
+            for at in range(count):
+                offset = offsets.shift(base, at)
+                yield Message(offset, offset, row.created_ms, decoded[start + at])
+
+    def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
+        row = self._row
+        if row is not None and _holds(row, offset):
+            return row, None
+        value = view.get(rows.log_key(offset))
+        key = rows.log_key(offset)
+        if value is None:
+            found = view.scan(rows.entry_start(offset), key, limit=1, max_bytes=1, reverse=True)
+            if not found:
+                raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
+            key, value = found[0]
+        kind, count, created_ms = rows.LOG_HEADER.unpack_from(value)
+        if kind == rows.KIND_MESSAGE and key[1:] == offset:
+            return None, _load_message(view, offset, created_ms, value)
+        row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
+        if kind != rows.KIND_BATCH or not _holds(row, offset):
+            raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
+        self._row = row
+        return row, None
+
+
+def decode_fields(batch: Batch) -> list[Fields]:
+    """Column values of each message, absent and null ones left out, DELIVER_MS too."""
+    messages: list[Fields] = [{} for _ in range(batch.count)]
+    for column in batch.columns:
+        if column == Column.DELIVER_MS:
+            continue
+        cells: Sequence[Any] | None = batch.bytes_column(column)
+        if cells is None:
+            cells = batch.int_column(column)
+        assert cells is not None
+        for fields, value in zip(messages, cells, strict=True):
+            if value is not None:
+                fields[column] = value
+    return messages
+
+
+def _holds(row: _BatchRow, offset: bytes) -> bool:
+    behind = offsets.distance(row.base, offset)
+    return behind is not None and 0 <= behind < row.length
+
+
+def _position(row: _BatchRow, offset: bytes) -> int:
+    behind = offsets.distance(row.base, offset)
+    assert behind is not None
+    return behind
+
+
+def _load_message(view: View, offset: bytes, created_ms: int, value: bytes) -> Message:
+    stored = rows.unpack(value[rows.LOG_HEADER.size :])
+    original_id = stored[0] or offset
+    fields: Fields | None = stored[1]
+    if fields is None:
+        payload = view.get(rows.PAYLOAD + original_id)
+        if payload is None:
+            raise Corruption(f"the payload of message {offsets.to_text(original_id)} is gone")
+        fields = rows.unpack(payload)[0]
+    assert fields is not None
+    return Message(offset, original_id, created_ms, fields)
+
+
+def _from_row(row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+    count = sum(n for _, n in picked)
+    if count == row.length:
+        return Piece(row.base, None, row.created_ms, None, row.raw, count)
+    if 2 * count >= row.length:
+        return Piece(row.base, None, row.created_ms, picked, row.raw, count)
+    batch = Batch.parse(row.raw)
+    if len(picked) == 1:
+        start, n = picked[0]
+        return Piece(offsets.shift(row.base, start), None, row.created_ms, None, batch.slice(start, start + n), n)
+    positions = [start + at for start, n in picked for at in range(n)]
+    column = b"".join([offsets.shift(row.base, position) for position in positions])
+    return Piece(column, None, row.created_ms, None, batch.take(positions), count)
+
+
+def _from_messages(messages: list[Message]) -> Piece:
+    columns: dict[int, list[Any]] = {Column.VALUE: [m.fields.get(Column.VALUE) for m in messages]}
+    for column in sorted({c for m in messages for c in m.fields} - {Column.VALUE}):
+        columns[column] = [m.fields.get(column) for m in messages]
+    moved = any(m.id != m.offset for m in messages)
+    return Piece(
+        # Sixteen bytes mean the base of a run, and a single message is just that.
+        b"".join([m.offset for m in messages]),
+        b"".join([m.id for m in messages]) if moved else None,
+        b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
+        None,
+        encode(columns),
+        len(messages),
+    )

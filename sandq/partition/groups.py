@@ -1,0 +1,198 @@
+"""A consumer group within one partition: its cursor, its leases, what waits for another attempt, its dead.
+
+Every message at or below the cursor is in exactly one of these: a live lease, a waiting entry, dead, or acked
+(in none of them). That is why nothing is stored for an acked message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from sandq.model import offsets
+from sandq.model.limits import DEFAULT
+
+from . import rows
+from .commands import What
+from .log_reader import LogReader
+from .rows import Range
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Messages held by one consumer. Bit i of a mask stands for the i-th message of `ranges`, in order."""
+
+    token: int
+    group_id: int
+    consumer: str
+    attempt: int
+    deadline_ms: int
+    ranges: list[Range]
+    acked: int = 0
+    left: int = 0
+    """Nacked, expired, revoked or dead: no longer of this lease."""
+    revoked: bool = False
+    """It ended by its deadline or with its consumer, not by acks and nacks."""
+    ended: int = 0
+    """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
+    starts: list[int] = field(init=False)
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts = [r.length for r in self.ranges]
+        self.total = sum(counts)
+        self.starts = list(accumulate(counts, initial=0))[:-1]
+
+    @property
+    def live(self) -> int:
+        return ((1 << self.total) - 1) & ~(self.acked | self.left)
+
+    def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
+        """The mask that `what` names, and those of its parts that lie outside this lease."""
+        if what is None:
+            return (1 << self.total) - 1, []
+        mask, foreign = 0, []
+        for base, named in what:
+            bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
+            at = bisect_right(self.ranges, (base, 1 << 32)) - 1
+            behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
+            if behind is None or behind + bits.bit_length() > self.ranges[at].length:
+                foreign.append([base, bits.bit_length()])
+            else:
+                mask |= bits << (self.starts[at] + behind)
+        return mask, foreign
+
+    def select(self, mask: int) -> list[Range]:
+        """The messages of `mask` as ranges."""
+        if mask == (1 << self.total) - 1:
+            return self.ranges
+        chosen: list[Range] = []
+        for start, (base, count) in zip(self.starts, self.ranges, strict=True):
+            bits = (mask >> start) & ((1 << count) - 1)
+            at = 0
+            while bits:
+                zeros = (bits & -bits).bit_length() - 1
+                bits >>= zeros
+                at += zeros
+                ones = (~bits & (bits + 1)).bit_length() - 1
+                chosen.append(Range(offsets.shift(base, at), ones))
+                bits >>= ones
+                at += ones
+        return chosen
+
+    def first_live(self) -> bytes | None:
+        live = self.live
+        if not live:
+            return None
+        at = (live & -live).bit_length() - 1
+        index = bisect_right(self.starts, at) - 1
+        return offsets.shift(self.ranges[index].base, at - self.starts[index])
+
+    def row(self) -> bytes:
+        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, rows.pack_ranges(self.ranges))
+
+    def progress_row(self) -> bytes:
+        size = (self.total + 7) // 8
+        acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
+        return rows.pack(acked, left, self.ended, self.revoked)
+
+    @classmethod
+    def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
+        group_id, consumer, attempt, deadline_ms, ranges = rows.unpack(row)
+        lease = cls(token, group_id, consumer, attempt, deadline_ms, rows.unpack_ranges(ranges))
+        if progress is not None:
+            acked, left, lease.ended, lease.revoked = rows.unpack(progress)
+            lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
+        return lease
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Messages that come back at `due_ms`; `attempt` is the number of attempts they have had."""
+
+    due_ms: int
+    seq: int
+    attempt: int
+    error: str | None
+    ranges: list[Range]
+
+    def row(self) -> bytes:
+        return rows.pack(self.attempt, self.error, rows.pack_ranges(self.ranges))
+
+
+class Group:
+    """State of one group. Rows are written by `TimerPartition`."""
+
+    def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
+        self.group_id = group_id
+        self.name = name
+        self.reader = LogReader(cursor)
+        self.leases: dict[int, Lease] = {}
+        self.waiting: dict[int, Waiting] = {}
+        """By seq; `_queue` orders it by time."""
+        self._queue: list[tuple[int, int]] = []
+        """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
+        self.gaps = 0
+        """Ranges that wait."""
+        self.dead = 0
+
+    @property
+    def cursor(self) -> bytes:
+        return self.reader.cursor
+
+    def row(self) -> bytes:
+        return rows.pack(self.name, self.cursor, self.dead)
+
+    def queue(self, entry: Waiting) -> None:
+        self.waiting[entry.seq] = entry
+        self.gaps += len(entry.ranges)
+        heapq.heappush(self._queue, (entry.due_ms, entry.seq))
+
+    def first_waiting(self) -> Waiting | None:
+        """What comes back next."""
+        while self._queue:
+            entry = self.waiting.get(self._queue[0][1])
+            if entry is not None:
+                return entry
+            heapq.heappop(self._queue)
+        return None
+
+    def paused(self) -> str | None:
+        """Why nothing new is leased, if so."""
+        if self.gaps <= DEFAULT.max_gaps:
+            return None
+        return f"{self.gaps} ranges wait for another attempt (limit {DEFAULT.max_gaps}): nothing new is leased"
+
+    def first_unacked(self) -> bytes | None:
+        """The lowest offset at or below the cursor that is leased or waits (dead ones have rows of their own)."""
+        firsts: Iterable[bytes | None] = (
+            *(lease.first_live() for lease in self.leases.values()),
+            *(min(entry.ranges).base for entry in self.waiting.values()),
+        )
+        return min((first for first in firsts if first is not None), default=None)
+
+    def done_below(self) -> bytes:
+        """Everything below this offset is acked or dead in this group."""
+        first = self.first_unacked()
+        return first if first is not None else _next(self.cursor)
+
+
+def _next(offset: bytes) -> bytes:
+    number = int.from_bytes(offset, "big") + 1
+    return number.to_bytes(16, "big") if number < 1 << 128 else offset
+
+
+def split(ranges: list[Range], limit: int) -> tuple[list[Range], list[Range]]:
+    """The first `limit` messages of `ranges`, and the rest."""
+    taken: list[Range] = []
+    for at, (base, count) in enumerate(ranges):
+        if count >= limit:
+            taken.append(Range(base, limit))
+            rest = [Range(offsets.shift(base, limit), count - limit)] if count > limit else []
+            return taken, rest + ranges[at + 1 :]
+        taken.append(Range(base, count))
+        limit -= count
+    return taken, []

@@ -1,0 +1,86 @@
+"""What a partition reads of its stored rows, and what it changes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+Row = tuple[bytes, bytes]
+Change = tuple[bytes, bytes | None]
+"""A row to put, or (value None) to delete. Keys are relative to the partition's store."""
+
+
+class Rows(Protocol):
+    """Stored rows, keys relative to one store."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        """Rows with start <= key < stop in key order (or backwards). Ends after `limit` rows, or with the row
+        that brings the values returned to `max_bytes`."""
+        ...
+
+
+class View:
+    """Stored rows with the changes that are not yet written laid over them.
+
+    The partition puts and deletes here; the host takes the changes with `drain` and writes them, always of whole
+    entries and together with the applied index that they imply.
+    """
+
+    def __init__(self, base: Rows) -> None:
+        self._base = base
+        self._changes: dict[bytes, bytes | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._changes[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self._changes[key] = None
+
+    def drain(self) -> list[Change]:
+        """The changes since the last drain. Call it only once they are about to be written."""
+        changes = list(self._changes.items())
+        self._changes.clear()
+        return changes
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._changes[key]
+        except KeyError:
+            return self._base.get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        changed = {key: value for key, value in self._changes.items() if start <= key < stop}
+        if not changed:
+            return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+        while True:
+            # Deleted rows can hide at most len(changed) of what the base returns.
+            wanted = limit + len(changed)
+            found = self._base.scan(start, stop, limit=wanted, max_bytes=max_bytes, reverse=reverse)
+            complete = len(found) < wanted and sum(len(value) for _, value in found) < max_bytes
+            merged: dict[bytes, bytes | None] = dict(found)
+            if complete:
+                merged.update(changed)
+            elif reverse:
+                merged.update((k, v) for k, v in changed.items() if k >= found[-1][0])
+            else:
+                merged.update((k, v) for k, v in changed.items() if k <= found[-1][0])
+            rows = [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
+            if rows or complete:
+                return _cut(rows, limit, max_bytes)
+            if reverse:
+                stop = found[-1][0]
+            else:
+                start = found[-1][0] + b"\x00"
+
+
+def _cut(rows: list[Row], limit: int, max_bytes: int) -> list[Row]:
+    total = 0
+    for at, (_, value) in enumerate(rows[:limit]):
+        total += len(value)
+        if total >= max_bytes:
+            return rows[: at + 1]
+    return rows[:limit]

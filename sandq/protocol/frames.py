@@ -1,0 +1,251 @@
+"""Frames: how bytes on a connection become `[type, request_id, fields...]` and back.
+
+    stream  = frame*
+    frame   = length u32 big-endian | body      length counts the body's bytes: 1 to the limit (32 MiB)
+    body    = msgpack array [type, request id, field...]      type 0..255, request id u64
+    request = [type 1..254, request id, field...]
+    reply   = [0, request id, field...]
+    error   = [255, request id, code str, message str, retriable bool, details map]
+              request id 0: it is about the connection, which is closed after it
+    push    = [7 (DELIVER), subscription id, field...]
+
+CREDIT is the one request without a reply; its request id is 0. Text is msgpack str (UTF-8), bytes are
+msgpack bin; ext types, floats and map keys that are not text have no place in a field. Every number of
+`Type` is part of the protocol: never change one.
+
+A frame from the network is decoded only when it is whole, and what may be made of its bytes is bounded: an
+array or a map has at most 65,536 items, and everything in a frame but the bin fields of its outermost
+array (the batches) is 4 MiB at most. Without the second bound a 32 MiB frame of empty arrays would become
+2 GiB of objects.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, Final
+
+import msgpack
+
+from sandq.model.errors import FrameTooLarge, ProtocolError, SandqError, WrongPort, from_wire, to_wire
+from sandq.model.limits import DEFAULT
+
+PROTOCOL_VERSION: Final = 1
+
+ITEMS_MAX: Final = 65_536
+"""Items of one array or map in a frame."""
+CONTROL_BYTES: Final = 4 * 1024 * 1024
+"""Everything in a frame but the bin fields of its outermost array."""
+
+Frame = list[Any]
+"""A decoded body; the first two items are ints: type and request id."""
+
+_LENGTH = struct.Struct(">I")
+_LENGTH_BYTES = 4
+_PREFIX_MAX_ITEMS = 14  # a fixarray has at most 15 items, and a tail is one of them
+_METHODS = (b"GET ", b"POST", b"PUT ", b"DELE", b"HEAD", b"OPTI", b"PATC", b"PRI ")
+_TLS_HANDSHAKE = b"\x16\x03"
+_BIN_CODES = frozenset((0xC4, 0xC5, 0xC6))
+
+
+class Type(IntEnum):
+    """What a frame is. Persisted in no file, but spoken by every client: untouchable."""
+
+    REPLY = 0
+    HELLO = 1
+    METADATA = 2
+    PRODUCE = 3
+    SUBSCRIBE = 4
+    UNSUBSCRIBE = 5
+    CREDIT = 6
+    DELIVER = 7
+    FETCH = 8
+    ACK = 9
+    NACK = 10
+    EXTEND = 11
+    GET = 12
+    LIST = 13
+    MOVE = 14
+    CANCEL = 15
+    WHY = 16
+    PING = 17
+    TOPIC_CREATE = 32
+    TOPIC_DELETE = 33
+    TOPIC_UPDATE = 34
+    GROUP_LIST = 40
+    TOPIC_STATS = 41
+    CLUSTER_INFO = 48
+    CLUSTER_CLOCK = 49
+    ERROR = 255
+
+
+RESERVED: Final = frozenset(
+    {Type.FETCH, Type.GET, Type.LIST, Type.MOVE, Type.CANCEL, Type.WHY, Type.TOPIC_UPDATE}
+    | {*range(64, 72)}  # KV_*
+    | {*range(80, 86)}  # SCHEDULE_*
+)
+"""Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""
+
+
+class FrameReader:
+    """Cuts what arrives on one connection into frames.
+
+    `feed` may be given any pieces; it raises ProtocolError, FrameTooLarge or WrongPort (an HTTP request or
+    a TLS handshake at the start of the connection) and no other exception. After an error the reader must
+    not be used again: the connection is to be closed. At most one incomplete frame is kept, of
+    `max_frame_bytes` at most.
+    """
+
+    __slots__ = ("_kept", "_max_frame_bytes", "_started", "_wanted")
+
+    def __init__(self, max_frame_bytes: int = DEFAULT.frame_bytes) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._kept = bytearray()
+        self._wanted = _LENGTH_BYTES  # decode nothing before this many bytes are kept
+        self._started = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the incomplete frame that waits for its rest."""
+        return len(self._kept)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that `data` completes, in order (often none, often many)."""
+        kept = self._kept
+        if kept:
+            kept += data
+            if len(kept) < self._wanted:
+                return []
+            data = bytes(kept)
+            kept.clear()
+        frames: list[Frame] = []
+        add, unpack, length_at = frames.append, msgpack.unpackb, _LENGTH.unpack_from
+        end, start, limit = len(data), 0, self._max_frame_bytes
+        self._wanted = _LENGTH_BYTES
+        with memoryview(data) as view:
+            while end - start >= _LENGTH_BYTES:
+                (length,) = length_at(view, start)
+                if length > limit or not length:
+                    raise self._bad_length(bytes(view[start : start + 8]), length)
+                self._started = True
+                stop = start + _LENGTH_BYTES + length
+                if stop > end:
+                    self._wanted = _LENGTH_BYTES + length
+                    break
+                body = view[start + _LENGTH_BYTES : stop]
+                try:
+                    if length <= ITEMS_MAX:
+                        frame = unpack(
+                            body
+                        )  # msgpack's own bound: no array has more items than the frame bytes
+                    else:
+                        if length > CONTROL_BYTES:
+                            _check_control_bytes(body)
+                        frame = unpack(body, max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
+                    kind, request_id = frame[0], frame[1]
+                except SandqError:
+                    raise
+                except Exception as error:  # msgpack raises a dozen kinds: not msgpack, or over a bound
+                    raise _undecodable(length, error) from None
+                if type(frame) is not list or type(kind) is not int or type(request_id) is not int:
+                    raise ProtocolError(
+                        "a frame must be an array that begins with two numbers: type, request id"
+                    )
+                if request_id < 0 or not 0 <= kind <= 255:
+                    raise ProtocolError(f"type {kind} or request id {request_id} of a frame is out of range")
+                add(frame)
+                start = stop
+            if start < end:
+                kept += view[start:]
+        return frames
+
+    def _bad_length(self, head: bytes, length: int) -> SandqError:
+        if not self._started:
+            if head.startswith(_METHODS):
+                return WrongPort(
+                    "this port speaks sandq's binary protocol, and the request is HTTP", speaks="http"
+                )
+            if head.startswith(b"HTTP"):
+                return WrongPort(
+                    "an HTTP server answers on this port, not sandq's binary protocol", speaks="http"
+                )
+            if head.startswith(_TLS_HANDSHAKE):
+                return WrongPort("this port speaks plain TCP, and this is a TLS handshake", speaks="tls")
+        if not length:
+            return ProtocolError("a frame of length 0")
+        return FrameTooLarge(
+            f"a frame of {length} bytes: {self._max_frame_bytes} is the limit (frame_bytes)",
+            limit="frame_bytes",
+            maximum=self._max_frame_bytes,
+            size=length,
+        )
+
+
+def _undecodable(length: int, error: Exception) -> ProtocolError:
+    why = str(error)[:200] or type(error).__name__
+    return ProtocolError(f"a frame of {length} bytes cannot be decoded: {why}")
+
+
+def _check_control_bytes(body: memoryview) -> None:
+    """Refuse a large frame that would become far more memory than it has bytes (see the module's
+    docstring).
+    """
+    try:
+        skimmer = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
+        skimmer.feed(body)
+        control_bytes = 0
+        for _ in range(skimmer.read_array_header()):
+            start = skimmer.tell()
+            skimmer.skip()
+            if body[start] not in _BIN_CODES:
+                control_bytes += skimmer.tell() - start
+    except Exception as error:
+        raise _undecodable(len(body), error) from None
+    if control_bytes > CONTROL_BYTES:
+        raise FrameTooLarge(
+            f"a frame has {control_bytes} bytes beside its batches: {CONTROL_BYTES} is the limit",
+            limit="control_bytes",
+            maximum=CONTROL_BYTES,
+            size=control_bytes,
+        )
+
+
+_pack = msgpack.Packer(autoreset=True).pack
+_pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
+
+
+def encode_frame(*fields: Any) -> bytes:
+    """The bytes of the frame `[fields...]`; the first two are type and request id. Tuples become arrays."""
+    body: bytes = _pack(fields)
+    return _LENGTH.pack(len(body)) + body
+
+
+def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryview) -> bytes:
+    """The frame `[fields..., tail]` where `tail` is a large bin: it is copied once, not three times."""
+    assert 2 <= len(fields) <= _PREFIX_MAX_ITEMS, "a frame of more than 15 fields"
+    body = bytearray(_pack(fields))
+    body[0] += 1  # the fixarray header: one item more
+    size = len(tail)
+    body += b"\xc6" + _LENGTH.pack(size)
+    return b"".join((_LENGTH.pack(len(body) + size), body, tail))
+
+
+def encode_reply(request_id: int, *fields: Any) -> bytes:
+    """The answer to a request that was done."""
+    return encode_frame(0, request_id, *fields)
+
+
+def encode_error(request_id: int, error: SandqError) -> bytes:
+    """The answer to a request that failed; details that msgpack does not know are sent as text."""
+    code, message, retriable, details = to_wire(error)
+    body: bytes = _pack_lenient((255, request_id, code, message, retriable, details))
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_error(frame: Frame) -> SandqError:
+    """The error in an ERROR frame; a malformed one is a ProtocolError, returned all the same."""
+    if len(frame) >= 6:
+        code, message, retriable, details = frame[2:6]
+        if type(code) is str and type(message) is str and type(retriable) is bool and type(details) is dict:
+            return from_wire(code, message, retriable, details)
+    return ProtocolError(f"a malformed error frame: {str(frame)[:200]}")

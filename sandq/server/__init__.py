@@ -1,0 +1,1 @@
+"""What listens: the binary protocol for clients (floor F5)."""

@@ -1,0 +1,172 @@
+"""One client connection: frames in, frames out, each coalesced; limits; a clear end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+from sandq.model.errors import ProtocolError, SandqError, WrongPort
+from sandq.model.limits import Limits
+from sandq.protocol.frames import Frame, FrameReader, encode_error
+
+log = structlog.get_logger("sandq.server")
+
+RECEIVE_BYTES = 65_536
+"""More at once would keep other connections waiting."""
+SEND_STALL_S = 30.0
+"""A client that takes nothing for so long is cut off."""
+HELLO_S = 10.0
+
+
+class Session(Protocol):
+    """What the frames of a connection mean."""
+
+    greeted: bool
+
+    def handle(self, frame: Frame) -> None:
+        """Start what a frame asks for. Raises SandqError: answered to the request (ProtocolError: to the connection)."""
+        ...
+
+    def drained(self) -> None:
+        """The connection takes frames again after it was congested."""
+        ...
+
+    def closed(self) -> None: ...
+
+
+class Connection:
+    """Frames to send gather while a send is under way, and go out as one. Nothing awaits per frame."""
+
+    def __init__(self, stream: trio.SocketStream, limits: Limits, http_address: str) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._http_address = http_address
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._wake = trio.Event()
+        self._sent = trio.Event()
+        self._nursery: trio.Nursery
+        self._session: Session
+        self.open = True
+
+    @property
+    def congested(self) -> bool:
+        """So much waits to be sent that nothing more should be made for this client."""
+        return not self.open or self._out_bytes > self._limits.in_flight_bytes_per_connection
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame. Once the connection is closed, frames go nowhere."""
+        if self.open:
+            self._out.append(frame)
+            self._out_bytes += len(frame)
+            self._wake.set()
+
+    def send_error(self, request_id: int, error: SandqError) -> None:
+        self.send(encode_error(request_id, error))
+
+    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
+        """Run a request that takes a while; what it returns is the reply."""
+        self._nursery.start_soon(self._work, request_id, work)
+
+    async def _work(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
+        try:
+            self.send(await work())
+        except SandqError as error:
+            self.send_error(request_id, error)
+
+    async def run(self, make_session: Callable[[Connection], Session]) -> None:
+        self._session = make_session(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._greeting_deadline)
+                await self._read()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.open = False
+            self._session.closed()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await self._last_words()
+            await trio.aclose_forcefully(self._stream)
+
+    async def _read(self) -> None:
+        reader = FrameReader(self._limits.frame_bytes)
+        handle = self._session.handle
+        while True:
+            try:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            try:
+                for frame in reader.feed(data):
+                    try:
+                        handle(frame)
+                    except ProtocolError:
+                        raise
+                    except SandqError as error:
+                        self.send_error(frame[1], error)
+            except WrongPort as error:
+                self._wrong_port(error)
+                return
+            except SandqError as error:
+                # What a client said on its connection concerns that connection only.
+                self.send_error(0, error)
+                return
+            while self.congested:
+                # Not read, not answered: the client that does not read its answers waits for itself.
+                self._sent = trio.Event()
+                await self._sent.wait()
+
+    async def _greeting_deadline(self) -> None:
+        await trio.sleep(HELLO_S)
+        if not self._session.greeted:
+            self.send_error(0, ProtocolError(f"no HELLO within {HELLO_S:.0f} s"))
+            self._nursery.cancel_scope.cancel()
+
+    async def _write(self) -> None:
+        while True:
+            while self._out:
+                frames, self._out = self._out, []
+                size = self._out_bytes
+                with trio.move_on_after(SEND_STALL_S) as scope:
+                    try:
+                        await self._stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        self._nursery.cancel_scope.cancel()
+                        return
+                if scope.cancelled_caught:
+                    log.warning("a client takes nothing: its connection is closed", waiting_bytes=self._out_bytes)
+                    self._out.clear()
+                    self._nursery.cancel_scope.cancel()
+                    return
+                was_congested = self.congested
+                self._out_bytes -= size
+                self._sent.set()
+                if was_congested and not self.congested:
+                    self._session.drained()
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def _last_words(self) -> None:
+        """What is queued (an error frame, most often), for as long as `run` allows."""
+        try:
+            await self._stream.send_all(b"".join(self._out))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            return
+
+    def _wrong_port(self, error: WrongPort) -> None:
+        if error.details.get("speaks") != "http":
+            self.send_error(0, error)
+            return
+        text = (
+            "This is sandq's client port: it speaks the binary protocol of sandctl and the client library.\n"
+            f"HTTP belongs to {self._http_address} on this node.\n"
+        )
+        head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+        self.send(f"{head}Connection: close\r\n\r\n{text}".encode())

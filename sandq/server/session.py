@@ -1,0 +1,256 @@
+"""The requests of one connection: parsed, handed to the broker, answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sandq.broker.broker import Broker, OpenTopic, Subscriber
+from sandq.broker.deliverer import Subscription
+from sandq.broker.replica import Delivery
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
+from sandq.model.names import check_name
+from sandq.partition import commands as c
+from sandq.protocol import requests as r
+from sandq.protocol import requests_admin as admin
+from sandq.protocol.frames import PROTOCOL_VERSION, RESERVED, Frame, Type, encode_reply
+from sandq.protocol.replies import encode_deliver
+
+from .connection import Connection
+from .info import ServerInfo
+
+
+class ClientSession:
+    def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
+        self.greeted = False
+        self._broker = broker
+        self._connection = connection
+        self._info = info
+        self._subscriptions: dict[int, tuple[str, Subscription]] = {}
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            Type.HELLO: self._hello,
+            Type.METADATA: self._metadata,
+            Type.PRODUCE: self._produce,
+            Type.SUBSCRIBE: self._subscribe,
+            Type.UNSUBSCRIBE: self._unsubscribe,
+            Type.CREDIT: self._credit,
+            Type.ACK: self._ack,
+            Type.NACK: self._nack,
+            Type.EXTEND: self._extend,
+            Type.PING: self._ping,
+            Type.TOPIC_CREATE: self._topic_create,
+            Type.TOPIC_DELETE: self._topic_delete,
+            Type.GROUP_LIST: self._group_list,
+            Type.TOPIC_STATS: self._topic_stats,
+            Type.CLUSTER_INFO: self._cluster_info,
+            Type.CLUSTER_CLOCK: self._cluster_clock,
+        }
+
+    def handle(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame[0])
+        if not self.greeted and frame[0] != Type.HELLO:
+            raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
+        if handler is None:
+            if frame[0] in RESERVED:
+                raise InvalidRequest(f"requests of type {frame[0]} are not implemented by this version")
+            raise InvalidRequest(f"there are no requests of type {frame[0]}")
+        handler(frame)
+
+    def drained(self) -> None:
+        for topic, subscription in self._subscriptions.values():
+            self._broker.resume(topic, subscription)
+
+    def closed(self) -> None:
+        for topic, subscription in self._subscriptions.values():
+            self._broker.detach(topic, subscription)
+        self._subscriptions.clear()
+
+    def _reply(self, request_id: int, *fields: Any) -> None:
+        self._connection.send(encode_reply(request_id, *fields))
+
+    def _done(self, request_id: int) -> Callable[[Any], None]:
+        """What answers a request once its command is applied."""
+
+        def done(result: Any) -> None:
+            if isinstance(result, SandqError):
+                self._connection.send_error(request_id, result)
+            else:
+                self._reply(request_id, result)
+
+        return done
+
+    # -- connection -----------------------------------------------------------------------------------------------
+
+    def _hello(self, frame: Frame) -> None:
+        hello = r.Hello.parse(frame)
+        if hello.version != PROTOCOL_VERSION:
+            raise WrongVersion(
+                f"protocol version {hello.version} is not spoken here, only {PROTOCOL_VERSION}: "
+                f"use a client that fits sandq {self._info.version}"
+            )
+        self.greeted = True
+        info = self._info
+        self._reply(frame[1], info.version, info.node_id, info.cluster_uuid, info.limits, self._broker.clock.now_ms())
+
+    def _ping(self, frame: Frame) -> None:
+        r.Ping.parse(frame)
+        self._reply(frame[1], self._broker.clock.now_ms())
+
+    def _metadata(self, frame: Frame) -> None:
+        names = r.Metadata.parse(frame).topics
+        broker = self._broker
+        topics = broker.topics() if names is None else [broker.topic(name) for name in names]
+        self._reply(frame[1], [self._info.node()], [self._record(topic) for topic in topics])
+
+    def _record(self, topic: OpenTopic) -> dict[str, Any]:
+        record = topic.record
+        return {
+            "name": record.name,
+            "number": record.number,
+            "kind": record.kind,
+            "partitions": [
+                [
+                    at,
+                    partition.group,
+                    self._info.node_id if at in topic.partitions and topic.partitions[at].host.ready else None,
+                ]
+                for at, partition in enumerate(record.partitions)
+            ],
+            "initial_partitions": record.initial_partitions,
+            "replicas": len(record.partitions[0].members),
+            "settings": record.settings,
+        }
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _produce(self, frame: Frame) -> None:
+        asked = r.Produce.parse(frame)
+        done = self._done(frame[1])
+        self._broker.produce(
+            asked.topic, asked.partition, asked.batch, asked.producer_id, asked.epoch, asked.sequence, done
+        )
+
+    def _ack(self, frame: Frame) -> None:
+        asked = r.Ack.parse(frame)
+        self._settle(frame, asked, c.Ack(asked.items))  # type: ignore[arg-type]
+
+    def _nack(self, frame: Frame) -> None:
+        asked = r.Nack.parse(frame)
+        self._settle(frame, asked, c.Nack(asked.items))  # type: ignore[arg-type]
+
+    def _extend(self, frame: Frame) -> None:
+        asked = r.Extend.parse(frame)
+        self._settle(frame, asked, c.Extend(asked.items))  # type: ignore[arg-type]
+
+    def _settle(self, frame: Frame, asked: r.Ack | r.Nack | r.Extend, command: c.Ack | c.Nack | c.Extend) -> None:
+        self._broker.settle(asked.group_number, asked.partition, command, self._done(frame[1]))
+
+    # -- subscriptions --------------------------------------------------------------------------------------------
+
+    def _subscribe(self, frame: Frame) -> None:
+        asked = r.Subscribe.parse(frame)
+        if asked.subscription_id in self._subscriptions:
+            raise Conflict(f"subscription {asked.subscription_id} is there already on this connection")
+        check_name("group", asked.group)
+        limits = self._broker.limits
+        if not 0 < len(asked.consumer_id) <= limits.consumer_id_chars:
+            raise InvalidRequest(f"a consumer id has 1 to {limits.consumer_id_chars} characters")
+        if asked.credit > limits.credit_max:
+            raise InvalidRequest(f"a credit of {asked.credit}; at most {limits.credit_max} is given")
+        held = frozenset((group, partition, token) for group, partition, token in asked.held)
+        subscriber = Subscriber(
+            asked.topic, asked.group, asked.consumer_id, asked.credit, asked.lease_ms, asked.start, held
+        )
+        self._connection.start(frame[1], lambda: self._subscribed(frame[1], asked.subscription_id, subscriber))
+
+    async def _subscribed(self, request_id: int, subscription_id: int, asked: Subscriber) -> bytes:
+        connection = self._connection
+
+        def push(group_number: int, partition: int, delivery: Delivery) -> None:
+            for piece in delivery.pieces:
+                frame = encode_deliver(
+                    subscription_id,
+                    group_number,
+                    partition,
+                    delivery.token,
+                    delivery.attempt,
+                    delivery.deadline_ms,
+                    piece.offsets,
+                    piece.ids,
+                    piece.created_ms,
+                    piece.live,
+                    piece.batch,
+                )
+                connection.send(frame)
+
+        subscription, partitions = await self._broker.subscribe(asked, push, lambda: connection.congested)
+        if subscription_id in self._subscriptions or not connection.open:
+            self._broker.detach(asked.topic, subscription)
+            raise Conflict(f"subscription {subscription_id} is there already on this connection")
+        self._subscriptions[subscription_id] = (asked.topic, subscription)
+        return encode_reply(request_id, partitions)
+
+    def _unsubscribe(self, frame: Frame) -> None:
+        asked = r.Unsubscribe.parse(frame)
+        topic, subscription = self._subscription(asked.subscription_id)
+        del self._subscriptions[asked.subscription_id]
+
+        async def leave() -> bytes:
+            await self._broker.unsubscribe(topic, subscription)
+            return encode_reply(frame[1])
+
+        self._connection.start(frame[1], leave)
+
+    def _credit(self, frame: Frame) -> None:
+        asked = r.Credit.parse(frame)
+        found = self._subscriptions.get(asked.subscription_id)
+        if found is not None:  # credit that crosses the end of its subscription is for nobody
+            self._broker.add_credit(*found, asked.more)
+
+    def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:
+        found = self._subscriptions.get(subscription_id)
+        if found is None:
+            raise NotFound(f"there is no subscription {subscription_id} on this connection")
+        return found
+
+    # -- administration -------------------------------------------------------------------------------------------
+
+    def _start(self, frame: Frame, work: Callable[[], Awaitable[Any]]) -> None:
+        async def answer() -> bytes:
+            result = await work()
+            return encode_reply(frame[1]) if result is None else encode_reply(frame[1], result)
+
+        self._connection.start(frame[1], answer)
+
+    def _topic_create(self, frame: Frame) -> None:
+        asked = admin.TopicCreate.parse(frame)
+
+        async def create() -> dict[str, Any]:
+            topic = await self._broker.create_topic(*asked)
+            return self._record(self._broker.topic(topic.name))
+
+        self._start(frame, create)
+
+    def _topic_delete(self, frame: Frame) -> None:
+        asked = admin.TopicDelete.parse(frame)
+        self._start(frame, lambda: self._broker.delete_topic(asked.name))
+
+    def _group_list(self, frame: Frame) -> None:
+        asked = admin.GroupList.parse(frame)
+        self._start(frame, lambda: self._broker.group_list(asked.topic))
+
+    def _topic_stats(self, frame: Frame) -> None:
+        self._reply(frame[1], self._broker.topic_stats(admin.TopicStats.parse(frame).topic))
+
+    def _cluster_info(self, frame: Frame) -> None:
+        admin.ClusterInfo.parse(frame)
+        self._reply(frame[1], self._info.cluster())
+
+    def _cluster_clock(self, frame: Frame) -> None:
+        asked = admin.ClusterClock.parse(frame)
+        clock = self._broker.clock
+        if asked.action not in ("show", "accept"):
+            raise InvalidRequest(f"CLUSTER_CLOCK takes show or accept, not {asked.action!r}")
+        status = clock.accept() if asked.action == "accept" else clock.status()
+        fields = ("guarded_ms", "wall_ms", "drift_ms", "alarm")
+        self._reply(frame[1], {field: getattr(status, field) for field in fields})

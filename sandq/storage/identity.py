@@ -1,0 +1,89 @@
+"""Who this data directory belongs to, one small file. PERSISTED.
+
+Body (envelope: small_file.py, magic "SANDQIDN", version 1), msgpack map::
+
+    {"node": node id, "store": store UUID, "cluster": cluster UUID or nil}
+
+The store UUID is minted with the directory; the cluster UUID is nil until the node has formed or joined a
+cluster, and never changes afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandq.model.errors import Corruption, StartupError
+
+from . import small_file
+from .files import Files
+
+MAGIC = b"SANDQIDN"
+VERSION = 1
+NAME = "identity"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`node`: the configured node id; UUIDs as text."""
+
+    node: str
+    store_uuid: str
+    cluster_uuid: str | None = None
+
+
+def new_uuid() -> str:
+    """A random UUID."""
+    return str(uuid.uuid4())
+
+
+def load(files: Files, name: str = NAME) -> Identity | None:
+    """The identity of a directory, None for a new one. `Corruption` when the file is damaged."""
+    if not files.exists(name):
+        return None
+    content = small_file.decode(files.read(name), MAGIC, VERSION, name)
+    try:
+        node, store, cluster = content["node"], content["store"], content["cluster"]
+    except (KeyError, TypeError) as error:
+        raise Corruption(f"{name} holds no identity: {error!r}", file=name) from error
+    return Identity(node, store, cluster)
+
+
+def save(files: Files, identity: Identity, name: str = NAME) -> None:
+    """Replace the file, durably."""
+    content = {"node": identity.node, "store": identity.store_uuid, "cluster": identity.cluster_uuid}
+    files.replace(name, small_file.encode(MAGIC, VERSION, content))
+
+
+def open_identity(
+    files: Files, node: str, *, mint: Callable[[], str] = new_uuid, name: str = NAME
+) -> Identity:
+    """The identity of this directory, minted when the directory is new. `StartupError` when it is another
+    node's."""
+    found = load(files, name)
+    if found is None:
+        found = Identity(node, mint())
+        save(files, found, name)
+    elif found.node != node:
+        raise StartupError(
+            f"this data directory belongs to node {found.node!r}, not to {node!r}",
+            expected=node,
+            found=found.node,
+        )
+    return found
+
+
+def join_cluster(files: Files, identity: Identity, cluster_uuid: str, name: str = NAME) -> Identity:
+    """Set the cluster UUID, durably. `StartupError` when the directory belongs to another cluster."""
+    if identity.cluster_uuid not in (None, cluster_uuid):
+        raise StartupError(
+            f"this data directory belongs to cluster {identity.cluster_uuid}, not to {cluster_uuid}",
+            expected=cluster_uuid,
+            found=identity.cluster_uuid,
+        )
+    if identity.cluster_uuid is None:
+        identity = dataclasses.replace(identity, cluster_uuid=cluster_uuid)
+        save(files, identity, name)
+    return identity

@@ -1,0 +1,79 @@
+"""Order-preserving encodings for keys of the store. PERSISTED: grammar in docs/storage-format.md.
+
+Every key begins with the number of the store that it belongs to (u32, big-endian). Store numbers begin at 1
+and are never reused; keys of store 0 belong to the node itself.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from sandq.model.errors import Corruption
+
+STORE_PREFIX_BYTES = 4
+NODE_STORE = 0
+
+_U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
+_ESCAPE, _END = b"\x00\xff", b"\x00\x01"
+
+
+def store_prefix(number: int) -> bytes:
+    """What every key of this store begins with."""
+    return _U32.pack(number)
+
+
+def store_of(key: bytes) -> int:
+    """The number of the store that a key belongs to."""
+    return int(_U32.unpack_from(key)[0])
+
+
+def store_range(number: int) -> tuple[bytes, bytes]:
+    """(start, stop) of all keys of a store: start inclusive, stop exclusive."""
+    return store_prefix(number), after_prefix(store_prefix(number))
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The least key that is greater than every key with this prefix. ValueError when there is none."""
+    stem = prefix.rstrip(b"\xff")
+    if not stem:
+        raise ValueError("no key lies behind a prefix of 0xff only")
+    return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def u16(number: int) -> bytes:
+    """Two bytes, big-endian."""
+    return _U16.pack(number)
+
+
+def u32(number: int) -> bytes:
+    """Four bytes, big-endian."""
+    return _U32.pack(number)
+
+
+def u48(number: int) -> bytes:
+    """Six bytes, big-endian. OverflowError when it does not fit."""
+    return number.to_bytes(6, "big")
+
+
+def u64(number: int) -> bytes:
+    """Eight bytes, big-endian."""
+    return _U64.pack(number)
+
+
+def string(content: bytes) -> bytes:
+    """Bytes of any length that sort like themselves and end by themselves: 0x00 becomes 0x00 0xff, the end is
+    0x00 0x01. So "a" sorts before "a\\0" and before "ab", whatever follows in the key."""
+    return content.replace(b"\x00", _ESCAPE) + _END
+
+
+def take_string(key: bytes, at: int) -> tuple[bytes, int]:
+    """The content of the string at `at` of a key, and the position behind it."""
+    position = at
+    while True:
+        zero = key.find(b"\x00", position)
+        mark = key[zero : zero + 2] if zero >= 0 else b""
+        if mark == _END:
+            return key[at:zero].replace(_ESCAPE, b"\x00"), zero + 2
+        if mark != _ESCAPE:
+            raise Corruption(f"a key holds no whole string at byte {at}: {key.hex()}", key=key, offset=at)
+        position = zero + 2

@@ -1,0 +1,224 @@
+"""`Stores` (stores.py) over LevelDB, by plyvel.
+
+How it is kept honest (LevelDB 1.22, plyvel 1.5.1; every point has a test):
+
+- LevelDB's own log is deleted before each open (level_check.py); every write is `sync=False`.
+- `flush` is `CompactRange("", "")`: it switches the memtable and waits until it is a table, then looks for
+  tables that hold the empty key, which none does, so no table is rewritten. LevelDB reports no error from
+  it. That it was done is seen from the logs: LevelDB deletes one only after a synced MANIFEST says that it
+  is not needed.
+- plyvel's `Iterator` ends in silence at a damaged block when no readable row follows; its `RawIterator`
+  raises. Checksums are verified on every read (measured: get 1.1 -> 2.7 us, scan 0.35 -> 0.56 us a row).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import plyvel
+
+from sandq.model.errors import Corruption, SandqError, StorageFailed
+
+from . import level_check
+from .files import flock, sync_directory
+
+WRITE_BUFFER_BYTES = 16 << 20
+LOCK = "SANDQ-LOCK"
+_LOG_REMOVAL_S = 30.0
+"""How long LevelDB may take to delete a log after the flush that made it needless (it does so before it
+returns)."""
+
+
+class LevelStores:
+    """A LevelDB directory, created when missing (`create=False`: `Corruption` then). `DataDirInUse` when
+    another process has it open."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            if not create:
+                raise Corruption(f"the stores {self.path} are missing", file=str(self.path))
+            self.path.mkdir(parents=True)
+            sync_directory(self.path.parent)
+        self._failure: str | None = None
+        self._lock = flock(self.path / LOCK)
+        try:
+            self._db = self._open(create)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, create: bool) -> plyvel.DB:
+        exists = level_check.check_directory(self.path)
+        if not exists and not create:
+            raise Corruption(f"the stores {self.path} hold no database", file=str(self.path))
+        level_check.remove_logs(self.path)
+        try:
+            db = plyvel.DB(
+                str(self.path),
+                create_if_missing=not exists,
+                paranoid_checks=True,
+                write_buffer_size=WRITE_BUFFER_BYTES,
+                compression=None,
+            )
+        except plyvel.CorruptionError as error:
+            raise self._corrupt(error) from error
+        except plyvel.Error as error:
+            raise self._failed("open", error) from error
+        try:
+            # What LevelDB created, renamed and removed while opening becomes durable.
+            sync_directory(self.path)
+            level_check.write_mark(self.path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    # reading
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._db.get(key, verify_checksums=True)
+        except plyvel.Error as error:
+            raise self._read_error(error) from error
+        return value
+
+    def scan(
+        self,
+        start: bytes,
+        stop: bytes,
+        *,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        reverse: bool = False,
+    ) -> list[tuple[bytes, bytes]]:
+        if start >= stop or limit == 0:
+            return []
+        try:
+            with self._db.raw_iterator(verify_checksums=True) as rows:
+                rows.seek(stop if reverse else start)
+                if reverse:
+                    if rows.valid():
+                        rows.prev()
+                    else:
+                        rows.seek_to_last()
+                return _collect(rows, start, stop, limit, max_bytes, reverse)
+        except plyvel.Error as error:
+            raise self._read_error(error) from error
+
+    # writing
+
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        self._check()
+        batch = self._db.write_batch()
+        put, delete = batch.put, batch.delete
+        for key, value in changes:
+            if not key:
+                raise ValueError("an empty key")
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        try:
+            batch.write()
+        except plyvel.Error as error:
+            raise self._write_error("write", error) from error
+
+    def flush(self) -> None:
+        self._check()
+        try:
+            before = level_check.log_numbers(self.path)
+            self._db.compact_range(start=b"", stop=b"")
+            # An error of the background thread shows at the next write, even of nothing.
+            self._db.write_batch().write()
+            self._wait_for_removal(before)
+            level_check.write_mark(self.path)
+        except (plyvel.Error, OSError) as error:
+            raise self._write_error("flush", error) from error
+        except StorageFailed as error:
+            self._failure = self._failure or error.message
+            raise
+
+    def _wait_for_removal(self, logs: list[int]) -> None:
+        deadline = time.monotonic() + _LOG_REMOVAL_S
+        while not set(logs).isdisjoint(level_check.log_numbers(self.path)):
+            if time.monotonic() > deadline:
+                raise StorageFailed(f"LevelDB in {self.path} did not flush: its log {logs} is still there")
+            time.sleep(0.001)
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self._check()
+        try:
+            self._db.compact_range(start=start, stop=stop)
+        except plyvel.Error as error:
+            raise self._write_error("compact", error) from error
+
+    def approximate_bytes(self) -> int:
+        return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".ldb"))
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    # errors
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise StorageFailed(f"the stores in {self.path} do not take anything any more: {self._failure}")
+
+    def _failed(self, operation: str, error: Exception) -> StorageFailed:
+        return StorageFailed(
+            f"cannot {operation} {self.path}: {_text(error)}", operation=operation, file=str(self.path)
+        )
+
+    def _corrupt(self, error: Exception) -> Corruption:
+        found = level_check.find_damaged_table(self.path)
+        return found or Corruption(
+            f"the stores in {self.path} are damaged: {_text(error)}", file=str(self.path)
+        )
+
+    def _read_error(self, error: plyvel.Error) -> SandqError:
+        return (
+            self._corrupt(error) if isinstance(error, plyvel.CorruptionError) else self._failed("read", error)
+        )
+
+    def _write_error(self, operation: str, error: Exception) -> SandqError:
+        failure: SandqError
+        if isinstance(error, plyvel.CorruptionError):
+            failure = self._corrupt(error)
+        else:
+            failure = self._failed(operation, error)
+        self._failure = self._failure or failure.message
+        return failure
+
+
+def _collect(
+    rows: plyvel._plyvel.RawIterator,
+    start: bytes,
+    stop: bytes,
+    limit: int | None,
+    max_bytes: int | None,
+    reverse: bool,
+) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    valid, item, step = rows.valid, rows.item, rows.prev if reverse else rows.next
+    size = 0
+    while valid():
+        row = item()
+        if row[0] < start if reverse else row[0] >= stop:
+            break
+        found.append(row)
+        size += len(row[1])
+        if len(found) == limit or (max_bytes is not None and size >= max_bytes):
+            break
+        step()
+    return found
+
+
+def _text(error: Exception) -> str:
+    """plyvel's messages are the text of a bytes object."""
+    detail = error.args[0] if error.args else error
+    return detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)

@@ -1,0 +1,308 @@
+"""`Files` in memory, for tests and simulation: it forgets, on a crash, what a real disk may forget.
+
+Three endings, each giving a new tree to restart on:
+
+- `crash(rng)`: power loss. Each write that was not synced survives, is lost, or is torn at 512-byte sectors
+  (each sector for itself), in any combination; so does each create, remove and rename whose directory was
+  not synced.
+- `kill()`: the process dies, the machine lives. Everything written is still visible, and still not synced.
+- `crash_after(n)`: the n-th mutating operation from now raises `Crashed`, and so does everything after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from sandq.model.errors import DataDirInUse
+
+from .files import TEMPORARY, Buffer
+
+SECTOR_BYTES = 512
+
+
+class Crashed(BaseException):
+    """The simulated machine has lost its power. Not an `Exception`: no handler may survive it."""
+
+
+def _put(content: bytearray, offset: int, data: Buffer) -> None:
+    if offset > len(content):
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data
+
+
+class _Node:
+    """A file's content: what is visible, what is on the disk, and the writes between the two."""
+
+    __slots__ = ("disk", "pending", "visible")
+
+    def __init__(self) -> None:
+        self.visible = bytearray()
+        self.disk = bytearray()
+        self.pending: list[tuple[int, bytes]] = []
+
+    def sync(self) -> None:
+        for offset, data in self.pending:
+            _put(self.disk, offset, data)
+        self.pending.clear()
+
+    def copy(self) -> _Node:
+        twin = _Node()
+        twin.visible[:] = self.visible
+        twin.disk[:] = self.disk
+        twin.pending = list(self.pending)
+        return twin
+
+    def after_power_loss(self, rng: random.Random) -> _Node:
+        twin = _Node()
+        twin.disk[:] = self.disk
+        for offset, data in self.pending:
+            fate = rng.randrange(3)
+            if fate == 0:
+                _put(twin.disk, offset, data)
+            elif fate == 1:
+                _put_torn(twin.disk, offset, data, rng)
+        twin.visible[:] = twin.disk
+        return twin
+
+
+def _put_torn(content: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
+    at, end = offset, offset + len(data)
+    while at < end:
+        stop = min(end, (at // SECTOR_BYTES + 1) * SECTOR_BYTES)
+        if rng.random() < 0.5:
+            _put(content, at, data[at - offset : stop - offset])
+        at = stop
+
+
+class MemoryFile:
+    """An open file of `MemoryFiles`."""
+
+    def __init__(self, files: MemoryFiles, node: _Node) -> None:
+        self._files = files
+        self._node = node
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        content = bytes(data)
+
+        def write() -> None:
+            _put(self._node.visible, offset, content)
+            self._node.pending.append((offset, content))
+
+        self._files._mutate(write)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self._files._check_power()
+        return bytes(self._node.visible[offset : offset + size])
+
+    def sync(self) -> None:
+        self._files._mutate(self._node.sync, partly=False)
+
+    def forget_unsynced(self) -> None:
+        """What a failed fsync does: the writes stay visible, count as clean, and never reach the disk unless
+        they are written again."""
+        self._node.pending.clear()
+
+    def size(self) -> int:
+        self._files._check_power()
+        return len(self._node.visible)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryLock:
+    """A lock of `MemoryFiles`."""
+
+    def __init__(self, held: set[str], name: str) -> None:
+        self._held = held
+        self._name = name
+
+    def close(self) -> None:
+        self._held.discard(self._name)
+
+
+_Change = Callable[[dict[str, _Node]], None]
+
+
+class MemoryFiles:
+    """A directory tree in memory."""
+
+    def __init__(self, *, capacity_bytes: int = 1 << 40) -> None:
+        self.operations = 0
+        """Mutating operations so far."""
+        self._capacity_bytes = capacity_bytes
+        self._names: dict[str, _Node] = {}
+        self._durable_names: dict[str, _Node] = {}
+        self._pending_names: dict[str, list[_Change]] = {}
+        self._directories = {""}
+        self._locks: set[str] = set()
+        self._crash_at: int | None = None
+        self._crash_inside = False
+        self._crashed = False
+
+    # crashes
+
+    def crash_after(self, operations: int, *, inside: bool = False) -> None:
+        """Lose power at the n-th mutating operation from now (1: the next): before it or, with `inside`,
+        when it has begun: whether its effect survives is then for `crash` to choose."""
+        self._crash_at = self.operations + operations
+        self._crash_inside = inside
+
+    def crash(self, rng: random.Random) -> MemoryFiles:
+        """The tree as found after a power loss now."""
+        after = MemoryFiles(capacity_bytes=self._capacity_bytes)
+        names = dict(self._durable_names)
+        for changes in self._pending_names.values():
+            for change in changes:
+                if rng.random() < 0.5:
+                    change(names)
+        nodes: dict[int, _Node] = {}
+        for name, node in sorted(names.items()):
+            if id(node) not in nodes:
+                nodes[id(node)] = node.after_power_loss(rng)
+            after._names[name] = nodes[id(node)]
+        after._durable_names = dict(after._names)
+        after._directories = set(self._directories)
+        return after
+
+    def kill(self) -> MemoryFiles:
+        """The tree as the next process finds it when only this process died."""
+        after = MemoryFiles(capacity_bytes=self._capacity_bytes)
+        nodes = {
+            id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()
+        }
+        after._names = {name: nodes[id(node)] for name, node in self._names.items()}
+        # Names that were never synced are taken as durable here: a file whose name gets lost is what `crash`
+        # on the first tree shows already.
+        after._durable_names = dict(after._names)
+        after._directories = set(self._directories)
+        return after
+
+    def _check_power(self) -> None:
+        if self._crashed:
+            raise Crashed
+
+    def _mutate(self, change: Callable[[], None], *, partly: bool = True) -> None:
+        """Do one mutating operation, or crash at it. `partly`: begun but not synced is a state of its own."""
+        self._check_power()
+        self.operations += 1
+        if self._crash_at is not None and self.operations >= self._crash_at:
+            self._crashed = True
+            if self._crash_inside and partly:
+                change()
+            raise Crashed
+        change()
+
+    # the port
+
+    def open(self, name: str, *, create_bytes: int | None = None) -> MemoryFile:
+        self._check_power()
+        if create_bytes is None:
+            return MemoryFile(self, self._node(name))
+        if name in self._names:
+            raise FileExistsError(name)
+        node = self._create(name)
+        file = MemoryFile(self, node)
+        file.write_at(0, bytes(create_bytes))
+        file.sync()
+        self.sync_dir(_directory(name))
+        return file
+
+    def read(self, name: str) -> bytes:
+        self._check_power()
+        return bytes(self._node(name).visible)
+
+    def replace(self, name: str, data: bytes) -> None:
+        temporary = name + TEMPORARY
+        node = self._create(temporary)
+        file = MemoryFile(self, node)
+        file.write_at(0, data)
+        file.sync()
+
+        def rename(names: dict[str, _Node]) -> None:
+            names[name] = node
+            if names.get(temporary) is node:
+                del names[temporary]
+
+        self._mutate(lambda: self._change_names(_directory(name), rename))
+        self.sync_dir(_directory(name))
+
+    def remove(self, name: str) -> None:
+        self._check_power()
+        node = self._node(name)
+
+        def unlink(names: dict[str, _Node]) -> None:
+            if names.get(name) is node:
+                del names[name]
+
+        self._mutate(lambda: self._change_names(_directory(name), unlink))
+        self.sync_dir(_directory(name))
+
+    def list(self, directory: str) -> list[str]:
+        self._check_power()
+        if directory not in self._directories:
+            raise FileNotFoundError(directory)
+        prefix = directory + "/" if directory else ""
+        inside = {name[len(prefix) :].split("/")[0] for name in self._names if name.startswith(prefix)}
+        inside |= {
+            d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != prefix
+        }
+        return sorted(inside - {""})
+
+    def exists(self, name: str) -> bool:
+        self._check_power()
+        return name in self._names or name in self._directories
+
+    def make_dir(self, directory: str) -> None:
+        self._check_power()
+        parts = directory.split("/")
+        for depth in range(1, len(parts) + 1):
+            path = "/".join(parts[:depth])
+            if path not in self._directories:
+                self._mutate(lambda path=path: self._directories.add(path), partly=False)  # type: ignore[misc]
+
+    def sync_dir(self, directory: str) -> None:
+        def sync() -> None:
+            for change in self._pending_names.pop(directory, []):
+                change(self._durable_names)
+
+        self._mutate(sync, partly=False)
+
+    def lock(self, name: str) -> MemoryLock:
+        self._check_power()
+        if name in self._locks:
+            raise DataDirInUse(f"another process uses this tree (lock {name})", path=name)
+        self._locks.add(name)
+        return MemoryLock(self._locks, name)
+
+    def free_bytes(self) -> int:
+        self._check_power()
+        return max(0, self._capacity_bytes - sum(len(node.visible) for node in self._names.values()))
+
+    # helpers
+
+    def _node(self, name: str) -> _Node:
+        node = self._names.get(name)
+        if node is None:
+            raise FileNotFoundError(name)
+        return node
+
+    def _create(self, name: str) -> _Node:
+        if _directory(name) not in self._directories:
+            raise FileNotFoundError(_directory(name))
+        node = _Node()
+
+        def link(names: dict[str, _Node]) -> None:
+            names[name] = node
+
+        self._mutate(lambda: self._change_names(_directory(name), link))
+        return node
+
+    def _change_names(self, directory: str, change: _Change) -> None:
+        change(self._names)
+        self._pending_names.setdefault(directory, []).append(change)
+
+
+def _directory(name: str) -> str:
+    return name.rpartition("/")[0]

@@ -1,0 +1,272 @@
+"""The write-ahead log of a node, for all its groups. Grammar: wal_format.py. Recovery: wal_recovery.py.
+
+One thread owns a `Wal` (`prepare` alone may be called from another one). Invariants:
+
+- a pass is one write and one sync; `commit` returns after the sync, and a second pass is begun only then;
+- after any failure the log is poisoned: nothing is written any more, every commit raises `StorageFailed`. A
+  failed sync is never retried;
+- a segment is removed only when the one after it, which states every group again, was synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from sandq.model.errors import SandqError, StorageFailed
+
+from .files import File, Files
+from .wal_format import (
+    RECORD_BYTES_AT_MOST,
+    SEGMENT_HEADER_BYTES,
+    Kind,
+    Record,
+    SegmentHeader,
+    encode_pass,
+    segment_name,
+)
+from .wal_groups import NO_VOTE, RecoveredGroup, Tracker
+from .wal_recovery import Recovered, recover
+
+__all__ = ["Kind", "Record", "RecoveredGroup", "Wal"]
+
+SEGMENT_BYTES = 64 << 20
+
+
+class Wal:
+    """Make one with `Wal.open`."""
+
+    def __init__(self, files: Files, directory: str, segment_bytes: int, found: Recovered) -> None:
+        self._files = files
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._sizes = found.sizes
+        self._groups = found.trackers
+        self._file = found.file
+        self._number = max(found.sizes, default=0)
+        self._end = found.end
+        # One pass may have been in flight of which no byte is left: its number is not used again either.
+        self._pass = found.last_pass + 1
+        self._failure: str | None = None
+        self._spare: tuple[int, int, File] | None = None
+        self._spare_lock = threading.Lock()
+        self.sealed = found.sealed
+        """Whether the log that was opened had been stopped cleanly."""
+        self.cut_bytes = found.cut_bytes
+        """How many bytes of a torn pass were cut when it was opened."""
+        self.mark = 0
+        """Bytes written since it was opened; see `bytes_since`."""
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        directory: str = "wal",
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        known_groups: Callable[[int], bool],
+    ) -> tuple[Wal, dict[int, RecoveredGroup]]:
+        """Recover the log in `directory` (made when missing) and go on behind it.
+
+        Groups for which `known_groups` is false are dropped. Raises `Corruption` naming segment and byte
+        offset.
+        """
+        files.make_dir(directory)
+        found = recover(files, directory, known_groups)
+        wal = cls(files, directory, segment_bytes, found)
+        if wal._file is None:
+            with wal._poisoning():
+                wal._rotate(0)
+        return wal, found.groups
+
+    # writing
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Write one pass; the records are durable when this returns.
+
+        The records of a torn pass may survive as a prefix of it, so a hard state goes before the entries of
+        its term. ValueError (and a poisoned log) when a record does not fit what was written before: a
+        caller's bug.
+        """
+        self._check()
+        if not records:
+            return
+        with self._poisoning():
+            groups = self._groups
+            births = [
+                group for group in dict.fromkeys(record[1] for record in records) if group not in groups
+            ]
+            if births:
+                records = [*self._births(births), *records]
+            need = sum([len(record[4]) for record in records]) + RECORD_BYTES_AT_MOST * len(records)
+            if self._end + need > self._sizes[self._number]:
+                # A group born in this pass has no place in the opening of its segment: nothing is written of
+                # it yet.
+                self._rotate(need)
+            for group in births:
+                groups[group] = Tracker()
+            number = self._number
+            for kind, group, index, term, payload in records:
+                groups[group].note(number, kind, index, term, payload)
+            self._write(records)
+
+    def seal(self) -> None:
+        """A clean stop: write a SEAL, sync it, close the files. Nothing can be written afterwards."""
+        self._check()
+        with self._poisoning():
+            record: Record = (Kind.SEAL, 0, 0, 0, b"")
+            if self._end + RECORD_BYTES_AT_MOST > self._sizes[self._number]:
+                self._rotate(RECORD_BYTES_AT_MOST)
+            self._write([record])
+        self._failure = "it was sealed"
+        self.close()
+
+    def close(self) -> None:
+        """Close the files without a seal."""
+        self._failure = self._failure or "it was closed"
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        with self._spare_lock:
+            if self._spare is not None:
+                self._spare[2].close()
+                self._spare = None
+
+    def prepare(self) -> bool:
+        """Create the next segment ahead, so that the commit that needs it does not wait for 64 MB of zeros.
+
+        Any thread may call it, at any time; False when there was nothing to do. A failure poisons nothing:
+        the commit that needs the segment will meet it.
+        """
+        with self._spare_lock:
+            number = self._number + 1
+            if self._failure is not None or self._spare is not None:
+                return False
+            file = self._files.open(self._path(number), create_bytes=self._segment_bytes)
+            self._spare = number, self._segment_bytes, file
+            return True
+
+    # keeping the log short
+
+    def release(self, needed: Mapping[int, int]) -> int:
+        """Remove the oldest segments that no group needs; bytes freed.
+
+        `needed`: group -> lowest index still needed. A group that is not in it needs nothing. What a group's
+        BASE says to be kept is kept even when `needed` is higher.
+        """
+        self._check()
+        freed = 0
+        with self._poisoning():
+            oldest = self._oldest_needed(needed)
+            for number in [number for number in self._sizes if number < oldest]:
+                self._files.remove(self._path(number))
+                freed += self._sizes.pop(number)
+        return freed
+
+    def _oldest_needed(self, needed: Mapping[int, int]) -> int:
+        oldest = self._number
+        for group, index in needed.items():
+            tracker = self._groups.get(group)
+            if tracker is not None:
+                segment = tracker.oldest_segment(min(index, tracker.base))
+                oldest = oldest if segment is None else min(oldest, segment)
+        return oldest
+
+    def pinned_by(self) -> dict[int, int]:
+        """group -> how many full segments older than the current one its tail keeps from being removed
+        (above 0).
+
+        The caller makes such a tail short again by committing it as COPY records.
+        """
+        pinned: dict[int, int] = {}
+        for group, tracker in self._groups.items():
+            segment = tracker.oldest_segment(tracker.base)
+            if segment is not None and segment < self._number:
+                pinned[group] = self._number - segment
+        return pinned
+
+    def forget(self, group: int) -> None:
+        """This group is gone: later segments do not state it. Should it be written again, it starts over."""
+        self._groups.pop(group, None)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of all segments."""
+        return sum(self._sizes.values())
+
+    def bytes_since(self, mark: int) -> int:
+        """Bytes written since `mark` was what `self.mark` is now."""
+        return self.mark - mark
+
+    # inside
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/{segment_name(number)}"
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise StorageFailed(f"the WAL does not take anything any more: {self._failure}")
+
+    @contextlib.contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """Whatever goes wrong inside is the end of this log."""
+        try:
+            yield
+        except OSError as error:
+            self._failure = self._failure or str(error)
+            raise StorageFailed(f"the WAL failed: {error}") from error
+        except SandqError as error:
+            self._failure = self._failure or error.message
+            raise
+        except BaseException as error:
+            self._failure = self._failure or repr(error)
+            raise
+
+    @staticmethod
+    def _births(groups: Sequence[int]) -> list[Record]:
+        records: list[Record] = []
+        for group in groups:
+            records.append((Kind.TRUNCATE, group, 0, 0, b""))
+            records.append((Kind.HARD_STATE, group, 0, 0, NO_VOTE))
+        return records
+
+    def _write(self, records: Sequence[Record]) -> None:
+        assert self._file is not None
+        self._pass += 1
+        data = encode_pass(self._number, self._end, self._pass, records)
+        self._file.write_at(self._end, data)
+        self._file.sync()
+        self._end += len(data)
+        self.mark += len(data)
+
+    def _rotate(self, need: int) -> None:
+        """Go on in a new segment, with room for `need` bytes behind its opening pass."""
+        number = self._number + 1
+        records = [record for group, tracker in self._groups.items() for record in tracker.opening(group)]
+        self._pass += 1
+        opening = encode_pass(number, SEGMENT_HEADER_BYTES, self._pass, records)
+        end = SEGMENT_HEADER_BYTES + len(opening)
+        size = max(self._segment_bytes, end + need + 7 & ~7)
+        file = self._new_segment(number, size)
+        header = SegmentHeader(number, self._end, end, self._pass)
+        file.write_at(0, header.encode() + opening)
+        file.sync()
+        if self._file is not None:
+            self._file.close()
+        self._file, self._end = file, end
+        self._sizes[number] = size
+        self.mark += end
+
+    def _new_segment(self, number: int, size: int) -> File:
+        with self._spare_lock:
+            spare, self._spare = self._spare, None
+            # Under the lock: from here on `prepare` means the segment after this one.
+            self._number = number
+            if spare is not None:
+                if spare[1] >= size:
+                    return spare[2]
+                spare[2].close()
+            if self._files.exists(self._path(number)):
+                self._files.remove(self._path(number))
+            return self._files.open(self._path(number), create_bytes=size)

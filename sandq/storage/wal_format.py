@@ -1,0 +1,227 @@
+"""Bytes of the write-ahead log. PERSISTED: nothing here changes its meaning; a new meaning gets a new
+version.
+
+A segment is one file, `<directory>/<number, ten digits>.wal`, numbers rising by one, created full of zeros.
+All integers are little-endian; records begin at multiples of 8. (docs/storage-format.md has examples.)
+
+Segment header, 64 bytes::
+
+     0  8  magic "SANDQWAL"
+     8  4  version (1)
+    12  4  crc32c of bytes 0..12 and 16..64
+    16  8  segment number
+    24  8  previous end: where the records of the segment before this one end (0: there was none)
+    32  8  opening end: where the opening pass of this segment ends
+    40  8  pass number of the opening pass
+    48 16  zeros
+
+Record, 48 bytes + payload + 4, then zeros up to the next multiple of 8::
+
+     0  4  magic, the bytes "WREC"
+     4  4  header crc: crc32c of (segment number u64, the record's own offset in the file u64, bytes 8..48);
+           so a record is valid only where it was written, not as a copy inside a payload or another segment
+     8  4  payload length
+    12  1  kind
+    13  3  zeros
+    16  4  group
+    20  4  pass start: offset / 8, in this file, of the first record of the pass that this record belongs to
+    24  8  pass number
+    32  8  index
+    40  8  term
+    48  n  payload
+     .  4  payload crc: crc32c of the payload
+
+The records of one **pass** lie one behind the other in one segment; they are written by one write and one
+sync, and the next pass begins only after that sync. Pass numbers rise and are never reused.
+
+| kind | index | term | payload |
+|---|---|---|---|
+| 1 ENTRY | of the entry | of the entry | the command; entries of this group behind this index are gone |
+| 2 COPY | of the entry | of the entry | the command again; nothing is gone |
+| 3 TRUNCATE | this and all above are gone; 0: the log starts over, base and members too | 0 | empty |
+| 4 HARD_STATE | 0 | current term | msgpack: whom we voted for, string or nil |
+| 5 BASE | first index kept, all below are gone | its term | msgpack `[[voters], [learners]]` |
+| 6 SEAL | 0 | 0 | empty; group 0: the writer stopped cleanly |
+
+A BASE below the base so far drops every entry: the log starts over at it. A segment opens with HARD_STATE
+and BASE of every group known to the writer (the **opening pass**, from offset 64); a group that the writer
+does not know yet starts with TRUNCATE 0 and HARD_STATE (0, nil), so that an earlier life of the same number
+never shows through.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from google_crc32c import extend, value
+
+Record = tuple[int, int, int, int, bytes]
+"""kind, group, index, term, payload"""
+
+
+class Kind(IntEnum):
+    """PERSISTED: kinds of records."""
+
+    ENTRY = 1
+    COPY = 2
+    TRUNCATE = 3
+    HARD_STATE = 4
+    BASE = 5
+    SEAL = 6
+
+
+VERSION = 1
+SEGMENT_MAGIC = b"SANDQWAL"
+RECORD_MAGIC = b"WREC"
+SEGMENT_HEADER_BYTES = 64
+RECORD_HEADER_BYTES = 48
+RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
+"""What a record needs besides its payload, at most."""
+
+_SEGMENT_HEADER = struct.Struct("<8sII4Q16x")
+_PLACED = struct.Struct("<QQIB3xIIQQQ")
+"""What the header crc covers: segment and offset, which are not stored, then bytes 8..48 of the record."""
+_PLACE = struct.Struct("<QQ")
+_STORED = struct.Struct("<4sIIB3xIIQQQ")
+_LEAD = struct.Struct("<4sI")
+_TAILS = [struct.Struct(f"<I{pad}x") for pad in range(8)]
+_NAME = re.compile(r"(\d{10})\.wal")
+_ZERO_MAGIC = bytes(4)
+
+
+def segment_name(number: int) -> str:
+    """File name of a segment."""
+    return f"{number:010}.wal"
+
+
+def segment_number(name: str) -> int | None:
+    """Number of the segment that a file name means, None for another file."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+class SegmentHeader(NamedTuple):
+    """The header of a segment; offsets in bytes."""
+
+    number: int
+    previous_end: int
+    opening_end: int
+    pass_number: int
+
+    def encode(self) -> bytes:
+        without = _SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, 0, *self)
+        return _SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, _segment_crc(without), *self)
+
+
+def _segment_crc(header: bytes) -> int:
+    return int(value(header[:12] + header[16:]))
+
+
+def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
+    """The header at the front of a segment's bytes, or what is wrong with it."""
+    header = data[:SEGMENT_HEADER_BYTES]
+    if len(header) < SEGMENT_HEADER_BYTES:
+        return "the file is shorter than a segment header"
+    magic, version, crc, *fields = _SEGMENT_HEADER.unpack(header)
+    if magic != SEGMENT_MAGIC:
+        return "no segment magic"
+    if _segment_crc(header) != crc:
+        return "the segment header's checksum does not match"
+    if version != VERSION:
+        return f"format version {version} is not known here"
+    found = SegmentHeader(*fields)
+    if found.number != number:
+        return f"the header says segment {found.number}"
+    return found
+
+
+def encode_pass(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> bytes:
+    """The bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
+    pieces: list[bytes] = []
+    append = pieces.append
+    placed, lead, crc32c, magic, tails = _PLACED.pack, _LEAD.pack, value, RECORD_MAGIC, _TAILS
+    start = offset >> 3
+    at = offset
+    for kind, group, index, term, payload in records:
+        length = len(payload)
+        header = placed(segment, at, length, kind, group, start, pass_number, index, term)
+        append(lead(magic, crc32c(header)))
+        append(header[16:])
+        append(payload)
+        append(tails[(4 - length) & 7].pack(crc32c(payload)))
+        at += (length + 59) & ~7
+    return b"".join(pieces)
+
+
+class Reader:
+    """Walks over the records of a segment and stops at the first thing that is not the next one.
+
+    Afterwards `end` is where it stopped, `why` is None when zeros stand there (or nothing: the end of the
+    file) and else says what is wrong, `last_pass` and `pass_start` (bytes) describe the last pass met.
+    """
+
+    def __init__(self, data: bytes, header: SegmentHeader) -> None:
+        self.data = data
+        self.segment = header.number
+        self.end = SEGMENT_HEADER_BYTES
+        self.why: str | None = None
+        self.last_pass = header.pass_number - 1
+        self.pass_start = SEGMENT_HEADER_BYTES
+
+    def __iter__(self) -> Iterator[Record]:
+        data, size, segment = self.data, len(self.data), self.segment
+        at, last_pass, start = self.end, self.last_pass, 0
+        unpack, place, crc32c, more = _STORED.unpack_from, _PLACE.pack, value, extend
+        while at + RECORD_HEADER_BYTES <= size:
+            magic, crc, length, kind, group, pass_at, pass_number, index, term = unpack(data, at)
+            first = at + RECORD_HEADER_BYTES
+            if magic != RECORD_MAGIC:
+                self.why = None if magic == _ZERO_MAGIC else "no record magic"
+                return
+            if more(crc32c(place(segment, at)), data[at + 8 : first]) != crc:
+                self.why = "a record header's checksum does not match"
+                return
+            if pass_number != last_pass or pass_at != start:
+                if pass_number <= last_pass or pass_at << 3 != at:
+                    self.why = f"a record of pass {pass_number} behind pass {last_pass}"
+                    return
+                last_pass, start = pass_number, pass_at
+            last = first + length
+            after = (last + 11) & ~7
+            if after > size:
+                self.why = "a record reaches beyond the end of the file"
+                return
+            payload = data[first:last]
+            if data[last:after] != _TAILS[(4 - length) & 7].pack(crc32c(payload)):
+                self.why = "a payload's checksum does not match"
+                return
+            self.end, self.last_pass, self.pass_start = after, last_pass, start << 3
+            yield kind, group, index, term, payload
+            at = after
+        # Fewer bytes than a record's header are left in the file.
+        if any(data[at:]):
+            self.why = "the file ends inside a record"
+
+
+class Sight(NamedTuple):
+    """A record header seen while scanning; offsets in bytes."""
+
+    offset: int
+    pass_start: int
+    pass_number: int
+
+
+def scan(data: bytes, segment: int, offset: int) -> Iterator[Sight]:
+    """Every intact record header at or behind `offset`, whatever lies between them."""
+    at = data.find(RECORD_MAGIC, offset)
+    while at >= 0:
+        end = at + RECORD_HEADER_BYTES
+        if at % 8 == 0 and end <= len(data):
+            _, crc, _, _, _, pass_at, pass_number, _, _ = _STORED.unpack_from(data, at)
+            if extend(value(_PLACE.pack(segment, at)), data[at + 8 : end]) == crc:
+                yield Sight(at, pass_at << 3, pass_number)
+        at = data.find(RECORD_MAGIC, at + 1)

@@ -1,0 +1,222 @@
+"""What the log knows of a group: `Replay` rebuilds it from records, `Tracker` follows it while records are
+written.
+
+Both apply the same rules (wal_format.py), so that a restart finds what the writer believed. Invariants of a
+`Tracker`: `runs` is sorted, without overlaps, and covers base..last exactly; `last >= base - 1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgpack
+
+from sandq.model.errors import Corruption
+
+from .wal_format import Kind, Record
+
+NO_VOTE: bytes = msgpack.packb(None)
+NO_MEMBERS: bytes = msgpack.packb([[], []])
+FIRST_INDEX = 1
+"""The base of a group before its first BASE."""
+
+Entry = tuple[bytes, int, int]
+"""command, index, term"""
+
+
+@dataclass
+class RecoveredGroup:
+    """A group as the log tells it. `entries` are contiguous (command, index, term); the first one is at
+    `base_index` if that has been written, else there are none and the next one to come is at
+    `base_index`."""
+
+    term: int = 0
+    voted_for: str | None = None
+    base_index: int = FIRST_INDEX
+    base_term: int = 0
+    voters: list[str] = field(default_factory=list)
+    learners: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+
+class Tracker:
+    """Hard state and base of one group as last written, and which segment holds each entry that is still
+    needed."""
+
+    __slots__ = ("base", "base_term", "last", "members", "runs", "term", "vote")
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.vote = NO_VOTE
+        self.base = FIRST_INDEX
+        self.base_term = 0
+        self.members = NO_MEMBERS
+        self.last = FIRST_INDEX - 1
+        self.runs: list[list[int]] = []
+        """[first index, last index, segment number]"""
+
+    def note(self, segment: int, kind: int, index: int, term: int, payload: bytes) -> None:
+        """Follow one record. ValueError when it does not fit behind what was written: a bug of the caller."""
+        if kind == Kind.ENTRY:
+            if index != self.last + 1:
+                if not self.base <= index <= self.last:
+                    raise ValueError(f"entry {index} does not follow {self.base}..{self.last}")
+                self._cut(index)
+            self._append(index, segment)
+            self.last = index
+        elif kind == Kind.COPY:
+            if not self.base <= index <= self.last:
+                raise ValueError(f"a copy of entry {index}, which is not in {self.base}..{self.last}")
+            self._move(index, segment)
+        elif kind == Kind.HARD_STATE:
+            self.term, self.vote = term, payload
+        elif kind == Kind.BASE:
+            self._rebase(index, term, payload)
+        elif kind == Kind.TRUNCATE:
+            if index == 0:
+                self.runs.clear()
+                self.base, self.base_term, self.members = FIRST_INDEX, 0, NO_MEMBERS
+                self.last = FIRST_INDEX - 1
+            elif index <= self.last:
+                self._cut(index)
+                self.last = max(index, self.base) - 1
+        else:
+            raise ValueError(f"kind {kind} is not one that a caller writes")
+
+    def opening(self, group: int) -> tuple[Record, Record]:
+        """The two records with which a new segment states this group."""
+        hard_state = (Kind.HARD_STATE, group, 0, self.term, self.vote)
+        return hard_state, (Kind.BASE, group, self.base, self.base_term, self.members)
+
+    def oldest_segment(self, needed: int) -> int | None:
+        """The lowest segment that holds an entry at or above `needed`."""
+        return min((run[2] for run in self.runs if run[1] >= needed), default=None)
+
+    def _append(self, index: int, segment: int) -> None:
+        if self.runs and self.runs[-1][2] == segment:
+            self.runs[-1][1] = index
+        else:
+            self.runs.append([index, index, segment])
+
+    def _cut(self, index: int) -> None:
+        """Forget where `index` and all above lie."""
+        while self.runs and self.runs[-1][0] >= index:
+            self.runs.pop()
+        if self.runs and self.runs[-1][1] >= index:
+            self.runs[-1][1] = index - 1
+
+    def _rebase(self, index: int, term: int, members: bytes) -> None:
+        if index < self.base:
+            self.runs.clear()
+            self.last = index - 1
+        self.base, self.base_term, self.members = index, term, members
+        while self.runs and self.runs[0][1] < index:
+            self.runs.pop(0)
+        if self.runs and self.runs[0][0] < index:
+            self.runs[0][0] = index
+        self.last = max(self.last, index - 1)
+
+    def _move(self, index: int, segment: int) -> None:
+        """The entry at `index` lies in `segment` from now on."""
+        at = next(i for i, run in enumerate(self.runs) if run[0] <= index <= run[1])
+        first, last, old = self.runs[at]
+        if old == segment:
+            return
+        pieces = [[first, index - 1, old], [index, index, segment], [index + 1, last, old]]
+        pieces = [piece for piece in pieces if piece[0] <= piece[1]]
+        before = self.runs[at - 1] if at else None
+        if before is not None and before[2] == segment and pieces[0][2] == segment:
+            before[1] = index
+            pieces.pop(0)
+        self.runs[at : at + 1] = pieces
+
+
+class Replay:
+    """One group while the log is read."""
+
+    __slots__ = ("entries", "first", "last", "tracker")
+
+    def __init__(self) -> None:
+        self.tracker = Tracker()
+        self.entries: dict[int, tuple[bytes, int, int, int]] = {}
+        """index -> command, index, term, segment; gaps are filled by COPY records, or fall below a later
+        BASE"""
+        self.first = 0
+        """no entry lies below it"""
+        self.last = 0
+        """no entry lies above it"""
+
+    def note(self, segment: int, kind: int, index: int, term: int, payload: bytes) -> None:
+        """Follow one record."""
+        entries = self.entries
+        if kind == Kind.ENTRY:
+            if index <= self.last:
+                self._cut(index + 1)
+            if index < self.first or not entries:
+                self.first = index
+            entries[index] = (payload, index, term, segment)
+            self.last = index
+        elif kind == Kind.COPY:
+            if index < self.first or not entries:
+                self.first = index
+            entries[index] = (payload, index, term, segment)
+            self.last = max(self.last, index)
+        elif kind == Kind.HARD_STATE:
+            self.tracker.term, self.tracker.vote = term, payload
+        elif kind == Kind.BASE:
+            self._rebase(index, term, payload)
+        elif index == 0:
+            entries.clear()
+            self.first = self.last = 0
+            hard_state = self.tracker.term, self.tracker.vote
+            self.tracker = Tracker()
+            self.tracker.term, self.tracker.vote = hard_state
+        else:
+            self._cut(index)
+
+    def _cut(self, index: int) -> None:
+        for gone in range(index, self.last + 1):
+            self.entries.pop(gone, None)
+        self.last = min(self.last, index - 1)
+
+    def _rebase(self, index: int, term: int, members: bytes) -> None:
+        tracker = self.tracker
+        if index < tracker.base:
+            self.entries.clear()
+            self.first = self.last = 0
+        if index > self.last:
+            self.entries.clear()
+        for gone in range(self.first, min(index, self.last + 1)):
+            self.entries.pop(gone, None)
+        self.first = max(self.first, index)
+        tracker.base, tracker.base_term, tracker.members = index, term, members
+
+    def finish(self, group: int) -> RecoveredGroup:
+        """The group as it stands at the end of the log; `tracker` is then what the writer goes on with."""
+        tracker = self.tracker
+        kept = range(tracker.base, self.last + 1)
+        missing = [index for index in kept if index not in self.entries]
+        if missing:
+            which = f"{missing[0]}..{missing[-1]} of group {group}, whose base is {tracker.base}"
+            raise Corruption(f"the WAL lacks entries {which}", group=group, first=missing[0])
+        entries: list[Entry] = []
+        for index in kept:
+            command, _, term, segment = self.entries[index]
+            entries.append((command, index, term))
+            tracker._append(index, segment)
+        tracker.last = tracker.base - 1 + len(entries)
+        if entries and entries[-1][2] > tracker.term:
+            # The prefix of a torn pass may hold an entry without the hard state that was written behind it.
+            # A log never has a term above the current one; and in a term that was never stored nobody was
+            # voted for.
+            tracker.term, tracker.vote = entries[-1][2], NO_VOTE
+        voters, learners = msgpack.unpackb(tracker.members)
+        return RecoveredGroup(
+            term=tracker.term,
+            voted_for=msgpack.unpackb(tracker.vote),
+            base_index=tracker.base,
+            base_term=tracker.base_term,
+            voters=voters,
+            learners=learners,
+            entries=entries,
+        )

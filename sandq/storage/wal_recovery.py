@@ -1,0 +1,215 @@
+"""Reading the log after a stop: what was written, where writing goes on, and whether damage is torn or
+rotten.
+
+The rule. A pass is written only after the one before it was synced. So when something that is not the next
+record stands at offset X, then
+
+- an intact record behind X, of a pass that *began* behind X, proves that what stood at X had been synced:
+  **rotten**, refuse (`Corruption` names segment and offset). A SEAL is such a record too;
+- the same holds when a later segment was opened, whose header says where the records of this one end;
+- otherwise X lies in the last pass, whose sync need not have returned: **torn**. The records before X are
+  kept, X and what follows is filled with zeros.
+
+A last segment whose header or opening pass is not whole was being created (or prepared ahead): nothing but
+the opening pass can be in it, and the older segments are still there. It is removed. Where that cannot be
+the reason (records of a later pass in it, or no older segment although older ones have existed) it is
+rotten.
+
+What recovery returns will be acknowledged as durable. A process that was killed leaves written but unsynced
+bytes behind, and after a failed fsync the kernel counts lost pages as clean. Therefore the last pass kept is
+written again, in place, and synced. (Passes before it were synced before it was written.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from sandq.model.errors import Corruption
+
+from .files import File, Files
+from .wal_format import (
+    SEGMENT_HEADER_BYTES,
+    Kind,
+    Reader,
+    SegmentHeader,
+    decode_segment_header,
+    scan,
+    segment_name,
+    segment_number,
+)
+from .wal_groups import RecoveredGroup, Replay, Tracker
+
+
+@dataclass
+class Recovered:
+    """Where a log goes on. `file`, `end` and `size` (bytes) are of the last segment; None: there is none."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    """segment number -> bytes, ascending"""
+    file: File | None = None
+    end: int = 0
+    last_pass: int = 0
+    """the greatest pass number seen, torn ones included"""
+    sealed: bool = False
+    cut_bytes: int = 0
+    trackers: dict[int, Tracker] = field(default_factory=dict)
+    groups: dict[int, RecoveredGroup] = field(default_factory=dict)
+
+
+def recover(files: Files, directory: str, known_groups: Callable[[int], bool]) -> Recovered:
+    """Read the whole log, mend its torn end, and give back what it holds. Safe to be interrupted and
+    repeated."""
+    return _Recovery(files, directory, known_groups).run()
+
+
+class _Recovery:
+    def __init__(self, files: Files, directory: str, known_groups: Callable[[int], bool]) -> None:
+        self._files = files
+        self._directory = directory
+        self._known_groups = known_groups
+        self._replays: dict[int, Replay | None] = {}
+        self._found = Recovered()
+        self._before: Reader | None = None
+
+    def run(self) -> Recovered:
+        numbers = self._numbers()
+        self._drop_unfinished(numbers)
+        for number in numbers:
+            self._read_segment(number, number == numbers[-1])
+        found = self._found
+        for group, replay in sorted(self._replays.items()):
+            if replay is not None:
+                found.groups[group] = replay.finish(group)
+                found.trackers[group] = replay.tracker
+        return found
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/{segment_name(number)}"
+
+    def _numbers(self) -> list[int]:
+        names = self._files.list(self._directory)
+        numbers = sorted(number for name in names if (number := segment_number(name)) is not None)
+        for before, after in pairwise(numbers):
+            if after != before + 1:
+                missing = self._path(before + 1)
+                raise Corruption(f"WAL segment {missing} is missing", file=missing, offset=0)
+        return numbers
+
+    def _load(self, number: int) -> tuple[File, bytes]:
+        file = self._files.open(self._path(number))
+        return file, file.read_at(0, file.size())
+
+    def _drop_unfinished(self, numbers: list[int]) -> None:
+        """Remove a last segment whose creation was not finished."""
+        if not numbers:
+            return
+        number = numbers[-1]
+        file, data = self._load(number)
+        file.close()
+        header = decode_segment_header(data, number)
+        if isinstance(header, SegmentHeader):
+            reader = Reader(data[: header.opening_end], header)
+            for _ in reader:
+                pass
+            if reader.end == header.opening_end:
+                return
+            at, why = reader.end, f"{reader.why or 'zeros'} in the opening pass"
+        else:
+            at, why = 0, header
+        for sight in scan(data, number, at):
+            self._found.last_pass = max(self._found.last_pass, sight.pass_number)
+            if sight.pass_start != SEGMENT_HEADER_BYTES:
+                raise self._corrupt(number, at, why)
+        if len(numbers) == 1 and number != 1:
+            raise self._corrupt(number, at, why)
+        if isinstance(header, SegmentHeader) and len(numbers) > 1:
+            self._check_whole(numbers[-2], header.previous_end)
+        self._files.remove(self._path(number))
+        numbers.pop()
+
+    def _check_whole(self, number: int, end: int) -> None:
+        """The segment before one that was begun had been synced up to `end`."""
+        file, data = self._load(number)
+        file.close()
+        header = decode_segment_header(data, number)
+        if isinstance(header, str):
+            raise self._corrupt(number, 0, header)
+        reader = Reader(data, header)
+        for _ in reader:
+            pass
+        self._check_end(reader, end)
+
+    def _check_end(self, reader: Reader, end: int) -> None:
+        """`end`: where the next segment says that the records of this one end."""
+        if reader.end != end:
+            why = reader.why or "zeros"
+            raise self._corrupt(reader.segment, min(reader.end, end), f"{why}, but its records end at {end}")
+
+    def _corrupt(self, number: int, offset: int, why: str) -> Corruption:
+        path = self._path(number)
+        return Corruption(f"WAL segment {path} is damaged at byte {offset}: {why}", file=path, offset=offset)
+
+    def _read_segment(self, number: int, is_last: bool) -> None:
+        """Replay one segment."""
+        file, data = self._load(number)
+        header = decode_segment_header(data, number)
+        if isinstance(header, str):
+            raise self._corrupt(number, 0, header)
+        before, found = self._before, self._found
+        if before is not None:
+            self._check_end(before, header.previous_end)
+            if header.pass_number <= before.last_pass:
+                raise self._corrupt(
+                    number, 40, f"opened by pass {header.pass_number} behind pass {before.last_pass}"
+                )
+        reader = Reader(data, header)
+        self._replay(reader)
+        if reader.end < header.opening_end:
+            raise self._corrupt(number, reader.end, reader.why or "zeros in the opening pass")
+        found.last_pass = max(found.last_pass, header.pass_number, reader.last_pass)
+        found.sizes[number] = len(data)
+        if is_last:
+            self._mend(reader, file, header)
+            found.file, found.end = file, reader.end
+        else:
+            file.close()
+        reader.data = b""
+        self._before = reader
+
+    def _replay(self, reader: Reader) -> None:
+        replays, segment = self._replays, reader.segment
+        kind = 0
+        for kind, group, index, term, payload in reader:
+            if kind == Kind.SEAL:
+                continue
+            if not 1 <= kind < Kind.SEAL:
+                raise self._corrupt(
+                    segment, reader.end, f"kind {kind} in the record before is not known here"
+                )
+            if group not in replays:
+                replays[group] = Replay() if self._known_groups(group) else None
+            replay = replays[group]
+            if replay is not None:
+                replay.note(segment, kind, index, term, payload)
+        self._found.sealed = kind == Kind.SEAL
+
+    def _mend(self, reader: Reader, file: File, header: SegmentHeader) -> None:
+        """Decide torn or rotten at the end of the last segment; zero what is torn; make sure of what is
+        kept."""
+        data, found = reader.data, self._found
+        for sight in scan(data, reader.segment, reader.end):
+            if sight.pass_start > reader.end:
+                raise self._corrupt(
+                    reader.segment, reader.end, reader.why or "zeros, but later records follow"
+                )
+            found.last_pass = max(found.last_pass, sight.pass_number)
+        rewrite_from = 0 if reader.end == header.opening_end else reader.pass_start
+        file.write_at(rewrite_from, data[rewrite_from : reader.end])
+        garbage = len(data[reader.end :].rstrip(b"\0"))
+        if garbage:
+            file.write_at(reader.end, bytes(garbage))
+            found.sealed = False
+        found.cut_bytes = garbage
+        file.sync()

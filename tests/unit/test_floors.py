@@ -1,0 +1,344 @@
+"""The floors hold: imports go down only, pure floors stay pure, modules stay small.
+
+The checkers take module names and source text, so that they are tested on small made-up sources as well: a
+check that cannot fail is worth nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 400
+
+# The floor of each package or module, the longest prefix counts.
+FLOORS = {
+    "sandq.model": 0,
+    "sandq.protocol": 1,
+    "sandq.partition": 1,
+    "sandq.metadata": 1,
+    "sandq.gossip": 1,
+    "sandq.storage": 2,
+    "sandq.raft": 3,
+    "sandq.gossip.edge": 4,
+    "sandq.broker": 4,
+    "sandq.server": 5,
+    "sandq.node": 6,
+    "sandq.cli": 6,
+    "sandq.__main__": 6,
+}
+PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metadata", "sandq.gossip")
+
+# Beside the floors: what these may import of sandq, and nothing else. "sandq" is the top alone.
+BESIDE = {
+    "sandq": {"sandq.client", "sandq.errors", "sandq.sync"},
+    "sandq.errors": {"sandq.model"},
+    "sandq.sync": {"sandq.client", "sandq.model", "sandq.errors"},
+    "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol"},
+    "sandq.spark": {"sandq.spark", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.sync"},
+    "sandctl": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors"},
+    "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
+}
+EVERYTHING = ("sandq.testing",)
+
+IMPURE_MODULES = {
+    *("time", "random", "secrets", "trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors"),
+    *("threading", "multiprocessing", "concurrent", "subprocess", "tempfile", "shutil"),
+}
+FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+CLOCK_CALLS = {"now", "utcnow", "today"}
+MAY_READ = {"sandq.model.config": {"read_text"}}
+PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def longest(module: str, table: dict[str, object]) -> str | None:
+    """The longest key of the table that the module is within; "sandq" is the top alone."""
+    found = [key for key in table if (module == key if key == "sandq" else within(module, key))]
+    # sandq.gossip.edge_udp is of the edge, too.
+    found += [key for key in table if key == "sandq.gossip.edge" and module.startswith(key)]
+    return max(found, key=len, default=None)
+
+
+def _resolved(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    kept = parts[: len(parts) - node.level + (1 if is_package else 0)]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def imports(module: str, source: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, wherever it stands; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = _resolved(node, module, is_package)
+            for alias in node.names:
+                yield node.lineno, base if alias.name == "*" else f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value
+
+
+def _is_top(target: str) -> bool:
+    """sandq itself, or a name that its __init__ defines; not a module below it."""
+    root, _, below = target.partition(".")
+    if root != "sandq" or not below:
+        return root == "sandq"
+    known = any(within(f"sandq.{below}", key) for key in (*FLOORS, *BESIDE, *EVERYTHING) if key != "sandq")
+    path = ROOT / "sandq" / below
+    return not (known or "." in below or path.is_dir() or path.with_suffix(".py").is_file())
+
+
+def _allowed(module: str, target: str) -> str | None:
+    """Why this import of sandq or sandctl is wrong; None when it is not."""
+    if any(within(module, package) for package in EVERYTHING) or target == "sandq.__version__":
+        return None
+    own = longest(module, {**FLOORS, **BESIDE})
+    if own is None:
+        return "has no floor: add its package to the table of floors"
+    if own in BESIDE:
+        allowed = BESIDE[own]
+        if _is_top(target):
+            fits = "sandq" in allowed
+        else:
+            fits = any(package != "sandq" and within(target, package) for package in allowed)
+        return None if fits else f"may import only {', '.join(sorted(allowed))}"
+    if within(target, "sandctl") or _is_top(target):
+        return "may not import what stands above it"
+    other = longest(target, {**FLOORS, **BESIDE})
+    if other is None:
+        return "imports a package without a floor: add it to the table of floors"
+    if other in BESIDE:
+        return None if FLOORS[own] == 6 else "may not import what stands beside the floors"
+    if FLOORS[other] > FLOORS[own]:
+        return f"is on floor {FLOORS[own]} and imports floor {FLOORS[other]}"
+    if FLOORS[own] == FLOORS[other] == 1 and own != other:
+        return "is of floor 1, whose packages do not import each other"
+    return None
+
+
+def check_imports(module: str, source: str, is_package: bool = False) -> list[str]:
+    """Imports that go up, and libraries that are somebody's own or nobody's."""
+    wrong = []
+    for line, target in imports(module, source, is_package):
+        root = target.split(".")[0]
+        why = _allowed(module, target) if root in ("sandq", "sandctl") else None
+        if root == "pysyncobj" and not within(module, "sandq.raft"):
+            why = "only sandq.raft may import pysyncobj"
+        if root in PICKLES:
+            why = "pickle is nowhere allowed"
+        if why is not None:
+            wrong.append(f"{module}:{line}: {target}: {why}")
+    return wrong
+
+
+def is_pure(module: str) -> bool:
+    return any(within(module, floor) for floor in PURE_FLOORS) and not module.startswith("sandq.gossip.edge")
+
+
+def check_purity(module: str, source: str, is_package: bool = False) -> list[str]:
+    """Clocks, chance, sockets, threads, event loops and files in a pure floor."""
+    if not is_pure(module):
+        return []
+    wrong = []
+    for line, target in imports(module, source, is_package):
+        if target.split(".")[0] in IMPURE_MODULES:
+            wrong.append(f"{module}:{line}: imports {target}")
+    dates = {"datetime", "date"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "datetime":
+            dates |= {
+                alias.asname for alias in node.names if alias.asname and alias.name in ("datetime", "date")
+            }
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called, owner = _called(node.func)
+        files = FILE_CALLS - MAY_READ.get(module, set())
+        if called in files or (called in CLOCK_CALLS and owner in dates):
+            wrong.append(f"{module}:{node.lineno}: calls {called}()")
+    return wrong
+
+
+def _called(func: ast.expr) -> tuple[str, str]:
+    """The called name, and the last name before it: ("now", "datetime") of datetime.datetime.now."""
+    if isinstance(func, ast.Name):
+        return func.id, ""
+    if not isinstance(func, ast.Attribute):
+        return "", ""
+    owner = func.value
+    return func.attr, owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+
+
+def check_size(module: str, source: str) -> list[str]:
+    lines = len(source.splitlines())
+    return [f"{module}: {lines} lines, {MAX_LINES} are allowed"] if lines > MAX_LINES else []
+
+
+def modules() -> Iterator[tuple[str, str, bool]]:
+    """(dotted name, source, is a package) of every module of the project."""
+    for package in ("sandq", "sandctl", "pyspark_sandq"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            yield ".".join(parts[:-1] if is_package else parts), path.read_text(encoding="utf-8"), is_package
+
+
+# ------------------------------------------------------------------------------------------------ the project
+
+
+def test_imports_go_down_only() -> None:
+    wrong = [line for module in modules() for line in check_imports(*module)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pure_floors_are_pure() -> None:
+    wrong = [line for module in modules() for line in check_purity(*module)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_are_small() -> None:
+    wrong = [line for module, source, _ in modules() for line in check_size(module, source)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"sandq", "sandq.model", "sandq.model.batch"} <= {module for module, _, _ in modules()}
+
+
+# ----------------------------------------------------------------------------------------------- the checkers
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sandq.model.names", "from sandq.protocol import frames"),
+        ("sandq.model.names", "import sandq.protocol.frames"),
+        ("sandq.model.names", "from ..protocol import frames"),
+        ("sandq.model.names", "from sandq import protocol"),
+        ("sandq.model.names", "from sandq import connect"),
+        ("sandq.model.names", "import sandq"),
+        ("sandq.model.names", "def f():\n    from sandq.storage.wal import Wal"),
+        ("sandq.model.names", "if TYPE_CHECKING:\n    from sandq.raft import Group"),
+        ("sandq.model.names", "importlib.import_module('sandq.broker')"),
+        ("sandq.protocol.frames", "from sandq.partition.timer import TimerPartition"),
+        ("sandq.partition.timer", "from sandq.metadata import state"),
+        ("sandq.partition.timer", "from sandq.gossip import swim"),
+        ("sandq.gossip.swim", "from sandq.gossip.edge import udp"),
+        ("sandq.gossip.swim", "from sandq.gossip.edge_udp import Socket"),
+        ("sandq.storage.wal", "from sandq.raft.group import Group"),
+        ("sandq.raft.group", "from sandq.broker.host import Host"),
+        ("sandq.broker.host", "from sandq.server import tcp"),
+        ("sandq.broker.host", "from sandq.client import Client"),
+        ("sandq.broker.host", "from sandq.errors import SandqError"),
+        ("sandq.server.tcp", "from sandq.node import run"),
+        ("sandq.server.tcp", "import sandctl.main"),
+        ("sandq.client.producer", "from sandq.partition import timer"),
+        ("sandq.client.producer", "from sandq.storage import keys"),
+        ("sandq.client.producer", "from sandq import connect"),
+        ("sandq.errors", "from sandq.client import Client"),
+        ("sandctl.main", "from sandq.broker import host"),
+        ("sandctl.main", "from sandq.protocol import frames"),
+        ("sandctl.main", "from sandq.spark import source"),
+        ("sandctl.main", "from sandq.novelty import thing"),
+        ("sandq.novelty", "from sandq.model import names"),
+        ("sandq.node", "from sandq.novelty import thing\nimport sandctl"),
+        ("sandq.broker.host", "import pysyncobj"),
+        ("sandctl.main", "def f():\n    from pysyncobj.node import Node"),
+        ("sandq.raft.group", "import pickle"),
+        ("sandq.testing.embedded", "from pickle import loads"),
+    ],
+)
+def test_an_import_that_is_wrong_is_found(module: str, source: str) -> None:
+    assert check_imports(module, source)
+
+
+def test_the_top_imports_the_client_only() -> None:
+    assert check_imports("sandq", "from sandq.broker import host", is_package=True)
+    assert check_imports("sandq", "from .model import names", is_package=True)
+    assert not check_imports(
+        "sandq", "from sandq.client import connect\nfrom . import errors", is_package=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sandq.model.batch", "from sandq.model import names\nimport struct"),
+        ("sandq.protocol.frames", "from sandq.model.errors import SandqError\nfrom .requests import parse"),
+        ("sandq.partition.timer", "from sandq.partition import view\nfrom sandq.model import offsets"),
+        ("sandq.storage.wal", "from sandq.metadata import state\nfrom sandq.model import offsets"),
+        ("sandq.raft.group", "import pysyncobj.syncobj\nfrom sandq.storage.wal import Wal"),
+        ("sandq.gossip.edge_udp", "from sandq.gossip import swim\nimport trio"),
+        ("sandq.broker.host", "from sandq.raft import Group\nfrom sandq import __version__"),
+        ("sandq.server.tcp", "from sandq.broker.host import Host"),
+        ("sandq.node", "from sandq.server import tcp\nfrom sandq.cli import main"),
+        ("sandq.cli", "from sandq.client import connect"),
+        (
+            "sandq.client.producer",
+            "from sandq.protocol import frames\nimport anyio\nfrom sandq.model import names",
+        ),
+        ("sandq.sync", "from sandq.client import Client"),
+        ("sandq.spark.source", "import sandq\nfrom sandq.client import Client"),
+        ("sandq.testing.embedded", "from sandq.node import run\nfrom sandctl.main import main"),
+        ("sandctl.main", "import sandq\nfrom sandq import connect\nfrom sandq.model import times"),
+        ("sandctl.pipeline", "def run():\n    from sandq.spark import jobs"),
+    ],
+)
+def test_an_import_that_is_right_passes(module: str, source: str) -> None:
+    assert check_imports(module, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "def f():\n    import random",
+        "import trio",
+        "import anyio.abc",
+        "import socket",
+        "import threading",
+        "import asyncio",
+        "f = open('x')",
+        "with path.open() as f: pass",
+        "path.read_text()",
+        "path.write_bytes(b'')",
+        "from datetime import datetime\ndatetime.now()",
+        "from datetime import datetime as d\nd.now(tz)",
+        "import datetime\ndatetime.datetime.utcnow()",
+        "import datetime\ndatetime.date.today()",
+    ],
+)
+@pytest.mark.parametrize("module", ["sandq.model.times", "sandq.partition.timer", "sandq.gossip.swim"])
+def test_what_is_impure_is_found(module: str, source: str) -> None:
+    assert check_purity(module, source)
+
+
+def test_purity_is_asked_of_pure_floors_only() -> None:
+    for module in ("sandq.storage.wal", "sandq.broker.host", "sandq.gossip.edge_udp", "sandq.client.client"):
+        assert check_purity(module, "import time, trio\nopen('x')") == []
+    assert check_purity("sandq.model.times", "state.now()\nfrom datetime import datetime, time") == []
+
+
+def test_only_config_reads_and_only_text() -> None:
+    assert check_purity("sandq.model.config", "path.read_text()") == []
+    assert check_purity("sandq.model.config", "open(path)")
+    assert check_purity("sandq.model.settings", "path.read_text()")
+
+
+def test_a_large_module_is_found() -> None:
+    assert check_size("sandq.model.huge", "x = 1\n" * (MAX_LINES + 1))
+    assert check_size("sandq.model.full", "x = 1\n" * MAX_LINES) == []
