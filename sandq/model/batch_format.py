@@ -233,6 +233,8 @@ def encode(columns: Mapping[int, Cells], *, relative: bool = False, compress: bo
     if count == 0:
         raise InvalidRequest("batch: no messages")
     for column, cells in columns.items():
+        if isinstance(cells, (str, bytes, bytearray)):
+            raise InvalidRequest(f"batch: {name_of(column)} must be a sequence of cells, not one of them")
         if len(cells) != count:
             raise InvalidRequest(f"batch: {name_of(column)} has {len(cells)} cells, VALUE has {count}")
     typed = ((column, _type_of(column, columns[column]), columns[column]) for column in sorted(columns))

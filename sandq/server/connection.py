@@ -27,7 +27,7 @@ class Session(Protocol):
     greeted: bool
 
     def handle(self, frame: Frame) -> None:
-        """Start what a frame asks for. Raises SandqError: answered to the request (ProtocolError: to the connection)."""
+        """Start what a frame asks for. Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
     def drained(self) -> None:

@@ -10,7 +10,7 @@ def test_the_format_is_what_it_was() -> None:
     offset = offsets.pack(0x0102_0304_0506, 0x1112_1314_1516, 0x2_1222, 0x333)
     assert offset.hex() == "010203040506" + "111213141516" + "21222" + "333"
     assert offsets.unpack(offset) == (0x0102_0304_0506, 0x1112_1314_1516, 0x2_1222, 0x333)
-    assert offsets.to_text(offset) == "01081G81860W8J4CRMAH28J8SK"
+    assert offsets.to_text(offset) == "01081G81862491650N2RGJ48SK"
     assert offsets.to_text(offsets.FIRST) == "0" * 26
     assert offsets.to_text(offsets.LAST) == "7" + "Z" * 25
     assert offsets.token(0x1112_1314_1516, 0x2122) == 0x1112_1314_1516_2122
@@ -68,7 +68,7 @@ def test_text_is_read_as_crockford_says() -> None:
     "text",
     [
         *("", "0" * 25, "0" * 27, "8" + "0" * 25, "Z" * 26, "0" * 25 + "U", "0" * 25 + "-", "0" * 25 + " "),
-        *("+" + "0" * 25, "0_" * 13, "0" * 25 + "\n", "٠" * 26, "ı" + "0" * 25, "0" * 1_000_000),  # noqa: RUF001
+        *("+" + "0" * 25, "0_" * 13, "0" * 25 + "\n", "\u0660" * 26, "\u0131" + "0" * 25, "0" * 1_000_000),
     ],
 )
 def test_garbage_is_no_text(text: str) -> None:
@@ -102,7 +102,7 @@ def test_text_must_be_text() -> None:
             "+1.0.0",
             "1_0.0.0",
         ),
-        *(f"1.0.{2**64}", f"{2**64}.0.0", "1.0.1" + "0" * 50_000, "١.0.0"),  # noqa: RUF001
+        *(f"1.0.{2**64}", f"{2**64}.0.0", "1.0.1" + "0" * 50_000, "\u0661.0.0"),
     ],
 )
 def test_garbage_is_no_lease(text: str) -> None:

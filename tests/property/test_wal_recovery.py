@@ -1,0 +1,351 @@
+"""The promise of the log, against a model: what `commit` returned for is found again, whatever the machine does.
+
+The model holds the state of every group. A crash in a commit may leave any prefix of the pass in flight, nothing
+else; a crash in a recovery changes nothing of that. Hypothesis prints the failing seed, and it replays from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandq.model.errors import Corruption, StorageFailed
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import Files
+from sandq.storage.memory_files import Crashed, MemoryFiles
+from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal
+
+SEGMENT_BYTES = 4096
+SEEDS = st.integers(0, 2**32)
+
+
+@dataclass
+class Group:
+    """What a group should be."""
+
+    term: int = 0
+    vote: str | None = None
+    base: int = 1
+    base_term: int = 0
+    members: list[list[str]] = field(default_factory=lambda: [[], []])
+    entries: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+    @property
+    def last(self) -> int:
+        return max(self.entries, default=self.base - 1)
+
+    def note(self, kind: int, index: int, term: int, payload: bytes) -> None:
+        if kind == Kind.ENTRY:
+            self.entries = {i: entry for i, entry in self.entries.items() if i < index}
+            self.entries[index] = (payload, term)
+        elif kind == Kind.TRUNCATE:
+            self.entries = {i: entry for i, entry in self.entries.items() if i < index}
+        elif kind == Kind.HARD_STATE:
+            self.term, self.vote = term, msgpack.unpackb(payload)
+        elif kind == Kind.BASE:
+            self.base, self.base_term, self.members = index, term, msgpack.unpackb(payload)
+            self.entries = {i: entry for i, entry in self.entries.items() if i >= index}
+        else:
+            assert kind == Kind.COPY and self.entries[index] == (payload, term)
+
+    def facts(self) -> tuple[object, ...]:
+        term, vote = self.term, self.vote
+        if self.entries and self.entries[self.last][1] > term:
+            term, vote = self.entries[self.last][1], None
+        entries = [(command, index, t) for index, (command, t) in sorted(self.entries.items())]
+        return term, vote, self.base, self.base_term, self.members, entries
+
+
+def facts(group: RecoveredGroup) -> tuple[object, ...]:
+    members = [group.voters, group.learners]
+    return group.term, group.voted_for, group.base_index, group.base_term, members, group.entries
+
+
+State = dict[int, Group]
+
+
+def after(state: State, records: list[Record]) -> State:
+    """The state when these records have been written. Groups that it does not hold begin empty."""
+    new = copy.deepcopy(state)
+    for kind, group, index, term, payload in records:
+        new.setdefault(group, Group()).note(kind, index, term, payload)
+    return new
+
+
+def possible(state: State, records: list[Record]) -> list[State]:
+    """The state after each prefix of a pass."""
+    return [after(state, records[:n]) for n in range(len(records) + 1)]
+
+
+def pass_of(rng: random.Random, state: State) -> list[Record]:
+    """A random pass that fits behind `state`."""
+    records: list[Record] = []
+    now = copy.deepcopy(state)
+    for _ in range(rng.choice([1, 1, 2, 3, 6, 12])):
+        number = rng.randint(1, 3)
+        group = now.setdefault(number, Group())
+        for record in _some_records(rng, number, group):
+            group.note(record[0], *record[2:])
+            records.append(record)
+    return records
+
+
+def _some_records(rng: random.Random, number: int, group: Group) -> list[Record]:
+    what = rng.randrange(20)
+    if what < 12:
+        index, term = group.last + 1, group.term
+        if what == 0 and group.entries:
+            index, term = rng.choice(sorted(group.entries)), group.term + 1
+        size = rng.choice([0, 1, 3, 8, 60, 300]) if rng.randrange(60) else rng.choice([SEGMENT_BYTES, 9000])
+        entry: Record = (Kind.ENTRY, number, index, term, rng.randbytes(size))
+        if term > group.term and rng.randrange(2):
+            return [(Kind.HARD_STATE, number, 0, term, msgpack.packb(None)), entry]
+        return [entry]
+    if what < 15:
+        vote = rng.choice([None, "n1#1", "node-two#27"])
+        return [(Kind.HARD_STATE, number, 0, group.term + rng.randrange(2), msgpack.packb(vote))]
+    if what < 17 and group.entries:
+        index = rng.choice(sorted(group.entries))
+        members = msgpack.packb([["n1#1", f"n2#{index}"], []])
+        return [(Kind.BASE, number, index, group.entries[index][1], members)]
+    if what == 17:
+        members = msgpack.packb([[], ["n3#1"]])
+        index = group.last + rng.randint(1, 50)
+        return [(Kind.BASE, number, index, group.term, members)]
+    if what == 18 and group.entries:
+        return [(Kind.TRUNCATE, number, rng.choice(sorted(group.entries)), 0, b"")]
+    return [
+        (Kind.COPY, number, index, term, command) for index, (command, term) in sorted(group.entries.items())
+    ]
+
+
+class Machine:
+    """A log on a disk that may lose its power, and the model beside it."""
+
+    def __init__(self, rng: random.Random, files: MemoryFiles | None = None) -> None:
+        self.rng = rng
+        self.files = files or MemoryFiles()
+        self.may_be: list[State] = [{}]
+        """The states that may be found; one unless a pass is in flight."""
+        self.wal = self.open()
+
+    def open(self, over: Files | None = None) -> Wal:
+        """Recover, and check what is found. What has been found once must be found ever after."""
+        known = {group for state in self.may_be for group in state}
+        wal, groups = Wal.open(
+            over or self.files, segment_bytes=SEGMENT_BYTES, known_groups=lambda group: group in known
+        )
+        found = {number: facts(group) for number, group in groups.items()}
+        for state in self.may_be:
+            if {number: group.facts() for number, group in state.items()} == found:
+                self.may_be = [_settled(state)]
+                return wal
+        raise AssertionError(f"found {found}, expected one of {self.may_be}")
+
+    @property
+    def state(self) -> State:
+        (state,) = self.may_be
+        return state
+
+    def commit(self, records: list[Record]) -> None:
+        self.may_be = possible(self.state, records)
+        self.wal.commit(records)
+        self.may_be = self.may_be[-1:]
+
+    def forget(self, group: int) -> None:
+        self.wal.forget(group)
+        self.may_be = [{number: kept for number, kept in self.state.items() if number != group}]
+
+    def step(self) -> None:
+        """Something that a node does."""
+        what = self.rng.randrange(30)
+        if what < 22:
+            self.commit(pass_of(self.rng, self.state))
+        elif what < 25:
+            self.wal.release({number: group.base for number, group in self.state.items()})
+        elif what == 25:
+            self.copy_what_pins()
+        elif what == 26:
+            self.wal.prepare()
+        elif what == 27 and self.state:
+            self.forget(self.rng.choice(sorted(self.state)))
+        elif what == 28:
+            self.wal.seal()
+            self.files = self.files.kill()
+            self.wal = self.open()
+            assert self.wal.sealed
+        elif what == 29:
+            self.files = self.files.kill()
+            self.wal = self.open()
+
+    def copy_what_pins(self) -> None:
+        for number in self.wal.pinned_by():
+            entries = sorted(self.state[number].entries.items())
+            self.commit([(Kind.COPY, number, index, term, command) for index, (command, term) in entries])
+        freed = self.wal.release({number: group.base for number, group in self.state.items()})
+        assert freed >= 0 and not self.wal.pinned_by()
+
+    def power_loss(self) -> None:
+        """Lose the power, and recover; sometimes lose it again while recovering."""
+        while True:
+            self.files = self.files.crash(self.rng)
+            if self.rng.randrange(2):
+                self.files.crash_after(self.rng.randint(1, 6), inside=bool(self.rng.randrange(2)))
+            try:
+                self.wal = self.open()
+            except Crashed:
+                continue
+            self.files.crash_after(1 << 60)
+            return
+
+
+def _settled(state: State) -> State:
+    """The state as recovery found it: a term that had to be raised stays raised."""
+    for group in state.values():
+        group.term, group.vote = group.facts()[:2]  # type: ignore[assignment]
+    return state
+
+
+@settings(max_examples=120, deadline=None)
+@given(SEEDS)
+def test_what_was_committed_is_found_after_every_crash(seed: int) -> None:
+    rng = random.Random(seed)
+    machine = Machine(rng)
+    for _ in range(6):
+        machine.files.crash_after(rng.randint(1, 40), inside=bool(rng.randrange(2)))
+        with pytest.raises(Crashed):
+            while True:
+                machine.step()
+        machine.power_loss()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_crash_at_every_single_operation(seed: int, inside: bool) -> None:
+    for operation in itertools.count(1):
+        rng = random.Random(seed)
+        files = MemoryFiles()
+        machine = Machine.__new__(Machine)
+        machine.rng, machine.files, machine.may_be = rng, files, [{}]
+        files.crash_after(operation, inside=inside)
+        try:
+            machine.wal = machine.open()
+            for _ in range(40):
+                machine.step()
+                if machine.files is not files:  # a restart: the crash is still to come
+                    rest = operation - files.operations
+                    files = machine.files
+                    operation = rest
+                    files.crash_after(rest, inside=inside)
+        except Crashed:
+            machine.power_loss()
+            machine.commit(pass_of(rng, machine.state))
+            machine.power_loss()
+        else:
+            return
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_a_failed_sync_is_never_believed(seed: int) -> None:
+    """After a failed fsync the kernel shows the bytes and has lost them: what a restart reads must be written again
+    before it is trusted."""
+    rng = random.Random(seed)
+    machine = Machine(rng)
+    for _ in range(4):
+        plan = Plan(fail_sync_at=rng.randint(3, 14))
+        try:
+            machine.wal = machine.open(FaultyFiles(machine.files, plan))
+            while True:
+                machine.commit(pass_of(rng, machine.state))
+        except StorageFailed:
+            with pytest.raises(StorageFailed):
+                machine.wal.commit([(Kind.HARD_STATE, 1, 0, 1, msgpack.packb(None))])
+        machine.files = machine.files.kill()
+        machine.wal = machine.open()
+        machine.power_loss()
+
+
+def filled(rng: random.Random, *, passes: int, seal: bool) -> tuple[Machine, list[State], int]:
+    """A machine after some passes, the states its last pass may leave, and where that pass begins in its segment."""
+    machine = Machine(rng)
+    for _ in range(passes):
+        machine.commit(pass_of(rng, machine.state))
+    last = pass_of(rng, machine.state)
+    states = possible(machine.state, last)
+    start, number = machine.wal._end, machine.wal._number
+    machine.commit(last)
+    if machine.wal._number != number:
+        start = 64  # the pass opened a segment; its opening pass is of no consequence when it is damaged
+    if seal:
+        start, states = machine.wal._end, states[-1:]
+        machine.wal.seal()
+    return machine, states, start
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_flipped_bit_is_refused_or_lies_in_the_last_pass(seed: int) -> None:
+    rng = random.Random(seed)
+    machine, states, start = filled(rng, passes=rng.randint(1, 12), seal=bool(rng.randrange(2)))
+    names = machine.files.list("wal")
+    for _ in range(40):
+        name = rng.choice(names)
+        content = machine.files.read(f"wal/{name}")
+        used = len(content.rstrip(b"\0"))
+        offset = rng.randrange(used)
+        damaged = machine.files.kill()
+        byte = content[offset] ^ 1 << rng.randrange(8)
+        damaged.open(f"wal/{name}").write_at(offset, bytes([byte]))
+        twin = Machine.__new__(Machine)
+        twin.rng, twin.files, twin.may_be = rng, damaged, copy.deepcopy(states)
+        if name == names[-1] and offset >= start:
+            try:
+                twin.wal = twin.open()
+            except Corruption:
+                assert start == 64, "a torn end was taken for a rotten one"
+                continue
+            twin.commit(pass_of(rng, twin.state))
+            twin.power_loss()
+        else:
+            with pytest.raises(Corruption) as caught:
+                twin.open()
+            assert name in str(caught.value), caught.value
+            assert 0 <= caught.value.details["offset"] <= len(content)  # type: ignore[operator]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_lost_sectors_are_refused_or_lie_in_the_last_pass(seed: int) -> None:
+    """Whole sectors turn into zeros or garbage."""
+    rng = random.Random(seed)
+    machine, states, start = filled(rng, passes=rng.randint(2, 12), seal=False)
+    names = machine.files.list("wal")
+    for _ in range(20):
+        name = rng.choice(names)
+        content = machine.files.read(f"wal/{name}")
+        used = len(content.rstrip(b"\0"))
+        sector = rng.randrange(0, used, 512)
+        end = min(sector + 512 * rng.randint(1, 4), used)
+        damaged = machine.files.kill()
+        wrong = bytes(end - sector) if rng.randrange(2) else rng.randbytes(end - sector)
+        damaged.open(f"wal/{name}").write_at(sector, wrong)
+        twin = Machine.__new__(Machine)
+        twin.rng, twin.files, twin.may_be = rng, damaged, copy.deepcopy(states)
+        # Damage that reaches to the last byte of the log hides what was behind it.
+        hides_the_end = name == names[-1] and end == used
+        try:
+            twin.open()
+        except Corruption:
+            assert name != names[-1] or sector < start or start == 64
+        except AssertionError:
+            assert hides_the_end and sector < start
+        else:
+            assert name == names[-1] and end > start
