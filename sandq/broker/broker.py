@@ -96,8 +96,11 @@ class Broker:
 
     async def sweep(self) -> None:
         """Reclaim the space of deleted stores, in bounded steps."""
-        while await self._runner.on_maintenance(self.engine.sweep):
-            await trio.lowlevel.checkpoint()
+        swept: set[tuple[bytes, bytes]] = set()
+        while (deleted := await self._runner.ask(self.engine.sweep)) is not None:
+            swept.add(deleted)
+        for start, stop in swept:
+            await self._runner.on_maintenance(partial(self.engine.stores.compact, start, stop))
 
     async def _until_ready(self, hosts: list[GroupHost]) -> None:
         while not all(host.ready for host in hosts):
@@ -164,7 +167,7 @@ class Broker:
         nodes = sorted(self.metadata.nodes)
         if not 1 <= replicas <= len(nodes):
             raise InvalidRequest(
-                f"{replicas} replicas on {len(nodes)} registered node(s): there must be a node for each"
+                f"{replicas} replicas, and {len(nodes)} nodes are registered: a node holds one at most"
             )
         record = parse_settings(settings).record()
         async with self._admin:

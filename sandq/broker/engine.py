@@ -31,8 +31,8 @@ from .replica import MetadataReplica, PartitionReplica, Replica
 METADATA_GROUP = 0
 PINNED_SEGMENTS = 1
 """A tail that keeps more full segments than this is appended again."""
-SWEEP_ROWS = 1000
-SWEEP_BYTES = 16 << 20
+SWEEP_ROWS = 500
+SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
@@ -148,22 +148,23 @@ class Engine:
         """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks."""
         self.pointers.update(drop=groups)
 
-    def sweep(self) -> int:
-        """Delete rows of stores that no pointer names, a bounded number; 0 when there are none left (maintenance)."""
+    def sweep(self) -> tuple[bytes, bytes] | None:
+        """Delete rows of stores that no pointer names, a bounded number (apply thread, which alone writes rows).
+
+        The range of the store they were in; None when there was nothing to delete.
+        """
         kept = {pointer.store for pointer in self.pointers.all()}
         start = store_prefix(1)
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
             if not found:
-                return 0
+                return None
             store = store_of(found[0][0])
             first, stop = store_range(store)
             if store not in kept:
                 rows = self.stores.scan(first, stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
                 self.stores.write([(key, None) for key, _ in rows])
-                if len(rows) < SWEEP_ROWS:
-                    self.stores.compact(first, stop)
-                return len(rows)
+                return first, stop
             start = stop
 
     # -- a pass ---------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Delivery:
     deadline_ms: int
     count: int
     due_ms: int
-    """The latest delivery time in it: it is not sent before."""
+    """When the last of it is due: it is not sent before."""
     pieces: list[Piece]
 
 
@@ -87,7 +87,7 @@ class PartitionReplica:
         if not wanted:
             return []
         return [
-            [self._delivery(lease) for lease in result] if _is_lease(of) and isinstance(result, list) else result
+            [self._delivery(lease) for lease in result if lease.live] if _is_lease(of) and isinstance(result, list) else result
             for of, result in zip(entry.commands, results, strict=True)
         ]
 
@@ -122,10 +122,9 @@ class PartitionReplica:
 
     def _delivery(self, lease: Lease) -> Delivery:
         ranges = lease.select(lease.live)
-        due_ms = max(int.from_bytes(base[:6], "big") for base, _ in ranges) if lease.attempt == 1 else 0
         pieces = self._reader.pieces(self._view, ranges)
         count = sum(piece.count for piece in pieces)
-        return Delivery(lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, due_ms, pieces)
+        return Delivery(lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, lease.due_ms, pieces)
 
 
 def _is_lease(command: commands.Command) -> bool:

@@ -117,9 +117,7 @@ class Cluster:
 
     def connections(self) -> list[Connection]:
         """All that are open."""
-        return [
-            link.connection for link in self._links.values() if link.connection and link.connection.is_open
-        ]
+        return [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
 
     def forget(self, topic: str) -> None:
         """It was just created or deleted: what is known of it is old."""
@@ -140,7 +138,7 @@ class Cluster:
         before = self._serial
         with anyio.move_on_after(self.options.timeout_s):
             while True:
-                self._check_open()
+                self.check_open()
                 known = self._topics.get(name)
                 if known is not None and known.serial > before:
                     if known.error is not None:
@@ -149,9 +147,7 @@ class Cluster:
                     return known.record
                 self.refresh(name)
                 await self._changed.wait()
-        raise Unavailable(
-            f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self._why()}"
-        )
+        raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self._why()}")
 
     async def call(
         self,
@@ -182,20 +178,16 @@ class Cluster:
                 hint = error.details.get("node_id")
                 if isinstance(error, NotLeader) and isinstance(hint, str) and hint in self._links:
                     node_id = hint
-            await anyio.sleep(
-                min(self.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time()))
-            )
+            await anyio.sleep(min(self.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
             attempt += 1
         if last is not None:
             raise again(last)
         raise Unavailable(f"no node could be reached in {timeout_s:g} s{self._why()}")
 
-    async def _some_connection(
-        self, node_id: str | None, attempt: int, timeout_s: float
-    ) -> Connection | None:
+    async def _some_connection(self, node_id: str | None, attempt: int, timeout_s: float) -> Connection | None:
         with anyio.move_on_after(timeout_s):
             while True:
-                self._check_open()
+                self.check_open()
                 found = self.connections()
                 if node_id is not None:
                     found = [one for one in found if one.hello.node_id == node_id]
@@ -204,7 +196,8 @@ class Cluster:
                 await self._changed.wait()
         return None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """ClosedError once the client is closed."""
         if self._closed:
             raise ClosedError("the client is closed")
 
@@ -224,14 +217,16 @@ class Cluster:
         """Connect to a configured address; whatever node is there gets (or has) a link."""
         timeout_s = self.options.timeout_s / len(self._servers)
         connection = await self._open(server, timeout_s)
-        link = self._link(connection.hello.node_id)
-        link.add(server)
-        if link.connection is None:
+        node_id = connection.hello.node_id
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = Link(node_id)
             link.connection = connection
             self._tasks.start_soon(self._keep, link)
         else:
             connection.close()
             await connection.run()
+        link.add(server)
 
     async def _open(self, address: Address, timeout_s: float) -> Connection:
         host, port = address
@@ -242,28 +237,20 @@ class Cluster:
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()
             await connection.run()
-            raise Unavailable(
-                f"{connection.address} belongs to cluster {uuid}, this client to {self.cluster_uuid}"
-            )
+            raise Unavailable(f"{connection.address} belongs to cluster {uuid}, this client to {self.cluster_uuid}")
         self.cluster_uuid = uuid
         self.limits = {
             name: value for name, value in connection.hello.limits.items() if type(value) is int and value > 0
         }
         return connection
 
-    def _link(self, node_id: str) -> Link:
+    def _want(self, node_id: str, address: Address) -> None:
+        """Have a link to a node that is said to be at this address."""
         link = self._links.get(node_id)
         if link is None:
             link = self._links[node_id] = Link(node_id)
-        return link
-
-    def _want(self, node_id: str, address: Address) -> None:
-        """Have a link to a node that metadata names."""
-        new = node_id not in self._links
-        link = self._link(node_id)
-        link.add(address)
-        if new:
             self._tasks.start_soon(self._keep, link)
+        link.add(address)
 
     async def _keep(self, link: Link) -> None:
         """Hold a connection to one node, until its scope is cancelled."""
@@ -285,9 +272,7 @@ class Cluster:
                         self.refresh(topic)
                     self._notify()
                 if anyio.current_time() - started_at > self.options.back_off_max_s:
-                    attempt = (
-                        0  # it lived: a node that takes connections and drops them is not asked without pause
-                    )
+                    attempt = 0  # it lived: a node that takes connections and drops them is not asked without pause
                 await anyio.sleep(self.options.back_off_s(attempt))
                 attempt += 1
 
@@ -303,11 +288,11 @@ class Cluster:
                 link.addresses.remove(address)
                 link.addresses.insert(0, address)
                 return connection
-            link.error = Unavailable(
-                f"{connection.address} is node {connection.hello.node_id}, not {link.node_id}"
-            )
+            there = connection.hello.node_id
+            link.error = Unavailable(f"{connection.address} is node {there}, not {link.node_id}")
             connection.close()
             await connection.run()
+            self._want(there, address)
         self._notify()
         return None
 
@@ -339,7 +324,10 @@ class Cluster:
 
     async def _try_servers(self) -> None:
         """No connection at all: nodes may have moved, so try the addresses that the client was given."""
+        known = {address for link in self._links.values() for address in link.addresses}
         for server in self._servers:
+            if server in known:
+                continue  # its link is trying it
             try:
                 await self._try_server(server)
                 return

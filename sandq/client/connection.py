@@ -29,6 +29,7 @@ log = logging.getLogger("sandq.client")
 RECEIVE_BYTES = 64 * 1024
 SEND_BYTES = 1024 * 1024
 _FIRST_REQUEST_ID = 1
+_DRIFT_MS_PER_S = 1.0  # what two clocks may drift apart, generously
 
 Build = Callable[[int], bytes]
 """Makes a request's frame, given its request id."""
@@ -64,13 +65,11 @@ class Connection:
         self._drained = Signal()
         self._writing = False
         self._received = 0  # counts what arrives: how keepalive sees life
-        self._clock_ms = 0.0
+        self._clock = _Clock()
         self._scope: anyio.CancelScope | None = None
 
     @classmethod
-    async def open(
-        cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options
-    ) -> Connection:
+    async def open(cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options) -> Connection:
         """Connect and say HELLO. ConnectionLost when that fails or takes longer; WrongVersion and its like
         pass.
         """
@@ -109,7 +108,7 @@ class Connection:
         if frame[:2] != [Type.REPLY, request_id] or len(frames) > 1:
             raise ProtocolError(f"{self.address} does not answer HELLO as a sandq node does")
         self.hello = HelloReply.parse(frame)
-        self._clock_ms = self.hello.now_ms - sent_at * 1000
+        self._clock.note(self.hello.now_ms, sent_at)
 
     # What others use.
 
@@ -123,13 +122,9 @@ class Connection:
         self._next_id += 1
         return self._next_id - 1
 
-    def server_ms(self) -> float:
-        """The node's time now, epoch milliseconds; at most a round trip ahead of it, never behind."""
-        return anyio.current_time() * 1000 + self._clock_ms
-
     def local_time(self, server_ms: float) -> float:
         """When it is `server_ms` on the node, on anyio's clock."""
-        return (server_ms - self._clock_ms) / 1000
+        return (server_ms - self._clock.offset_ms) / 1000
 
     def post(self, frame: bytes) -> None:
         """Queue a frame that has no reply."""
@@ -152,7 +147,9 @@ class Connection:
         self._pending.pop(request_id, None)
 
     def flush_soon(self, flusher: Callable[[], None]) -> None:
-        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks coalesce."""
+        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks
+        coalesce.
+        """
         if self.error is None:
             self._flushers[flusher] = None
             self._wake_writer.set()
@@ -296,7 +293,6 @@ class Connection:
 
     async def _keep_alive(self) -> None:
         while True:
-            await anyio.sleep(self._options.keepalive_s)
             seen, sent_at = self._received, anyio.current_time()
             try:
                 frame = await self.call(Ping().frame, timeout_s=self._options.keepalive_timeout_s)
@@ -308,7 +304,25 @@ class Connection:
                 pass  # an answer all the same; a lost connection is noticed by the reader
             else:
                 if len(frame) > 2 and type(frame[2]) is int:
-                    self._clock_ms = frame[2] - sent_at * 1000
+                    self._clock.note(frame[2], sent_at)
+            await anyio.sleep(self._options.keepalive_s)
+
+
+class _Clock:
+    """A node's clock against ours: the best of the samples, each as good as its round trip was short."""
+
+    def __init__(self) -> None:
+        self.offset_ms = 0.0  # the node's epoch milliseconds minus ours
+        self._error_ms = math.inf
+        self._sampled_at = 0.0
+
+    def note(self, node_ms: int, sent_at: float) -> None:
+        """The node answered `node_ms` to what was sent at `sent_at`."""
+        now = anyio.current_time()
+        error_ms = (now - sent_at) * 500
+        if error_ms <= self._error_ms + (now - self._sampled_at) * _DRIFT_MS_PER_S:
+            self.offset_ms = node_ms - (now + sent_at) * 500
+            self._error_ms, self._sampled_at = error_ms, now
 
 
 def _why(problem: BaseException) -> str:

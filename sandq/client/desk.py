@@ -1,8 +1,9 @@
 """Where a subscription settles the messages of one partition: acks, nacks and extensions, gathered and sent.
 
-What is queued leaves with the next send to the partition's leader, as few frames; what was not answered (the
-connection broke, the leader moved, overload) is queued again, for an ack repeated with its token is answered as the
-first time. It is given up, and said so, once `delivery_timeout` has passed and the lease is over.
+What is queued leaves with the next send to the partition's leader, as few frames; what was not answered
+(the connection broke, the leader moved, overload) is queued again, for an ack repeated with its token is
+answered as the first time. It is given up, and said so, once `delivery_timeout` has passed and the lease
+is over.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
 
 import anyio
 
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Connection
+from sandq.client.extensions import Extensions
 from sandq.client.leases import (
     ACKED,
     ACKING,
@@ -28,6 +29,9 @@ from sandq.client.leases import (
     SETTLING,
     Chunk,
     Lease,
+    Part,
+    frames_of,
+    what_of,
 )
 from sandq.client.messages import Extension
 from sandq.client.options import again
@@ -35,14 +39,10 @@ from sandq.client.signals import Signal
 from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import lost_ranges, results
-from sandq.protocol.requests import Ack, Extend, Nack
+from sandq.protocol.requests import Ack, Nack
 
 log = logging.getLogger("sandq.client")
 
-FRAME_RANGES: Final = 16_384
-"""Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
-
-Part = tuple[Chunk, list[int]]
 NackKey = tuple[Lease, int | None, str | None]
 
 
@@ -50,7 +50,13 @@ class Desk:
     """One partition of one group, as one subscription sees it."""
 
     def __init__(
-        self, cluster: Cluster, topic: str, partition: int, group_number: int, on_quiet: Signal, wake: Callable[[], None]
+        self,
+        cluster: Cluster,
+        topic: str,
+        partition: int,
+        group_number: int,
+        on_quiet: Signal,
+        wake: Callable[[], None],
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -60,14 +66,14 @@ class Desk:
         self._cluster = cluster
         self._options = cluster.options
         self._quiet = on_quiet
-        self._wake = wake
+        self.wake = wake
         self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
-        self._nacks: dict[NackKey, dict[Chunk, list[int]]] = {}
-        self._nacks_since: dict[NackKey, float] = {}
-        self._extensions: dict[Lease, list[Extension]] = {}
+        self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[int]]]] = {}  # since when, and what
+        self._extensions = Extensions(self)
         self._in_flight = 0
         self._failures = 0
         self._resume_at = -math.inf
+        self._closed: SandqError | None = None
 
     # Leases.
 
@@ -141,38 +147,43 @@ class Desk:
     # What a message's methods do.
 
     def ack(self, chunk: Chunk, position: int) -> None:
-        state = chunk.state[position]
-        if state == HELD:
-            self._leave_held(chunk, 1)
-        elif state == LAPSED:
-            self._unlapse(chunk)
-        elif state in (ACKING, ACKED):
-            return
-        else:
-            self._refuse(chunk, position, "ack")
-            return
-        chunk.state[position] = ACKING
-        chunk.queued.append(position)
-        if chunk not in self._dirty:
-            self._dirty[chunk] = anyio.current_time()
-            self.poke()
+        if self._begin(chunk, position, ACKING):
+            chunk.queued.append(position)
+            if chunk not in self._dirty:
+                self._dirty[chunk] = anyio.current_time()
+                self.poke()
 
     def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None:
+        if self._begin(chunk, position, NACKING):
+            key = (chunk.lease, delay_ms, error)
+            _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
+            chunks.setdefault(chunk, []).append(position)
+            self.poke()
+
+    def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
+        """Whether a message is to be settled now: not when it was before, nor when its lease is known to
+        be lost.
+        """
+        self._check_open()
         state = chunk.state[position]
         if state == HELD:
             self._leave_held(chunk, 1)
         elif state == LAPSED:
             self._unlapse(chunk)
-        elif state in (NACKING, NACKED):
-            return
+        elif state == LOST:
+            chunk.errors.setdefault(position, self.lost_error(chunk.lease))
+            return False
+        elif (state in (ACKING, ACKED)) is (settling == ACKING):
+            return False
         else:
-            self._refuse(chunk, position, "nack")
-            return
-        chunk.state[position] = NACKING
-        key = (chunk.lease, delay_ms, error)
-        self._nacks.setdefault(key, {}).setdefault(chunk, []).append(position)
-        self._nacks_since.setdefault(key, anyio.current_time())
-        self.poke()
+            was, wanted = ("nacked", "acked") if settling == ACKING else ("acked", "nacked")
+            raise InvalidRequest(f"the message was {was} already, it cannot be {wanted}")
+        chunk.state[position] = settling
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise again(self._closed)
 
     def _unlapse(self, chunk: Chunk) -> None:
         chunk.unsettled += 1
@@ -180,19 +191,10 @@ class Desk:
         chunk.lease.chunks[chunk] = None
         self.leases[chunk.lease.token] = chunk.lease
 
-    def _refuse(self, chunk: Chunk, position: int, what: str) -> None:
-        if chunk.state[position] != LOST:
-            done = "acked" if chunk.state[position] in (ACKING, ACKED) else "nacked"
-            raise InvalidRequest(f"{what}: the message was {done} already")
-        chunk.errors.setdefault(position, self._lost(chunk.lease))
-
     def extend(self, lease: Lease, lease_ms: int) -> Extension:
-        extension = Extension(lease_ms)
-        if lease.lost:
-            extension.finish(None, self._lost(lease))
-        else:
-            self._extensions.setdefault(lease, []).append(extension)
-            self.poke()
+        self._check_open()
+        extension = self._extensions.add(lease, lease_ms)
+        self.poke()
         return extension
 
     async def confirmed(self, chunk: Chunk, position: int) -> None:
@@ -203,33 +205,47 @@ class Desk:
                 event = chunk.events[position] = anyio.Event()
             await event.wait()
         if chunk.state[position] == LOST:
-            raise again(chunk.errors.get(position) or self._lost(chunk.lease))
+            raise again(chunk.errors.get(position) or self.lost_error(chunk.lease))
 
-    def _lost(self, lease: Lease) -> LeaseLost:
+    def lost_error(self, lease: Lease) -> LeaseLost:
         return LeaseLost(
-            f"topic {self.topic!r} partition {self.partition}: lease {'.'.join(map(str, lease.key))} is not held any more"
+            f"topic {self.topic!r} partition {self.partition}: the lease is not held any more",
+            lease=lease.text,
         )
 
     # Sending.
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the subscription was left."""
+        return self._closed is not None
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing is queued or unanswered."""
-        return not (self._dirty or self._nacks or self._extensions or self._in_flight)
+        return not (self._queued or self._in_flight or self._extensions.in_flight)
+
+    @property
+    def _queued(self) -> bool:
+        return bool(self._dirty or self._nacks or self._extensions.queued)
+
+    def tell_quiet(self) -> None:
+        """Something was answered: whoever waits for the last answer may go on."""
+        if self.is_quiet:
+            self._quiet.set()
 
     def poke(self) -> None:
         """Something is queued, or the leader may be there again: have it sent."""
         if anyio.current_time() < self._resume_at:
-            self._wake()
+            self.wake()
             return
         connection = self._cluster.leader(self.topic, self.partition)
-        if connection is not None and (self._dirty or self._nacks or self._extensions):
+        if connection is not None and self._queued:
             connection.flush_soon(self._flush)
 
     def next_time(self, now: float) -> float:
         """When `poke` is due without any event."""
-        queued = self._dirty or self._nacks or self._extensions
-        return self._resume_at if queued and self._resume_at > now else math.inf
+        return self._resume_at if self._queued and self._resume_at > now else math.inf
 
     def _flush(self) -> None:
         connection = self._cluster.leader(self.topic, self.partition)
@@ -237,7 +253,7 @@ class Desk:
             return
         self._flush_acks(connection)
         self._flush_nacks(connection)
-        self._flush_extensions(connection)
+        self._extensions.flush(connection)
 
     def _flush_acks(self, connection: Connection) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -246,20 +262,19 @@ class Desk:
             by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
-        rows = [([lease.token, _what(lease, parts)], parts) for lease, parts in by_lease.items()]
-        for items, settled in _frames(rows):
+        rows = [([lease.token, what_of(lease, parts)], parts) for lease, parts in by_lease.items()]
+        for items, settled in frames_of(rows):
             self._request(connection, Ack(self.group_number, self.partition, items).frame, settled, None, since)
 
     def _flush_nacks(self, connection: Connection) -> None:
         nacks, self._nacks = self._nacks, {}
-        sinces, self._nacks_since = self._nacks_since, {}
-        for key, chunks in nacks.items():
+        for key, (since, chunks) in nacks.items():
             lease, delay_ms, error = key
             parts = list(chunks.items())
-            rows = [([lease.token, _what(lease, parts), delay_ms, error], parts)]
-            for items, settled in _frames(rows):
+            rows = [([lease.token, what_of(lease, parts), delay_ms, error], parts)]
+            for items, settled in frames_of(rows):
                 frame = Nack(self.group_number, self.partition, items).frame
-                self._request(connection, frame, settled, key, sinces[key])
+                self._request(connection, frame, settled, key, since)
 
     def _request(
         self,
@@ -272,7 +287,9 @@ class Desk:
         self._in_flight += 1
         connection.request(frame, lambda reply: self._answered(settled, nack, since, reply))
 
-    def _answered(self, settled: list[list[Part]], nack: NackKey | None, since: float, reply: Frame | SandqError) -> None:
+    def _answered(
+        self, settled: list[list[Part]], nack: NackKey | None, since: float, reply: Frame | SandqError
+    ) -> None:
         self._in_flight -= 1
         try:
             if isinstance(reply, SandqError):
@@ -285,8 +302,7 @@ class Desk:
             self._give_up(settled, error)
             raise
         finally:
-            if self.is_quiet:
-                self._quiet.set()
+            self.tell_quiet()
 
     def _settle(self, parts: list[Part], state: int, lost: list[tuple[bytes, int]] | None) -> None:
         """One item was answered: `lost` as `lost_ranges` gives it."""
@@ -303,14 +319,19 @@ class Desk:
             self.lose(parts[0][0].lease)
         if lost_count:
             verb = "nacks" if state == NACKED else "acks"
-            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", self.topic, self.partition,
-                        lost_count, verb)  # fmt: skip
+            log.warning(
+                "topic %s partition %d: %d %s came too late: the lease was lost",
+                self.topic,
+                self.partition,
+                lost_count,
+                verb,
+            )
 
     def _report_lost(self, chunk: Chunk, positions: list[int]) -> int:
         """How many of these nobody awaits; those who do get their error."""
         for position in positions:
             if position in chunk.events:
-                chunk.errors[position] = self._lost(chunk.lease)
+                chunk.errors[position] = self.lost_error(chunk.lease)
         return sum(1 for position in positions if position not in chunk.events)
 
     def _wake_waiters(self, chunk: Chunk, positions: list[int]) -> None:
@@ -325,7 +346,7 @@ class Desk:
         now = anyio.current_time()
         lease = settled[0][0][0].lease
         late = now - since > self._options.delivery_timeout_s and now > lease.expires_at
-        if not error.retriable or late:
+        if not error.retriable or late or self._closed is not None:
             self._give_up(settled, error)
             return
         for parts in settled:
@@ -334,17 +355,18 @@ class Desk:
                     chunk.queued.extend(positions)
                     self._dirty[chunk] = min(since, self._dirty.get(chunk, since))
                 else:
-                    self._nacks.setdefault(nack, {}).setdefault(chunk, []).extend(positions)
-                    self._nacks_since[nack] = min(since, self._nacks_since.get(nack, since))
-        self._pause(error)
+                    _, chunks = self._nacks.setdefault(nack, (since, {}))
+                    chunks.setdefault(chunk, []).extend(positions)
+        self.pause(error)
 
-    def _pause(self, error: SandqError) -> None:
+    def pause(self, error: SandqError) -> None:
+        """Nothing is sent for a while after a failure that may pass."""
         log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
         self._resume_at = anyio.current_time() + self._options.back_off_s(self._failures)
         self._failures += 1
         if error.code not in ("OVERLOADED", "TIMED_OUT"):
             self._cluster.refresh(self.topic)
-        self._wake()
+        self.wake()
 
     def _give_up(self, settled: list[list[Part]], error: SandqError) -> None:
         count = 0
@@ -360,89 +382,13 @@ class Desk:
             log.warning("topic %s partition %d: %d acks or nacks failed: %s", self.topic, self.partition, count, error)
 
     def give_up_all(self, error: SandqError) -> None:
-        """The subscription is over: what is still queued will not be sent."""
+        """The subscription is over: what is still queued is not sent, and nothing can be queued any more."""
+        self._closed = error
         dirty, self._dirty = self._dirty, {}
         nacks, self._nacks = self._nacks, {}
-        extensions, self._extensions = self._extensions, {}
         for chunk in dirty:
             positions, chunk.queued = chunk.queued, []
             self._give_up([[(chunk, positions)]], error)
-        for chunks in nacks.values():
+        for _, chunks in nacks.values():
             self._give_up([list(chunks.items())], error)
-        for waiting in extensions.values():
-            for extension in waiting:
-                extension.finish(None, again(error))
-
-    # Extensions.
-
-    def _flush_extensions(self, connection: Connection) -> None:
-        extensions, self._extensions = self._extensions, {}
-        if extensions:
-            # Several of one lease: the last word counts, and all of them get its answer.
-            items = [[lease.token, waiting[-1].lease_ms] for lease, waiting in extensions.items()]
-            self._in_flight += 1
-            connection.request(
-                Extend(self.group_number, self.partition, items).frame,
-                lambda reply: self._extended(connection, extensions, reply),
-            )
-
-    def _extended(
-        self, connection: Connection, extensions: dict[Lease, list[Extension]], reply: Frame | SandqError
-    ) -> None:
-        self._in_flight -= 1
-        if isinstance(reply, SandqError):
-            if reply.retriable:
-                now = anyio.current_time()
-                for lease, waiting in extensions.items():
-                    if now < lease.expires_at:
-                        self._extensions.setdefault(lease, [])[:0] = waiting
-                    else:
-                        self._finish_extensions(lease, waiting, None, reply)
-                self._pause(reply)
-            else:
-                for lease, waiting in extensions.items():
-                    self._finish_extensions(lease, waiting, None, reply)
-        else:
-            for (lease, waiting), deadline_ms in zip(
-                extensions.items(), results(reply, len(extensions)), strict=True
-            ):
-                if type(deadline_ms) is int:
-                    lease.expires_at = connection.local_time(deadline_ms)
-                    self._finish_extensions(lease, waiting, deadline_ms, None)
-                else:
-                    self.lose(lease)
-                    self._finish_extensions(lease, waiting, None, self._lost(lease))
-        if self.is_quiet:
-            self._quiet.set()
-        self._wake()
-
-    def _finish_extensions(
-        self, lease: Lease, waiting: list[Extension], deadline_ms: int | None, error: SandqError | None
-    ) -> None:
-        lease.extending = False
-        if error is not None:
-            log.warning("topic %s partition %d: a lease was not extended: %s", self.topic, self.partition, error)
-        for extension in waiting:
-            extension.finish(deadline_ms, error and again(error))
-
-
-def _what(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
-    """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
-    count = sum(len(positions) for _, positions in parts)
-    if lease.complete and not lease.lapsed and count == lease.unsettled:
-        return None
-    return [row for chunk, positions in parts for row in chunk.ranges(positions)]
-
-
-def _frames(rows: list[tuple[list[Any], list[Part]]]) -> list[tuple[list[list[Any]], list[list[Part]]]]:
-    """Items and their parts, cut into frames of about FRAME_RANGES ranges."""
-    frames: list[tuple[list[list[Any]], list[list[Part]]]] = []
-    ranges = FRAME_RANGES
-    for item, parts in rows:
-        if ranges >= FRAME_RANGES:
-            frames.append(([], []))
-            ranges = 0
-        ranges += len(item[1] or (None,))
-        frames[-1][0].append(item)
-        frames[-1][1].append(parts)
-    return frames
+        self._extensions.give_up(error)

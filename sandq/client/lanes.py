@@ -60,9 +60,7 @@ class Lane:
         self._on_answer = on_answer  # also when the batch comes back, and is not done
         self._waiting: deque[Batch] = deque()
         self._returned: list[Batch] = []
-        self._flying: dict[
-            Batch, tuple[Connection, int]
-        ] = {}  # in the order of their sequence; where and request id
+        self._flying: dict[Batch, tuple[Connection, int]] = {}  # in the order of their sequence; where and request id
         self._failures = 0  # in a row
         self._resume_at = -math.inf
         self._last_error: SandqError | None = None
@@ -99,12 +97,11 @@ class Lane:
             return
         missing = self._cluster.missing(self._topic)
         if missing is not None:
+            self._cluster.refresh(self._topic)  # somebody may have made it since
             self._fail_all(missing)
             return
         connection = self._cluster.leader(self._topic, self.partition)
-        while (
-            connection is not None and self._waiting and len(self._flying) < self._options.in_flight_batches
-        ):
+        while connection is not None and self._waiting and len(self._flying) < self._options.in_flight_batches:
             self._send(connection, self._waiting.popleft())
 
     def next_time(self, now: float) -> float:
@@ -156,9 +153,7 @@ class Lane:
             self._sequence += 1
             batch.epoch, batch.sequence = self._epoch, self._sequence
         assert batch.data is not None
-        request = Produce(
-            self._topic, self.partition, self._producer_id, batch.epoch, batch.sequence, batch.data
-        )
+        request = Produce(self._topic, self.partition, self._producer_id, batch.epoch, batch.sequence, batch.data)
         request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply))
         self._flying[batch] = (connection, request_id)
 
@@ -211,6 +206,4 @@ class Lane:
         else:
             text = f"not stored in {limit_s:g} s"
             last = last or Unavailable("the partition has no leader that can be reached")
-        return again(
-            last, f"{text} (topic {self._topic!r}, partition {self.partition}; last: {last.message})"
-        )
+        return again(last, f"{text} (topic {self._topic!r}, partition {self.partition}; last: {last.message})")

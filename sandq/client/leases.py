@@ -35,6 +35,9 @@ LAPSED: Final = 7
 
 SETTLING: Final = frozenset((ACKING, NACKING))
 
+FRAME_RANGES: Final = 16_384
+"""Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
+
 _PLACE = 1 << 12  # one place further, in an offset's number
 _BYTES = offset_model.OFFSET_BYTES
 
@@ -55,6 +58,7 @@ class Lease:
         "lost",
         "recheck",
         "seen",
+        "superseded",
         "token",
         "unsettled",
     )
@@ -69,7 +73,8 @@ class Lease:
         self.seen: set[bytes] | None = None
         self.held = 0
         self.unsettled = 0  # held or being settled
-        self.complete = False  # nothing more of it is to come
+        self.complete = False  # the broker said that nothing more of it is to come
+        self.superseded = False  # a later lease of the partition has come on the same connection
         self.lapsed = False
         self.lost = False
         self.recheck = False  # the connection was cut since: frames may come again
@@ -78,6 +83,11 @@ class Lease:
     @property
     def key(self) -> tuple[int, int, int]:
         return self.desk.group_number, self.desk.partition, self.token
+
+    @property
+    def text(self) -> str:
+        """As HTTP, JSON and logs write it."""
+        return offset_model.lease_text(*self.key)
 
     def filter_seen(self, chunk: Chunk) -> None:
         """After a reconnect a broker may push again what was pushed: make those positions absent."""
@@ -182,9 +192,7 @@ class Chunk:
     def within(self, ranges: Iterable[tuple[bytes, int]]) -> set[int]:
         """The positions that offset ranges `(base, count)` name."""
         if self._places is None:
-            self._places = {
-                offset: place for place, offset in enumerate(each_offset(self.offsets, self.count))
-            }
+            self._places = {offset: place for place, offset in enumerate(each_offset(self.offsets, self.count))}
         found = set()
         for base, count in ranges:
             number = int.from_bytes(base, "big")
@@ -203,15 +211,17 @@ class Chunk:
         base = offset_model.shift(self.offsets, first)
         if span == len(positions):
             return [[base, span]]
-        runs = sum(
-            1 for place, position in enumerate(positions) if not place or positions[place - 1] != position - 1
-        )
+        runs = sum(1 for place, position in enumerate(positions) if not place or positions[place - 1] != position - 1)
         if runs * (_BYTES + 4) < span // 8:
             return column_ranges([offset_model.shift(self.offsets, position) for position in positions])
         bitmap = bytearray((span + 7) // 8)
         for position in positions:
             bitmap[position - first >> 3] |= 1 << (position - first & 7)
         return [[base, bytes(bitmap)]]
+
+
+Part = tuple[Chunk, list[int]]
+"""Positions of a chunk that are settled together."""
 
 
 def each_offset(offsets: bytes, count: int) -> list[bytes]:
@@ -245,3 +255,25 @@ def _live(live: Sequence[Sequence[int]] | None, count: int) -> bytes:
             raise ProtocolError(f"DELIVER: live names positions {first}..{first + length - 1} of {count}")
         states[first : first + length] = bytes([HELD]) * length
     return bytes(states)
+
+
+def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
+    """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
+    count = sum(len(positions) for _, positions in parts)
+    if lease.complete and not lease.lapsed and count == lease.unsettled:
+        return None
+    return [row for chunk, positions in parts for row in chunk.ranges(positions)]
+
+
+def frames_of(rows: list[tuple[list[Any], list[Part]]]) -> list[tuple[list[list[Any]], list[list[Part]]]]:
+    """Items and their parts, cut into frames of about FRAME_RANGES ranges."""
+    frames: list[tuple[list[list[Any]], list[list[Part]]]] = []
+    ranges = FRAME_RANGES
+    for item, parts in rows:
+        if ranges >= FRAME_RANGES:
+            frames.append(([], []))
+            ranges = 0
+        ranges += len(item[1] or (None,))
+        frames[-1][0].append(item)
+        frames[-1][1].append(parts)
+    return frames

@@ -81,8 +81,7 @@ class Message:
     @property
     def lease_token(self) -> str:
         """The lease, as HTTP and sandctl name it: group number, partition, token."""
-        lease = self._chunk.lease
-        return offset_model.lease_text(lease.desk.group_number, lease.desk.partition, lease.token)
+        return self._chunk.lease.text
 
     def ack(self) -> Settlement:
         """Done with it: this group gets it no more. Acking twice is once."""

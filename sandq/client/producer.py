@@ -86,6 +86,7 @@ class Producer:
         if self._entered:
             raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
         self._entered = True
+        self._cluster.check_open()
         record = await self._cluster.topic(self.topic)
         self._partitions = len(record.partitions)
         self._cluster.on_change[self._wake.set] = None
@@ -131,9 +132,7 @@ class Producer:
             refuse_later(later)
         if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
             await self._wait_for_room()
-        kind, time = (
-            time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (Kind.NOW, 0)
-        )
+        kind, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (Kind.NOW, 0)
         checks = self._checks
         data, key_bytes = checks.value(value), checks.key(key) if key is not None else None
         packed = checks.headers(headers) if headers else None
@@ -184,7 +183,7 @@ class Producer:
                 receipts.add(batch, position)
                 if sealed:
                     await anyio.lowlevel.checkpoint()
-        except InvalidRequest as error:
+        except (InvalidRequest, UnknownPartition) as error:
             raise again(error, f"message {place} of send_many: {error.message}") from None
         return receipts
 
@@ -203,11 +202,10 @@ class Producer:
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:
             raise InvalidRequest('a message given as a mapping needs a "value"')
-        given = {name: value for name, value in message.items() if value is not None}
+        given = {name: value for name, value in message.items() if value is not None and name != "value"}
         if "delay" in given or "deliver_at" in given:
             common = {**common, "delay": None, "deliver_at": None}
-        arguments = {**common, **given}
-        return await self.send(arguments.pop("value"), **arguments)
+        return await self.send(message["value"], **{**common, **given})
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -329,10 +327,16 @@ class Producer:
             self._seal_all()
 
     async def _run(self) -> None:
-        with self._scope:
-            while True:
-                due_at = self._tick(anyio.current_time())
-                await self._wake.wait(due_at - anyio.current_time())
+        try:
+            with self._scope:
+                while True:
+                    due_at = self._tick(anyio.current_time())
+                    await self._wake.wait(due_at - anyio.current_time())
+        finally:
+            if self._is_open:  # the client was closed first
+                self._is_open = False
+                self._room.set()
+                self._give_up()
 
     def _tick(self, now: float) -> float:
         """Seal, send and expire what is due; when to look again."""
@@ -341,9 +345,7 @@ class Producer:
             self._partitions = len(record.partitions)
         due_at = math.inf
         for lane in list(self._busy):
-            for kind in [
-                kind for kind, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now
-            ]:
+            for kind in [kind for kind, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now]:
                 self._seal(lane, kind)
             lane.expire(now)
             lane.pump(now)
@@ -355,13 +357,15 @@ class Producer:
         self._scope.cancel()
         self._cluster.on_change.pop(self._wake.set, None)
         if self._outstanding:
-            messages = sum(lane.unconfirmed for lane in self._busy)
-            log.warning(
-                "topic %s: left with %d messages not confirmed; they may be stored", self.topic, messages
-            )
-            for lane in list(self._busy):
-                lane.abandon(_given_up)
+            self._give_up()
             self._failed.clear()
+
+    def _give_up(self) -> None:
+        messages = sum(lane.unconfirmed for lane in self._busy)
+        if messages:
+            log.warning("topic %s: %d messages were not confirmed; they may be stored", self.topic, messages)
+        for lane in list(self._busy):
+            lane.abandon(_given_up)
 
     def _failure(self) -> SandqError | None:
         """One error for all that failed and was not raised yet."""

@@ -77,9 +77,7 @@ def _body(raw: bytes, max_bytes: int) -> memoryview:
     if codec == CODEC_NONE:
         return memoryview(raw)[HEADER_BYTES:]
     if plain_size > max_bytes:
-        raise TooLarge(
-            f"batch: {plain_size} bytes when decompressed, {max_bytes} are allowed", limit=max_bytes
-        )
+        raise TooLarge(f"batch: {plain_size} bytes when decompressed, {max_bytes} are allowed", limit=max_bytes)
     packed = raw[HEADER_BYTES:]
     decompressor = zstandard.ZstdDecompressor()
     try:

@@ -144,9 +144,7 @@ def peek(data: bytes | memoryview) -> Header:
     if flags & ~FLAG_RELATIVE or codec > CODEC_ZSTD or wrong_size:
         raise InvalidRequest("batch: flags, codec and sizes do not fit together")
     if not least <= greatest <= DELIVER_MS_MAX:
-        raise InvalidRequest(
-            f"batch: delivery times {least}..{greatest} are not within 0..{DELIVER_MS_MAX} ms"
-        )
+        raise InvalidRequest(f"batch: delivery times {least}..{greatest} are not within 0..{DELIVER_MS_MAX} ms")
     return Header(count, flags, least, greatest, size)
 
 
@@ -176,9 +174,7 @@ def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
     try:
         offsets = pack_ints("i", list(accumulate(map(len, cells), initial=0)))
     except struct.error:
-        raise TooLarge(
-            f"batch: {name_of(column)} holds {len(data)} bytes, more than 32-bit offsets reach"
-        ) from None
+        raise TooLarge(f"batch: {name_of(column)} holds {len(data)} bytes, more than 32-bit offsets reach") from None
     if int.from_bytes(offsets[-4:], "little") != len(data):
         raise InvalidRequest(f"batch: {name_of(column)} must hold bytes, not views of wider items")
     return Encoded(column, TYPE_BYTES, bool(validity), [*validity, offsets, data])
@@ -227,9 +223,7 @@ def encode(columns: Mapping[int, Cells], *, relative: bool = False, compress: bo
         raise InvalidRequest("batch: the VALUE column is required")
     count = len(values)
     if count > MAX_MESSAGES:
-        raise TooLarge(
-            f"batch: {count} messages; {MAX_MESSAGES} are allowed", limit=MAX_MESSAGES, count=count
-        )
+        raise TooLarge(f"batch: {count} messages; {MAX_MESSAGES} are allowed", limit=MAX_MESSAGES, count=count)
     if count == 0:
         raise InvalidRequest("batch: no messages")
     for column, cells in columns.items():

@@ -63,9 +63,10 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+        line = f"{path}: cannot be read: {error.strerror or error}"
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8: byte {error.start}") from None
+        line = f"{path}: is not UTF-8: byte {error.start}"
+    raise ConfigError(line, mistakes=[line])
 
 
 def _known_names() -> dict[str, tuple[str, ...]]:
@@ -87,6 +88,7 @@ class _Draft:
     values: dict[str, Any] = field(default_factory=dict)
     marked: yaml_marks.Marked = field(default_factory=yaml_marks.Marked)
     variables: dict[_Keys, str] = field(default_factory=dict)
+    lost: list[_Keys] = field(default_factory=list)
     mistakes: list[tuple[tuple[int, int], str]] = field(default_factory=list)
 
     def section(self, name: str) -> dict[str, Any]:
@@ -105,8 +107,9 @@ class _Draft:
         elif value is not None:
             found = yaml_marks.Found(yaml_marks.Place(1, 1), (), "a mapping of sections is expected")
             self.marked.mistakes.append(found)
-        for place, path, what in self.marked.mistakes:
+        for place, path, what, lost in self.marked.mistakes:
             self._add(place, self._line(place, schema.Mistake(path, what)))
+            self.lost += [path] if lost else []
         for name, section in list(self.values.items()):
             if section is None and schema.model_at(NodeConfig, (name,)) is not None:
                 self.values[name] = {}  # a section whose keys are all commented out
@@ -134,16 +137,16 @@ class _Draft:
         if not text.startswith(("[", "{")) or path == ("node", "data_dir"):
             return text
         marked = yaml_marks.load(text)
-        for _, _, what in marked.mistakes:
-            self._add((0, 0), f"environment {variable}: {'.'.join(map(str, path))}: {what}")
+        for found in marked.mistakes:
+            self._add((0, 0), f"environment {variable}: {'.'.join(map(str, path))}: {found.what}")
+            self.lost.append(path)
         return marked.value
 
     def found(self, mistakes: Iterable[schema.Mistake]) -> None:
-        """Note mistakes in the values, unless the YAML there is a mistake already."""
-        rotten = [path for _, path, _ in self.marked.mistakes]
+        """Note mistakes in the values, unless there is none because its text is a mistake."""
         for mistake in mistakes:
             keys = mistake.where
-            if any(keys[: len(path)] == path for path in rotten):
+            if any(keys[: len(path)] == path for path in self.lost):
                 continue
             variable = self.variables.get(keys[:2]) or self.variables.get(keys[:1])
             if variable is not None:

@@ -223,9 +223,7 @@ class NodeConfig(schema.Section):
     clock: ClockSection = ClockSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
     delivery: DeliverySection = DeliverySection()
-    shutdown_grace_ms: Annotated[int, schema.duration(0, 3_600_000)] = Field(
-        default=30_000, alias="shutdown_grace"
-    )
+    shutdown_grace_ms: Annotated[int, schema.duration(0, 3_600_000)] = Field(default=30_000, alias="shutdown_grace")
 
     @field_validator("listen")
     @classmethod
@@ -233,8 +231,7 @@ class NodeConfig(schema.Section):
         node = info.data.get("node")
         if node is not None and node.advertise_host is None and listen.client.host in _EVERY_ADDRESS:
             raise schema.mistake(
-                f"listening on {listen.client.host} needs node.advertise_host, "
-                "the host that others shall connect to"
+                f"listening on {listen.client.host} needs node.advertise_host, the host that others shall connect to"
             )
         return listen
 

@@ -17,9 +17,7 @@ from sandq.model.limits import DEFAULT
 HeaderValue = bytes | str | int | float | bool | None
 
 
-def headers_pack(
-    headers: Mapping[str, HeaderValue] | None, *, max_bytes: int = DEFAULT.headers_bytes
-) -> bytes | None:
+def headers_pack(headers: Mapping[str, HeaderValue] | None, *, max_bytes: int = DEFAULT.headers_bytes) -> bytes | None:
     """The cell of these headers; None for no headers. InvalidRequest (TooLarge) when they do not fit."""
     if not headers:
         return None
@@ -33,9 +31,7 @@ def headers_pack(
     except (ValueError, OverflowError) as error:  # an int above 64 bits, a lone surrogate
         raise InvalidRequest(f"headers: {error}") from None
     if len(packed) > max_bytes:
-        raise TooLarge(
-            f"headers: {len(packed)} bytes, {max_bytes} are allowed", limit=max_bytes, size=len(packed)
-        )
+        raise TooLarge(f"headers: {len(packed)} bytes, {max_bytes} are allowed", limit=max_bytes, size=len(packed))
     return packed
 
 

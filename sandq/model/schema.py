@@ -134,9 +134,7 @@ def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mist
             yield Mistake(where, found["msg"])
         else:
             said = found["msg"].removeprefix("Input ")
-            yield Mistake(
-                where, f"{_shown(given)} {said}" if said != found["msg"] else f"{said} (given {given!r})"
-            )
+            yield Mistake(where, f"{_shown(given)} {said}" if said != found["msg"] else f"{said} (given {given!r})")
 
 
 def _shown(value: object) -> str:

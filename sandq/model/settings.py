@@ -88,7 +88,5 @@ def from_record(record: Mapping[str, Any]) -> TopicSettings:
     if "factor_permille" in backoff:
         backoff["factor"] = backoff["factor_permille"] / 1000
     known = {key: record[key] for key in TopicSettings.model_fields if key in record}
-    known["backoff"] = Backoff.model_construct(
-        **{k: backoff[k] for k in Backoff.model_fields if k in backoff}
-    )
+    known["backoff"] = Backoff.model_construct(**{k: backoff[k] for k in Backoff.model_fields if k in backoff})
     return TopicSettings.model_construct(**known)

@@ -23,11 +23,12 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A mistake in the YAML itself."""
+    """A mistake in the YAML itself; `lost`: there is no value because of it, so nobody need complain of its absence."""
 
     place: Place
     path: Path
     what: str
+    lost: bool = True
 
 
 @dataclass
@@ -103,7 +104,8 @@ class _Walk:
             below = (*path, key)
             if key in mapping:
                 first = self._marked.keys[below]
-                self._mistake(key_node, below, f"the key is there twice, first in line {first.line}")
+                what = f"the key is there twice, first in line {first.line}"
+                self._marked.mistakes.append(Found(_place(key_node.start_mark), below, what, lost=False))
                 continue
             self._marked.keys[below] = _place(key_node.start_mark)
             mapping[key] = self.walk(value_node, below)

@@ -122,13 +122,14 @@ class GroupBook:
             while limit > 0 and place + len(granted) < DEFAULT.entry_grants:
                 if self._held[group.group_id, grant.consumer] >= DEFAULT.leases_per_consumer:
                     break
-                attempt, ranges = self._take_waiting(group, horizon_ms, limit, view)
+                attempt, ranges, due_ms = self._take_waiting(group, horizon_ms, limit, view)
                 if not ranges and group.paused() is None:
                     ranges = group.reader.take(view, horizon_ms, limit, GRANT_BYTES)
+                    due_ms = offsets.deliver_ms(ranges[-1].base) if ranges else 0
                 if not ranges:
                     break
                 token = offsets.token(index, place + len(granted))
-                lease = Lease(token, group.group_id, grant.consumer, attempt, now_ms + grant.lease_ms, ranges)
+                lease = Lease(token, group.group_id, grant.consumer, attempt, now_ms + grant.lease_ms, due_ms, ranges)
                 limit -= lease.total
                 self._add_lease(group, lease)
                 view.put(rows.token_key(rows.LEASE, token), lease.row())
@@ -198,15 +199,15 @@ class GroupBook:
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _take_waiting(self, group: Group, horizon_ms: int, limit: int, view: View) -> tuple[int, list[Range]]:
-        """Ranges whose back-off has passed, all with the same number of attempts; (attempt, ranges)."""
-        attempt = 0
+    def _take_waiting(self, group: Group, horizon_ms: int, limit: int, view: View) -> tuple[int, list[Range], int]:
+        """Ranges whose back-off has passed, all with the same number of attempts: (attempt, ranges, due_ms)."""
+        attempt = due_ms = 0
         taken: list[Range] = []
         while limit > 0:
             entry = group.first_waiting()
             if entry is None or entry.due_ms > horizon_ms or (taken and entry.attempt != attempt):
                 break
-            attempt = entry.attempt
+            attempt, due_ms = entry.attempt, entry.due_ms
             ranges, rest = split(entry.ranges, limit)
             limit -= sum([r.length for r in ranges])
             taken += ranges
@@ -218,7 +219,7 @@ class GroupBook:
             else:
                 view.delete(key)
                 del group.waiting[entry.seq]
-        return attempt + 1, sorted(taken)
+        return attempt + 1, sorted(taken), due_ms
 
     def _give_back(
         self,
@@ -246,7 +247,9 @@ class GroupBook:
     def _wait(
         self, group: Group, due_ms: int, attempt: int, error: str | None, ranges: list[Range], view: View
     ) -> None:
-        entry = Waiting(min(due_ms, (1 << 48) - 1), self.next_seq, attempt, error, ranges)
+        # Leased ahead of its time and given back before it: not before its time even so.
+        due_ms = max(due_ms, *(offsets.deliver_ms(base) for base, _ in ranges))
+        entry = Waiting(min(due_ms, offsets.U48_MAX), self.next_seq, attempt, error, ranges)
         self.next_seq += 1
         group.queue(entry)
         view.put(rows.waiting_key(group.group_id, entry.due_ms, entry.seq), entry.row())

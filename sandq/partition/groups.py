@@ -30,6 +30,8 @@ class Lease:
     consumer: str
     attempt: int
     deadline_ms: int
+    due_ms: int
+    """When the last of it is due: at most the lease-ahead after the grant."""
     ranges: list[Range]
     acked: int = 0
     left: int = 0
@@ -92,7 +94,7 @@ class Lease:
         return offsets.shift(self.ranges[index].base, at - self.starts[index])
 
     def row(self) -> bytes:
-        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, rows.pack_ranges(self.ranges))
+        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, self.due_ms, rows.pack_ranges(self.ranges))
 
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
@@ -101,8 +103,8 @@ class Lease:
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
-        group_id, consumer, attempt, deadline_ms, ranges = rows.unpack(row)
-        lease = cls(token, group_id, consumer, attempt, deadline_ms, rows.unpack_ranges(ranges))
+        group_id, consumer, attempt, deadline_ms, due_ms, ranges = rows.unpack(row)
+        lease = cls(token, group_id, consumer, attempt, deadline_ms, due_ms, rows.unpack_ranges(ranges))
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")

@@ -110,11 +110,12 @@ def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
     return LOG_HEADER.pack(KIND_BATCH, count, created_ms) + batch
 
 
-def message_rows(offset: bytes, created_ms: int, fields: Fields, size: int, original_id: bytes | None) -> list[Row]:
-    """The log row of one delayed message, and its payload row when it is too large to be moved about."""
+def message_rows(offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None) -> list[Row]:
+    """The log row of one delayed message, and behind it its payload row when it is too large to be moved about."""
     header = LOG_HEADER.pack(KIND_MESSAGE, 1, created_ms)
-    if size <= INLINE_BYTES:
-        return [(LOG + offset, header + pack(original_id, fields))]
+    inline = pack(original_id, fields)
+    if len(inline) <= INLINE_BYTES:
+        return [(LOG + offset, header + inline)]
     payload = pack(fields)
     return [
         (LOG + offset, header + pack(original_id, None, len(payload))),

@@ -212,10 +212,10 @@ class TimerPartition:
         for at, (asked_ms, fields) in enumerate(zip(asked, decode_fields(batch), strict=True)):
             placed_ms = min(max(start_ms + (asked_ms or 0), self.floor_ms), offsets.U48_MAX)
             offset = offsets.pack(placed_ms, index, place + at, self.partition)
-            size = sum([len(value) for value in fields.values() if isinstance(value, bytes)])
-            for key, value in rows.message_rows(offset, self.now_ms, fields, size, None):
+            stored = rows.message_rows(offset, self.now_ms, fields, None)
+            for key, value in stored:
                 view.put(key, value)
-            added.append(LogEntry(offset, 1, max(size, 1)))
+            added.append(LogEntry(offset, 1, len(stored[-1][1])))
         self._added(added)
         return b"".join([entry.first for entry in added])
 

@@ -135,9 +135,7 @@ class FrameReader:
                 body = view[start + _LENGTH_BYTES : stop]
                 try:
                     if length <= ITEMS_MAX:
-                        frame = unpack(
-                            body
-                        )  # msgpack's own bound: no array has more items than the frame bytes
+                        frame = unpack(body)  # msgpack's own bound: no array has more items than the frame bytes
                     else:
                         if length > CONTROL_BYTES:
                             _check_control_bytes(body)
@@ -148,9 +146,7 @@ class FrameReader:
                 except Exception as error:  # msgpack raises a dozen kinds: not msgpack, or over a bound
                     raise _undecodable(length, error) from None
                 if type(frame) is not list or type(kind) is not int or type(request_id) is not int:
-                    raise ProtocolError(
-                        "a frame must be an array that begins with two numbers: type, request id"
-                    )
+                    raise ProtocolError("a frame must be an array that begins with two numbers: type, request id")
                 if request_id < 0 or not 0 <= kind <= 255:
                     raise ProtocolError(f"type {kind} or request id {request_id} of a frame is out of range")
                 add(frame)
@@ -162,13 +158,9 @@ class FrameReader:
     def _bad_length(self, head: bytes, length: int) -> SandqError:
         if not self._started:
             if head.startswith(_METHODS):
-                return WrongPort(
-                    "this port speaks sandq's binary protocol, and the request is HTTP", speaks="http"
-                )
+                return WrongPort("this port speaks sandq's binary protocol, and the request is HTTP", speaks="http")
             if head.startswith(b"HTTP"):
-                return WrongPort(
-                    "an HTTP server answers on this port, not sandq's binary protocol", speaks="http"
-                )
+                return WrongPort("an HTTP server answers on this port, not sandq's binary protocol", speaks="http")
             if head.startswith(_TLS_HANDSHAKE):
                 return WrongPort("this port speaks plain TCP, and this is a TLS handshake", speaks="tls")
         if not length:

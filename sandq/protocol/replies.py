@@ -161,9 +161,7 @@ class Offsets(NamedTuple):
             return cls(value[:OFFSET_BYTES], len(value) // OFFSET_BYTES, value)
         if type(value) is list and [*map(type, value)] == [bytes, int] and len(value[0]) == OFFSET_BYTES:
             return cls(value[0], value[1], None)
-        raise ProtocolError(
-            "PRODUCE reply field 1 (offsets): expected [base offset, count] or bin of 16 bytes each"
-        )
+        raise ProtocolError("PRODUCE reply field 1 (offsets): expected [base offset, count] or bin of 16 bytes each")
 
 
 _DELIVER = _shape(

@@ -42,9 +42,7 @@ LATEST: Final = "latest"
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
-_HELLO = Shape(
-    "HELLO", Field("version", int, maximum=U32_MAX), Field("client_name", str), Field("options", dict)
-)
+_HELLO = Shape("HELLO", Field("version", int, maximum=U32_MAX), Field("client_name", str), Field("options", dict))
 
 
 class Hello(NamedTuple):
@@ -155,9 +153,7 @@ class Subscribe(NamedTuple):
         _SUBSCRIBE.check(frame)
         consumer_id, start, held = frame[5], frame[8], frame[9]
         if not 1 <= len(consumer_id) <= DEFAULT.consumer_id_chars:
-            raise _SUBSCRIBE.wrong(
-                4, f"{len(consumer_id)} characters; 1..{DEFAULT.consumer_id_chars} are allowed"
-            )
+            raise _SUBSCRIBE.wrong(4, f"{len(consumer_id)} characters; 1..{DEFAULT.consumer_id_chars} are allowed")
         if start not in (EARLIEST, LATEST):
             raise _SUBSCRIBE.wrong(7, f"expected {EARLIEST!r} or {LATEST!r}, got {start[:40]!r}")
         for item, row in enumerate(held, 1):
@@ -203,9 +199,7 @@ class Credit(NamedTuple):
         return encode_frame(Type.CREDIT, request_id, *self)
 
 
-_ACK = Shape(
-    "ACK", Field("group_number", int), Field("partition", int, maximum=PARTITION_MAX), Field("items", list)
-)
+_ACK = Shape("ACK", Field("group_number", int), Field("partition", int, maximum=PARTITION_MAX), Field("items", list))
 
 
 class Ack(NamedTuple):
@@ -229,9 +223,7 @@ class Ack(NamedTuple):
         return encode_frame(Type.ACK, request_id, *self)
 
 
-_NACK = Shape(
-    "NACK", Field("group_number", int), Field("partition", int, maximum=PARTITION_MAX), Field("items", list)
-)
+_NACK = Shape("NACK", Field("group_number", int), Field("partition", int, maximum=PARTITION_MAX), Field("items", list))
 
 
 class Nack(NamedTuple):
@@ -252,9 +244,7 @@ class Nack(NamedTuple):
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):
                 raise _NACK.wrong(3, f"item {item}: delay_ms must be nil or an int within 0..{U48_MAX}")
             if row[3] is not None and (type(row[3]) is not str or len(row[3]) > DEFAULT.error_chars):
-                raise _NACK.wrong(
-                    3, f"item {item}: error must be nil or str of {DEFAULT.error_chars} characters"
-                )
+                raise _NACK.wrong(3, f"item {item}: error must be nil or str of {DEFAULT.error_chars} characters")
         return cls(frame[2], frame[3], frame[4])
 
     def frame(self, request_id: int) -> bytes:

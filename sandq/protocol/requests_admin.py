@@ -1,11 +1,11 @@
 """Requests about topics, groups and the cluster.
 
-    TOPIC_CREATE   32 [name, kind str, partitions u32, replicas u32, settings map]
-    TOPIC_DELETE   33 [name]
-    GROUP_LIST     40 [topic]
-    TOPIC_STATS    41 [topic]
-    CLUSTER_INFO   48 []
-    CLUSTER_CLOCK  49 ["show" | "accept"]
+TOPIC_CREATE   32 [name, kind str, partitions u32, replicas u32, settings map]
+TOPIC_DELETE   33 [name]
+GROUP_LIST     40 [topic]
+TOPIC_STATS    41 [topic]
+CLUSTER_INFO   48 []
+CLUSTER_CLOCK  49 ["show" | "accept"]
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class ClientSession:
         connection = self._connection
 
         def push(group_number: int, partition: int, delivery: Delivery) -> None:
-            for piece in delivery.pieces:
+            for at, piece in enumerate(delivery.pieces, 1):
                 frame = encode_deliver(
                     subscription_id,
                     group_number,
@@ -180,6 +180,7 @@ class ClientSession:
                     piece.created_ms,
                     piece.live,
                     piece.batch,
+                    last=at == len(delivery.pieces),
                 )
                 connection.send(frame)
 

@@ -78,6 +78,8 @@ class Wal:
         if wal._file is None:
             with wal._poisoning():
                 wal._rotate(0)
+        if found.raised:
+            wal.commit(found.raised)
         return wal, found.groups
 
     # writing
@@ -187,8 +189,11 @@ class Wal:
         return pinned
 
     def forget(self, group: int) -> None:
-        """This group is gone: later segments do not state it. Should it be written again, it starts over."""
-        self._groups.pop(group, None)
+        """This group is gone, durably: what the log holds of it is void, and later segments do not state it."""
+        self._check()
+        if group in self._groups:
+            self.commit(self._births([group]))
+            del self._groups[group]
 
     @property
     def bytes_on_disk(self) -> int:

@@ -33,6 +33,7 @@ from .wal_format import (
     SEGMENT_HEADER_BYTES,
     Kind,
     Reader,
+    Record,
     SegmentHeader,
     decode_segment_header,
     scan,
@@ -54,6 +55,8 @@ class Recovered:
     """the greatest pass number seen, torn ones included"""
     sealed: bool = False
     cut_bytes: int = 0
+    raised: list[Record] = field(default_factory=list)
+    """hard states that `Replay.finish` had to raise, to be written before anything else"""
     trackers: dict[int, Tracker] = field(default_factory=dict)
     groups: dict[int, RecoveredGroup] = field(default_factory=dict)
 
@@ -81,8 +84,11 @@ class _Recovery:
         found = self._found
         for group, replay in sorted(self._replays.items()):
             if replay is not None:
+                term = replay.tracker.term
                 found.groups[group] = replay.finish(group)
                 found.trackers[group] = replay.tracker
+                if replay.tracker.term != term:
+                    found.raised.append(replay.tracker.opening(group)[0])
         return found
 
     def _path(self, number: int) -> str:

@@ -1,0 +1,44 @@
+"""The Python client: `sandq.connect()`; `docs/client.md` shows it. It runs under trio and asyncio alike.
+
+An offset (and an id) is text everywhere in here: 26 characters of Crockford's base32 that sort as the
+offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wire and back,
+`offset_time_ms` tells its time.
+"""
+
+from __future__ import annotations
+
+from sandq.client.batching import Receipt, Receipts
+from sandq.client.client import Client, connect
+from sandq.client.messages import Extension, Message, Settlement
+from sandq.client.producer import Producer
+from sandq.client.subscription import Subscription
+from sandq.model.offsets import from_text as offset_bytes
+from sandq.model.offsets import to_text as offset_text
+from sandq.protocol.replies import Partition, TopicRecord
+
+Offset = str
+"""How an offset is written: 26 characters."""
+
+
+def offset_time_ms(offset: str) -> int:
+    """The delivery time in an offset, epoch milliseconds."""
+    return int.from_bytes(offset_bytes(offset)[:6], "big")
+
+
+__all__ = [
+    "Client",
+    "Extension",
+    "Message",
+    "Offset",
+    "Partition",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Settlement",
+    "Subscription",
+    "TopicRecord",
+    "connect",
+    "offset_bytes",
+    "offset_text",
+    "offset_time_ms",
+]

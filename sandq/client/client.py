@@ -1,0 +1,189 @@
+"""`connect` and the client: what everything else of a program is reached from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import anyio.abc
+
+from sandq.client.admin import Admin
+from sandq.client.batching import Headers, Value
+from sandq.client.cluster import Cluster
+from sandq.client.options import DEFAULT_SERVER, Options, parse_server
+from sandq.client.producer import Producer
+from sandq.client.subscription import Subscription
+from sandq.model.errors import ClosedError, InvalidRequest
+from sandq.model.names import check_name
+from sandq.model.times import Duration, Instant, duration_ms
+
+
+class Client:
+    """A connection to a cluster; made by `connect`. It may be used by any number of tasks of one event
+    loop.
+    """
+
+    def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup, name: str) -> None:
+        self.name = name
+        self.admin = Admin(cluster)
+        self._cluster = cluster
+        self._tasks = tasks
+        self._producers: dict[str, Producer] = {}  # of `produce`, by topic
+        self._stack = AsyncExitStack()
+        self._is_open = True
+
+    @property
+    def cluster_uuid(self) -> str:
+        """Which cluster this is; it never changes."""
+        return self._cluster.cluster_uuid
+
+    async def produce(
+        self,
+        topic: str,
+        value: Value,
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        partition: int | None = None,
+        **later: object,
+    ) -> str:
+        """Store one message; its offset (26 characters) once it is safe. Calls at the same time share
+        batches.
+
+        For many messages use `producer`. Retriable errors are raised after `delivery_timeout`; the message
+        then says whether the outcome is unknown. Delivery is at least once: a retry after a lost
+        connection may store the message twice.
+        """
+        producer = await self._producer_of(topic)
+        receipt = await producer.send(
+            value, key=key, headers=headers, deliver_at=deliver_at, delay=delay, partition=partition, **later
+        )
+        return await receipt
+
+    def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
+        """`async with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
+        self._check_open()
+        linger_s = self._cluster.options.linger_s if linger is None else duration_ms(linger) / 1000
+        return Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=linger_s)
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        credit: int = 10,
+        lease: Duration | None = None,
+        start: str = "earliest",
+        auto_extend: bool = True,
+    ) -> Subscription:
+        """`async with client.subscribe(topic, group="workers") as subscription: async for message in
+        subscription:`.
+
+        `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
+        (each gets at least one). `lease`: how long a message is held (None: the topic's setting);
+        `auto_extend` renews it as long as the message is not settled. `start` of a group that is new:
+        "earliest" or "latest".
+        """
+        self._check_open()
+        return Subscription(
+            self._cluster,
+            self._tasks,
+            self.name,
+            check_name("topic", topic),
+            group,
+            credit=credit,
+            lease=lease,
+            start=start,
+            auto_extend=auto_extend,
+        )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("the client is closed")
+
+    async def _producer_of(self, topic: str) -> Producer:
+        self._check_open()
+        producer = self._producers.get(topic)
+        if producer is None:
+            new = Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=0.0, keep_failures=False)
+            await self._cluster.topic(topic)  # the one place where entering a producer waits
+            producer = self._producers.get(topic)  # another task may have been first
+            if producer is None:
+                producer = await self._stack.enter_async_context(new)
+                self._producers[topic] = producer
+        return producer
+
+    async def _close(self, timeout_s: float) -> None:
+        """Stop taking work; let what is queued be done, if there is time."""
+        self._is_open = False
+        with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
+            await self._stack.aclose()
+            for connection in self._cluster.connections():
+                await connection.drain()
+        self._cluster.close()
+
+
+@asynccontextmanager
+async def connect(
+    *servers: str,
+    name: str = "sandq-python",
+    timeout: Duration = 10.0,  # noqa: ASYNC109 - of single requests, not of the block
+    delivery_timeout: Duration = 120.0,
+) -> AsyncIterator[Client]:
+    """`async with sandq.connect() as client:`, under trio or asyncio.
+
+    `servers`: "host:port", any node of the cluster or several to try (127.0.0.1:7170); the others are
+    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long
+    a produce or a queued ack is tried. ConnectionLost when no server can be reached at first; later the
+    client reconnects by itself, for as long as it is open. Everything that it runs ends with the block.
+    """
+    options = Options(
+        timeout_s=_seconds("timeout", timeout),
+        delivery_timeout_s=_seconds("delivery_timeout", delivery_timeout),
+    )
+    async with connect_with(options, servers, name) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connect_with(options: Options, servers: tuple[str, ...], name: str) -> AsyncIterator[Client]:
+    """`connect` with every option."""
+    if not isinstance(name, str) or not 1 <= len(name) <= 255:
+        raise InvalidRequest("name: text of 1 to 255 characters is expected")
+    addresses = [parse_server(server) for server in servers or (DEFAULT_SERVER,)]
+    cluster = Cluster(addresses, name, options)
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as tasks:
+        # An error of the caller's block must come out as it is, not within the task group's ExceptionGroup.
+        try:
+            await cluster.start(tasks)
+            client = Client(cluster, tasks, name)
+            try:
+                yield client
+            except anyio.get_cancelled_exc_class():
+                await client._close(options.cancel_timeout_s)
+                raise
+            except BaseException:
+                await client._close(options.close_timeout_s)
+                raise
+            else:
+                await client._close(options.close_timeout_s)
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:
+            failure = error
+        finally:
+            cluster.close()
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _seconds(what: str, duration: Duration) -> float:
+    seconds = duration_ms(duration) / 1000
+    if not seconds:
+        raise InvalidRequest(f"{what}: it must be longer than nothing")
+    return seconds

@@ -1,0 +1,99 @@
+"""Extending leases of one partition: what `message.extend` and a subscription's `auto_extend` ask for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from sandq.client.connection import Connection
+from sandq.client.leases import Lease
+from sandq.client.messages import Extension
+from sandq.client.options import again
+from sandq.model.errors import SandqError
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import results
+from sandq.protocol.requests import Extend
+
+if TYPE_CHECKING:
+    from sandq.client.desk import Desk
+
+log = logging.getLogger("sandq.client")
+
+Waiting = dict[Lease, list[Extension]]
+
+
+class Extensions:
+    """The extensions of a desk: queued, and unanswered."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.in_flight = 0
+        self._desk = desk
+        self._queued: Waiting = {}
+
+    @property
+    def queued(self) -> bool:
+        return bool(self._queued)
+
+    def add(self, lease: Lease, lease_ms: int) -> Extension:
+        """Queue one; done at once when the lease is known to be lost."""
+        extension = Extension(lease_ms)
+        if lease.lost:
+            extension.finish(None, self._desk.lost_error(lease))
+        else:
+            lease.extending = True
+            self._queued.setdefault(lease, []).append(extension)
+        return extension
+
+    def flush(self, connection: Connection) -> None:
+        """Send what is queued. Several of one lease: the last counts, and all of them get its answer."""
+        waiting, self._queued = self._queued, {}
+        if waiting:
+            items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
+            request = Extend(self._desk.group_number, self._desk.partition, items)
+            self.in_flight += 1
+            connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
+
+    def give_up(self, error: SandqError) -> None:
+        """Nothing more is sent."""
+        waiting, self._queued = self._queued, {}
+        for lease, extensions in waiting.items():
+            self._finish(lease, extensions, None, error)
+
+    def _answered(self, connection: Connection, waiting: Waiting, reply: Frame | SandqError) -> None:
+        self.in_flight -= 1
+        if isinstance(reply, SandqError):
+            self._failed(waiting, reply)
+        else:
+            deadlines = results(reply, len(waiting))
+            for (lease, extensions), deadline_ms in zip(waiting.items(), deadlines, strict=True):
+                if type(deadline_ms) is int:
+                    lease.expires_at = connection.local_time(deadline_ms)
+                    self._finish(lease, extensions, deadline_ms, None)
+                else:
+                    self._desk.lose(lease)
+                    self._finish(lease, extensions, None, self._desk.lost_error(lease))
+        self._desk.tell_quiet()
+        self._desk.wake()
+
+    def _failed(self, waiting: Waiting, error: SandqError) -> None:
+        """Ask again while there is time, if that may help."""
+        now = anyio.current_time()
+        for lease, extensions in waiting.items():
+            if error.retriable and now < lease.expires_at and not self._desk.is_closed:
+                self._queued.setdefault(lease, [])[:0] = extensions
+            else:
+                self._finish(lease, extensions, None, error)
+        if error.retriable:
+            self._desk.pause(error)
+
+    def _finish(
+        self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
+    ) -> None:
+        lease.extending = False
+        for extension in extensions:
+            extension.finish(deadline_ms, error and again(error))
+        if error is not None and not any(extension.awaited for extension in extensions):
+            desk = self._desk
+            log.warning("topic %s partition %d: a lease was not extended: %s", desk.topic, desk.partition, error)

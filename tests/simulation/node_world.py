@@ -1,0 +1,475 @@
+"""A node in a world of its own: memory disk, memory stores, virtual time, crashes at any operation.
+
+Everything is driven by one `random.Random(seed)`, so a seed replays. The oracle keeps what was acknowledged outside
+of the node and compares every delivery and every answer with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from sandq.broker.applier import Published
+from sandq.broker.deliverer import PartitionDelivery, Subscription
+from sandq.broker.engine import Engine
+from sandq.broker.host import GroupHost
+from sandq.broker.replica import Delivery, PartitionReplica
+from sandq.metadata import commands as m
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import SandqError
+from sandq.model.limits import Limits
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.partition.timer import TimerPartition
+from sandq.partition.view import View
+from sandq.storage.memory_files import Crashed, MemoryFiles
+from sandq.storage.stores import MemoryStores
+
+START_MS = 1_800_000_000_000
+GROUPS = ("a", "b")
+CONSUMERS = ("c1", "c2")
+LEASE_MS = 1000
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def seconds_until(self, at_ms: int) -> float:
+        return max(0, at_ms - self.ms) / 1000
+
+
+class VirtualTimers:
+    """`Timers` with the same `at`, fired by the world."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, at_ms: int, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_ms, next(self._order), call))
+
+    def next_ms(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
+
+    def fire(self) -> None:
+        while self._heap and self._heap[0][0] <= self._clock.ms:
+            heapq.heappop(self._heap)[2]()
+
+
+@dataclass
+class Sent:
+    payload: bytes
+    not_before_ms: int
+    offset: bytes | None = None
+    """Set once the producer has its answer."""
+
+
+@dataclass
+class Oracle:
+    """What clients know. A violation raises AssertionError."""
+
+    clock: VirtualClock
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    acked: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> payloads whose ack was confirmed."""
+    unsure: dict[str, set[tuple[bytes, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> (payload, token) whose ack was sent and not answered yet: a crash may leave it either way."""
+    holders: dict[tuple[str, bytes], tuple[int, int, str]] = field(default_factory=dict)
+    """(group, payload) -> (token, deadline, consumer) while nobody else may have it."""
+    deliveries: int = 0
+    redeliveries: int = 0
+    seen: set[tuple[str, bytes]] = field(default_factory=set)
+
+    def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
+        """Check a push; returns [(offset, payload), ...]."""
+        found = messages_of(delivery)
+        for offset, payload in found:
+            now_ms = self.clock.ms
+            sent = self.sent.get(payload)
+            assert sent is not None, f"{payload!r} was never sent"
+            assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
+            assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
+            assert sent.offset in (None, offset), f"{payload!r} is at another offset than its producer was told"
+            assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
+            holder = self.holders.get((group, payload))
+            if holder is not None and holder[0] != delivery.token:
+                assert holder[1] <= now_ms, f"{payload!r} is leased twice at once in {group}"
+                assert delivery.token > holder[0], f"{payload!r} comes with an older token"
+            self.holders[group, payload] = (delivery.token, delivery.deadline_ms, delivery.consumer)
+            self.deliveries += 1
+            self.redeliveries += (group, payload) in self.seen
+            self.seen.add((group, payload))
+        return found
+
+    def missing(self) -> list[tuple[str, bytes]]:
+        """Acknowledged messages whose ack is not confirmed."""
+        found: list[tuple[str, bytes]] = []
+        for group in GROUPS:
+            settled = self.acked[group] | {payload for payload, _ in self.unsure[group]}
+            stored = (sent.payload for sent in self.sent.values() if sent.offset is not None)
+            found += [(group, payload) for payload in stored if payload not in settled]
+        return found
+
+
+def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    for piece in delivery.pieces:
+        values = Batch.parse(piece.batch).values()
+        column = [piece.offsets[at : at + 16] for at in range(0, len(piece.offsets), 16)]
+        if len(column) == 1:
+            column = offsets.run(piece.offsets, len(values))
+        positions = range(len(values)) if piece.live is None else [p + i for p, n in piece.live for i in range(n)]
+        for position in positions:
+            value = values[position]
+            assert value is not None
+            found.append((column[position], value))
+    return found
+
+
+@dataclass
+class Held:
+    """A lease as its consumer knows it."""
+
+    group: str
+    token: int
+    messages: list[tuple[bytes, bytes]]
+
+
+class Node:
+    """One life of a node: from a start over what is on the disk until it crashes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.rng
+        self.oracle = world.oracle
+        self.clock = world.clock
+        self.timers = VirtualTimers(world.clock)
+        self.published: deque[Published] = deque()
+        self.tasks: deque[Any] = deque()
+        self.records: list[Any] | None = None
+        """Of the pass that is ticked and not synced."""
+        self.held: list[Held] = []
+        self.checkpoint: Any = None
+        self.engine = Engine(
+            world.files,
+            world.stores,
+            node_id="n1",
+            now_ms=world.clock.now_ms,
+            publish=self.published.append,
+            limits=Limits(),
+            segment_bytes=world.segment_bytes,
+        )
+        self.metadata = self.engine.open_metadata()
+        self.host = self._open_topic()
+        self.delivery = PartitionDelivery(self.host, 0, world.clock, self.timers, 5)  # type: ignore[arg-type]
+        self.subscriptions: dict[tuple[str, str], Subscription] = {}
+        for group in GROUPS:
+            for consumer in CONSUMERS:
+                self._subscribe(group, consumer)
+
+    def _open_topic(self) -> GroupHost:
+        self._until(lambda: self.metadata.ready)
+        if "t" not in self.metadata.status.topics:
+            settings = parse_settings({"lease": "1s", "max_attempts": None, "backoff": {"first": "100ms"}}).record()
+            self._call(self.metadata, m.RegisterNode("n1", "store", {}))
+            self._call(self.metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
+        topic = self.metadata.status.topics["t"]
+        self.engine.install([(topic.partitions[0].group, topic.partitions[0].members[0])])
+        host = self.engine.open_partition(topic, 0)
+        self._until(lambda: host.ready)
+        return host
+
+    def _subscribe(self, group: str, consumer: str) -> None:
+        self._call(self.host, c.OpenGroup(group, "earliest"))
+        # Whatever it held before the crash is pushed again, with the same token.
+        lost_pushes = self.replica.held_by(group, consumer, set())
+        subscription = self._attach(group, consumer)
+        for delivery in lost_pushes:
+            self.delivery.push(subscription, delivery)
+
+    def _attach(self, group: str, consumer: str) -> Subscription:
+        def push(number: int, partition: int, delivery: Delivery) -> None:
+            self.held.append(Held(group, delivery.token, self.oracle.delivered(group, delivery)))
+
+        subscription = Subscription(group, consumer, 20, LEASE_MS, push, lambda: False)
+        self.subscriptions[group, consumer] = subscription
+        self.delivery.attach(subscription)
+        return subscription
+
+    @property
+    def replica(self) -> PartitionReplica:
+        replica = self.host.replica
+        assert isinstance(replica, PartitionReplica)
+        return replica
+
+    # -- driving --------------------------------------------------------------------------------------------------
+
+    def _call(self, host: GroupHost, command: Any) -> Any:
+        answers: list[Any] = []
+        host.submit(command, answers.append)
+        self._until(lambda: bool(answers))
+        assert not isinstance(answers[0], SandqError), answers[0]
+        return answers[0]
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if done():
+                return
+            self.drive()
+        raise AssertionError("the node makes no progress")
+
+    def drive(self) -> None:
+        """Everything that can run, in the usual order."""
+        for step in (self.tick, self.sync, self.apply, self.answer):
+            step()
+        self.timers.fire()
+
+    def tick(self) -> None:
+        if self.records is None and self.engine.passes.has_work:
+            self.records, ready = self.engine.tick()
+            self.tasks.extend(ready)
+
+    def sync(self) -> None:
+        if self.records is not None:
+            if self.records:
+                self.engine.commit(self.records)
+            self.tasks.extend(self.engine.synced())
+            self.records = None
+
+    def apply(self) -> None:
+        if self.tasks:
+            some = self.rng.randint(1, len(self.tasks))
+            self.engine.applier.run([self.tasks.popleft() for _ in range(some)])
+
+    def answer(self) -> None:
+        if self.published:
+            self.engine.published(self.published.popleft())
+
+    def step_checkpoint(self) -> None:
+        """One step of a checkpoint, the others of the node in between."""
+        if self.checkpoint is None:
+            self.checkpoint = self._checkpoint()
+        try:
+            next(self.checkpoint)
+        except StopIteration:
+            self.checkpoint = None
+
+    def _checkpoint(self) -> Any:
+        applied = self.engine.applied_indices()
+        yield
+        self.engine.stores.flush()
+        yield
+        self.engine.truncate(applied)
+        for _ in range(2):
+            while self.records is not None or self.engine.passes.records:
+                self.tick()
+                yield
+                self.sync()
+                yield
+            self.engine.release()
+            yield
+            if not self.engine.copy_pinning_tails():
+                break
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        rng, now_ms = self.rng, self.clock.ms
+        sent = [Sent(b"m%d" % next(self.world.numbers), now_ms) for _ in range(rng.choice((1, 1, 2, 5, 30)))]
+        columns: dict[int, list[Any]] = {Column.VALUE: [s.payload for s in sent]}
+        relative = rng.random() < 0.3
+        if rng.random() < 0.6:
+            delays = [rng.choice((0, 0, 1, 3, 7, 50, 400, 3000)) for _ in sent]
+            columns[Column.DELIVER_MS] = delays if relative else [now_ms + delay for delay in delays]
+            for message, delay in zip(sent, delays, strict=True):
+                message.not_before_ms = now_ms + delay
+        else:
+            relative = False
+        self.oracle.sent.update((s.payload, s) for s in sent)
+
+        def done(result: Any) -> None:
+            assert not isinstance(result, SandqError), result
+            column = (
+                offsets.run(*result)
+                if isinstance(result, tuple)
+                else [result[at : at + 16] for at in range(0, len(result), 16)]
+            )
+            for message, offset in zip(sent, column, strict=True):
+                message.offset = offset
+
+        self.host.submit(c.Append(encode(columns, relative=relative)), done, messages=len(sent))
+
+    def settle(self) -> None:
+        if not self.held:
+            return
+        rng = self.rng
+        held = self.held.pop(rng.randrange(len(self.held)))
+        chosen = held.messages if rng.random() < 0.5 else rng.sample(held.messages, rng.randint(1, len(held.messages)))
+        kind = rng.random()
+        if kind < 0.75:
+            self._ack(held, chosen)
+        elif kind < 0.9:
+            for _, payload in chosen:
+                self.oracle.holders.pop((held.group, payload), None)
+            what = [[offset, 1] for offset, _ in chosen]
+            self.host.submit(c.Nack([(held.token, what, rng.choice((None, 0, 200)), "no")]), lambda result: None)
+        else:
+            self._extend(held)
+            self.held.append(held)
+            return
+        rest = [message for message in held.messages if message not in chosen]
+        if rest and rng.random() < 0.7:
+            self.held.append(Held(held.group, held.token, rest))
+
+    def _ack(self, held: Held, chosen: list[tuple[bytes, bytes]]) -> None:
+        what: Any = [[offset, self.rng.choice((1, b"\x01"))] for offset, _ in chosen]
+        again = self.rng.random() < 0.2
+
+        asked = {(payload, held.token) for _, payload in chosen}
+        self.oracle.unsure[held.group] |= asked
+
+        def done(result: Any) -> None:
+            assert not isinstance(result, SandqError), result
+            self.oracle.unsure[held.group] -= asked
+            lost = result[0]
+            if lost == []:
+                return
+            gone = {offset for base, length in lost or () for offset in offsets.run(base, length)}
+            for offset, payload in chosen:
+                if offset not in gone:
+                    self.oracle.acked[held.group].add(payload)
+                    self.oracle.holders.pop((held.group, payload), None)
+            if again and lost is None:
+                self.host.submit(c.Ack([(held.token, what)]), repeated)
+
+        def repeated(result: Any) -> None:
+            assert result == [None], "an ack repeated with the same token is answered as the first time"
+
+        self.host.submit(c.Ack([(held.token, what)]), done)
+
+    def _extend(self, held: Held) -> None:
+        def done(result: Any) -> None:
+            if result[0] is not None:
+                for _, payload in held.messages:
+                    holder = self.oracle.holders.get((held.group, payload))
+                    if holder is not None and holder[0] == held.token:
+                        deadline_ms = max(holder[1], result[0])
+                        self.oracle.holders[held.group, payload] = (held.token, deadline_ms, holder[2])
+
+        self.host.submit(c.Extend([(held.token, LEASE_MS)]), done)
+
+    def credit(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.credit = 20
+            self.delivery.pump(subscription.group)
+
+    def release(self) -> None:
+        """A consumer leaves cleanly and comes back."""
+        group, consumer = self.rng.choice(GROUPS), self.rng.choice(CONSUMERS)
+        subscription = self.subscriptions[group, consumer]
+        subscription.closed = True
+        self.delivery.detach(subscription)
+        for key, holder in list(self.oracle.holders.items()):
+            if key[0] == group and holder[2] == consumer:
+                del self.oracle.holders[key]
+        self.host.submit(c.Release(group, consumer), lambda result: None)
+        self._attach(group, consumer)
+
+    def advance(self) -> None:
+        self.clock.ms += self.rng.choice((0, 1, 1, 2, 5, 40, 700))
+        self.timers.fire()
+
+    def check_rows(self) -> None:
+        """A partition loaded from rows is as the one in memory."""
+        self.engine.applier.write()
+        rows = self.replica._rows
+        loaded = TimerPartition.load(0, {}, View(rows))
+        live = self.replica.machine
+        view = View(rows)
+        assert loaded.status(view) == live.status(view)
+        for group_id, group in live.book.groups.items():
+            twin = loaded.book.groups[group_id]
+            assert twin.row() == group.row()
+            assert {t: lease.row() for t, lease in twin.leases.items()} == {
+                t: lease.row() for t, lease in group.leases.items()
+            }
+            assert {w.seq: (w.due_ms, w.row()) for w in twin.waiting.values()} == {
+                w.seq: (w.due_ms, w.row()) for w in group.waiting.values()
+            }
+
+
+class World:
+    """Lives of one node, and what its clients know over all of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.files = MemoryFiles()
+        self.stores = MemoryStores()
+        self.clock = VirtualClock()
+        self.oracle = Oracle(self.clock)
+        self.numbers = count()
+        self.segment_bytes = self.rng.choice((4096, 16_384, 262_144))
+        self.crashes = 0
+
+    def live(self, steps: int) -> None:
+        """One life; it ends in a crash: power loss or kill -9, within an operation or between two."""
+        rng = self.rng
+        self.files.crash_after(rng.randint(1, steps), inside=rng.random() < 0.5)
+        try:
+            node = Node(self)
+            for _ in range(4 * steps):
+                self._act(node)
+        except Crashed:
+            pass
+        self.crashes += 1
+        self.files = self.files.crash(rng) if rng.random() < 0.7 else self.files.kill()
+        self.stores = self.stores.crash(rng)
+        self.clock.ms += rng.choice((0, 1, 100, 2000))
+
+    def _act(self, node: Node) -> None:
+        actions: list[tuple[Callable[[], None], int]] = [
+            (node.tick, 6),
+            (node.sync, 6),
+            (node.apply, 6),
+            (node.answer, 6),
+            (node.produce, 3),
+            (node.settle, 6),
+            (node.advance, 3),
+            (node.credit, 2),
+            (node.step_checkpoint, 2),
+            (node.release, 1),
+        ]
+        action = self.rng.choices([a for a, _ in actions], [w for _, w in actions])[0]
+        action()
+
+    def heal(self) -> Node:
+        """No more crashes: everything acknowledged must be delivered, acked and then trimmed."""
+        self.files.crash_after(1 << 60)
+        node = Node(self)
+        for _ in range(5000):
+            idle = not node.engine.passes.has_work and not node.tasks and not node.published
+            if idle and node.host.status.messages == 0 and not self.oracle.missing():
+                break
+            node.credit()
+            for _ in range(len(node.held)):
+                held = node.held.pop()
+                node._ack(held, held.messages)
+            node.drive()
+            if idle:
+                at_ms = node.timers.next_ms()
+                self.clock.ms = max(self.clock.ms + 1, at_ms if at_ms is not None else 0)
+                node.timers.fire()
+        return node
+
+

@@ -1,0 +1,40 @@
+"""Random crash points: what was acknowledged is delivered, what was acked never comes again, nothing is early."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.node_world import World
+
+LIVES = 12
+SEEDS = 50
+"""50 worlds of 12 lives: 600 crash points in `make test`."""
+
+
+def run_world(seed: int, lives: int = LIVES) -> World:
+    world = World(seed)
+    for _ in range(lives):
+        world.live(steps=world.rng.choice((5, 20, 60, 120)))
+    node = world.heal()
+    assert world.oracle.missing() == [], "acknowledged messages are lost"
+    status = node.host.status
+    assert (status.messages, status.bytes) == (0, 0), "messages every group is done with are still there"
+    node.check_rows()
+    return world
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_crash_points(block: int) -> None:
+    crashes = deliveries = redeliveries = 0
+    for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
+        try:
+            world = run_world(seed)
+        except BaseException as error:
+            error.add_note(f"replay with: run_world({seed})")
+            raise
+        crashes += world.crashes
+        deliveries += world.oracle.deliveries
+        redeliveries += world.oracle.redeliveries
+    assert crashes == LIVES * SEEDS // 10
+    assert deliveries > 1000
+    assert redeliveries > 0

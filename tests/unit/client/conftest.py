@@ -1,0 +1,70 @@
+"""Helpers of the client's tests: every test runs under trio and under asyncio, against a scripted server.
+
+The tests are plain functions: neither pytest-trio nor anyio's plugin has to agree with the other about who runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from sandq.client.client import Client, connect_with
+from sandq.client.options import Options
+from tests.unit.client.fake_server import FakeServer
+
+Body = Callable[[FakeServer, Client], Awaitable[None]]
+
+QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
+TEST_S = 20.0
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def run(backend: str) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Run an async function, for so long at most."""
+
+    def runner(body: Callable[[], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with anyio.fail_after(TEST_S):
+                await body()
+
+        anyio.run(main, backend=backend)
+
+    return runner
+
+
+@pytest.fixture
+def with_client(run: Any) -> Callable[..., None]:
+    """Run a body with a fake server (topic "t", one partition) and a client connected to it."""
+
+    def runner(body: Body, *, partitions: int = 1, **options: Any) -> None:
+        async def main() -> None:
+            async with anyio.create_task_group() as tasks:
+                server = FakeServer()
+                server.add_topic("t", partitions)
+                await server.start(tasks)
+                async with connect_with(Options(**{**QUICK, **options}), (server.address,), "test") as client:
+                    await body(server, client)
+                tasks.cancel_scope.cancel()
+
+        run(main)
+
+    return runner
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that the other side does."""
+    while not condition():  # noqa: ASYNC110 - the condition is about the other side, which tells nobody
+        await anyio.sleep(0.001)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    return until

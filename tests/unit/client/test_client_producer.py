@@ -1,0 +1,391 @@
+"""Producing: batches, receipts, errors, retries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import anyio
+import pytest
+
+from sandq.client.client import Client, connect_with
+from sandq.client.options import Options
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, headers_unpack
+from sandq.model.errors import (
+    ClosedError,
+    ConnectionLost,
+    InvalidRequest,
+    InvalidTime,
+    NotLeader,
+    Overloaded,
+    StorageFailed,
+    TimedOut,
+    TooLarge,
+    UnknownPartition,
+    UnknownTopic,
+)
+from sandq.model.partitioning import partition_for
+from sandq.protocol.frames import Type
+from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
+
+
+def values(server: FakeServer) -> list[bytes | None]:
+    return [value for request in server.produced for value in Batch.parse(request.batch).values()]
+
+
+def test_produce_gives_the_offset(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        text = await client.produce("t", b"hello", key="k", headers={"a": 1, "b": b"x"})
+        assert len(text) == 26
+        assert offsets.unpack(offsets.from_text(text)).deliver_ms == server.now_ms
+        (request,) = server.produced
+        batch = Batch.parse(request.batch)
+        assert batch.values() == [b"hello"]
+        assert batch.bytes_column(Column.KEY) == [b"k"]
+        cells = batch.bytes_column(Column.HEADERS)
+        assert cells is not None and headers_unpack(cells[0]) == {"a": 1, "b": b"x"}
+        assert batch.int_column(Column.DELIVER_MS) is None
+        assert request.producer_id > 0 and request.epoch == 1 and request.sequence == 1
+
+    with_client(body)
+
+
+def test_calls_at_the_same_time_share_a_batch(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        found: list[str] = []
+
+        async def one(number: int) -> None:
+            found.append(await client.produce("t", str(number)))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(one, number)
+        assert len(set(found)) == 50
+        assert len(server.produced) <= 3
+
+    with_client(body)
+
+
+def test_batches_are_cut_by_count_and_by_bytes(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            receipts = await producer.send_many([b"x"] * 2500)
+            offset_texts = await receipts
+        assert [Batch.parse(request.batch).count for request in server.produced] == [1000, 1000, 500]
+        assert offset_texts == sorted(set(offset_texts)) and len(offset_texts) == len(receipts) == 2500
+        server.produced.clear()
+        async with client.producer("t") as producer:
+            for _ in range(5):
+                await producer.send(b"x" * 100_000)
+        assert [Batch.parse(request.batch).count for request in server.produced] == [2, 2, 1]
+
+    with_client(body)
+
+
+def test_linger_waits_for_company(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t", linger="200ms") as producer:
+            started = anyio.current_time()
+            first = await producer.send(b"a")
+            await anyio.lowlevel.checkpoint()
+            second = await producer.send(b"b")
+            assert not first.done
+            await first
+            await second
+            assert anyio.current_time() - started >= 0.19
+        assert len(server.produced) == 1
+
+    with_client(body)
+
+
+def test_keys_and_partitions(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            for number in range(100):
+                receipt = await producer.send(b"v", key=f"key{number}")
+                assert receipt.partition == partition_for(f"key{number}".encode(), 8)
+            chosen = await producer.send(b"v", key="any", partition=5)
+            assert chosen.partition == 5
+            sticky = {(await producer.send(b"v")).partition for _ in range(10)}
+            assert len(sticky) == 1
+            with pytest.raises(UnknownPartition):
+                await producer.send(b"v", partition=8)
+        server.produced.clear()
+        async with client.producer("t") as producer:
+            await producer.send_many([b"v"] * 8000)
+        assert sorted(request.partition for request in server.produced) == list(range(8))
+
+    with_client(body, partitions=8)
+
+
+def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            await producer.send(b"now")
+            await producer.send(b"at", deliver_at="2030-01-01T00:00:00Z")
+            await producer.send(b"in", delay="1m30s")
+            await producer.send(b"zero", delay=0)
+        batches = [Batch.parse(request.batch) for request in server.produced]
+        found = {
+            value: (batch.relative, (batch.int_column(Column.DELIVER_MS) or [None] * batch.count)[place])
+            for batch in batches
+            for place, value in enumerate(batch.values())
+        }
+        assert found == {
+            b"now": (False, None),
+            b"zero": (False, None),
+            b"at": (False, 1_893_456_000_000),
+            b"in": (True, 90_000),
+        }
+
+    with_client(body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"value": 5}, InvalidRequest, "value: bytes or str"),
+        ({"value": None}, InvalidRequest, "value: bytes or str"),
+        ({"value": b"v", "key": 5}, InvalidRequest, "key: bytes or str"),
+        ({"value": b"v", "deliver_at": 1_700_000_000}, InvalidTime, "seconds"),
+        ({"value": b"v", "delay": -1}, InvalidTime, "is not"),
+        ({"value": b"v", "delay": math.nan}, InvalidTime, "is not"),
+        ({"value": b"v", "delay": 1, "deliver_at": 1_700_000_000_000}, InvalidRequest, "not both"),
+        ({"value": b"v", "headers": ["a"]}, InvalidRequest, "mapping"),
+        ({"value": b"v", "headers": {"a": object()}}, InvalidRequest, "headers"),
+        ({"value": b"x" * (8 * 2**20 + 1)}, TooLarge, "message_bytes"),
+        ({"value": b"v", "key": b"x" * 65_537}, TooLarge, "key_bytes"),
+        ({"value": b"v", "priority": 1}, InvalidRequest, "priority: not supported by this version yet"),
+        ({"value": b"v", "unique_key": "u"}, InvalidRequest, "unique_key"),
+        ({"value": b"v", "ttl": "5m"}, InvalidRequest, "ttl"),
+        ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict"),
+        ({"value": b"v", "tenant": "a.b"}, InvalidRequest, "tenant"),
+        ({"value": b"v", "partition": "1"}, InvalidRequest, "partition"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_raised_at_once(
+    with_client: Any, arguments: Any, error: Any, words: str
+) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        given = dict(arguments)
+        value = given.pop("value")
+        with pytest.raises(error, match=words):
+            await client.produce("t", value, **given)
+        async with client.producer("t") as producer:
+            with pytest.raises(error, match=words):
+                await producer.send(value, **given)
+            with pytest.raises(error, match="message 1 of send_many"):
+                await producer.send_many([b"fine", dict(arguments)])
+        assert values(server) == [b"fine"]
+
+    with_client(body)
+
+
+def test_the_servers_limits_hold(with_client: Any, run: Any) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            server = FakeServer()
+            server.limits = {"message_bytes": 10, "unknown": 5, "key_bytes": -1}
+            server.add_topic("t")
+            await server.start(tasks)
+            async with connect_with(Options(), (server.address,), "test") as client:
+                with pytest.raises(TooLarge) as caught:
+                    await client.produce("t", b"x" * 11)
+                assert caught.value.details == {"limit": "message_bytes", "maximum": 10, "size": 11}
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_send_many_takes_mappings(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            receipts = await producer.send_many(
+                [b"a", {"value": b"b", "delay": 5}, {"value": "c", "key": "k"}], deliver_at=1_900_000_000_000
+            )
+            assert len(await receipts) == 3
+            with pytest.raises(InvalidRequest, match='needs a "value"'):
+                await producer.send_many([{"key": "k"}])
+        kinds = {(Batch.parse(request.batch).relative, Batch.parse(request.batch).count) for request in server.produced}
+        assert kinds == {(False, 2), (True, 1)}
+
+    with_client(body)
+
+
+def test_a_refused_batch_fails_its_receipts_and_the_block(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [StorageFailed("disk full")]
+        with pytest.raises(StorageFailed, match=r"^3 messages to topic 't' were not produced; the first: disk full$"):
+            async with client.producer("t") as producer:
+                for number in range(3):
+                    await producer.send(str(number))
+        server.script[Type.PRODUCE] += [StorageFailed("disk full")]
+        async with client.producer("t") as producer:
+            receipt = await producer.send(b"x")
+            with pytest.raises(StorageFailed, match=r"^disk full$"):
+                await receipt
+            with pytest.raises(StorageFailed):
+                await receipt
+            assert await (await producer.send(b"y"))  # raised once: the block has nothing to say about it
+
+    with_client(body)
+
+
+def test_flush_confirms_and_raises(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t", linger=60) as producer:
+            receipt = await producer.send(b"x")
+            await producer.flush()
+            assert receipt.done
+            server.script[Type.PRODUCE] += [StorageFailed("disk full")]
+            await producer.send(b"x")
+            with pytest.raises(StorageFailed):
+                await producer.flush()
+
+    with_client(body)
+
+
+def test_an_error_in_the_block_comes_out_as_it_is(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [StorageFailed("disk full")]
+        with pytest.raises(KeyError) as caught:
+            async with client.producer("t") as producer:
+                await producer.send(b"x")
+                raise KeyError("mine")
+        assert "disk full" in caught.value.__notes__[0]
+        with pytest.raises(KeyError):
+            async with connect_with(Options(), (server.address,), "other"):
+                raise KeyError("mine")
+
+    with_client(body)
+
+
+def test_unknown_topic(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        with pytest.raises(UnknownTopic):
+            await client.produce("nope", b"x")
+        with pytest.raises(UnknownTopic):
+            async with client.producer("nope"):
+                pass
+        server.add_topic("nope")
+        assert await client.produce("nope", b"x")
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("problem", [NotLeader("not here"), Overloaded("later"), TimedOut("who knows"), CUT])
+def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [problem, problem]
+        async with client.producer("t") as producer:
+            await producer.send_many([str(number).encode() for number in range(6000)])
+        first = {}
+        for frame in server.of_type(Type.PRODUCE):
+            assert tuple(frame[4:6]) == server.produced[0][2:4]
+            first.setdefault(frame[6], frame[7])
+            assert first[frame[6]] == frame[7]  # the same batch under the same number
+        assert sorted(first) == [1, 2, 3, 4, 5, 6]
+        unique = {request.sequence: request for request in server.produced}
+        assert [value for number in sorted(unique) for value in Batch.parse(unique[number].batch).values()] == [
+            str(number).encode() for number in range(6000)
+        ]
+
+    with_client(body)
+
+
+def test_not_leader_asks_for_metadata(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        await client.produce("t", b"x")
+        before = len(server.of_type(Type.METADATA))
+        server.script[Type.PRODUCE] += [NotLeader("not here")]
+        await client.produce("t", b"x")
+        assert len(server.of_type(Type.METADATA)) > before
+
+    with_client(body)
+
+
+def test_delivery_timeout_says_whether_the_outcome_is_known(with_client: Any) -> None:
+    async def unknown(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [SILENCE]
+        with pytest.raises(TimedOut, match="outcome is unknown"):
+            await client.produce("t", b"x")
+
+    async def known(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [Overloaded("full")] * 1000
+        with pytest.raises(Overloaded, match=r"not stored in 0.2 s .*last: full"):
+            await client.produce("t", b"x")
+
+    async def cut(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [CUT] * 1000
+        with pytest.raises(ConnectionLost, match="outcome is unknown"):
+            await client.produce("t", b"x")
+
+    for body in (unknown, known, cut):
+        with_client(body, delivery_timeout_s=0.2)
+
+
+def test_send_waits_for_room_only(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        held: list[Any] = []
+        server.script[Type.PRODUCE] += [lambda connection, frame: held.append((connection, frame))] * 100
+        async with client.producer("t") as producer:
+            for _ in range(10):
+                await producer.send(b"x" * 1000)
+            with anyio.move_on_after(0.05) as scope:
+                await producer.send(b"y" * 1000)
+            assert scope.cancelled_caught
+            for connection, frame in held:
+                server.answer(connection, frame)
+            await producer.send(b"z")
+            server.script[Type.PRODUCE].clear()
+            for connection, frame in held[1:]:
+                server.answer(connection, frame)
+        assert b"y" * 1000 not in values(server)
+
+    with_client(body, buffer_bytes=10_000)
+
+
+def test_cancelling_the_block_gives_up(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [SILENCE]
+        with anyio.move_on_after(0.05) as scope:
+            async with client.producer("t") as producer:
+                receipt = await producer.send(b"x")
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        with pytest.raises(ClosedError, match="may have been stored"):
+            await receipt
+        with pytest.raises(ClosedError):
+            await producer.send(b"y")
+
+    with_client(body)
+    assert "1 messages were not confirmed" in caplog.text
+
+
+def test_a_deleted_topic_fails_what_waits(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            server.topics.clear()
+            server.script[Type.PRODUCE] += [NotLeader("gone")]
+            receipt = await producer.send(b"x")
+            with pytest.raises(UnknownTopic):
+                await receipt
+
+    with_client(body)
+
+
+def test_a_producer_is_entered_once_and_closed_after(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        producer = client.producer("t")
+        with pytest.raises(ClosedError, match="async with"):
+            await producer.send(b"x")
+        async with producer:
+            pass
+        with pytest.raises(ClosedError):
+            await producer.send(b"x")
+        with pytest.raises(ClosedError):
+            async with producer:
+                pass
+
+    with_client(body)

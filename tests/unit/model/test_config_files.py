@@ -1,0 +1,54 @@
+"""The files in configs/ load, say what they mean to say, and explain every key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandq.model.config import environment_names, load_config
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+
+
+def test_these_are_the_files() -> None:
+    assert FILES == ["node1.yaml", "node2.yaml", "node3.yaml", "single.yaml"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_loads_and_every_key_is_commented(name: str) -> None:
+    load_config(CONFIGS / name, {})
+    previous = ""
+    for line in (CONFIGS / name).read_text(encoding="utf-8").splitlines():
+        is_key = line.startswith("  ") and ":" in line and not line.lstrip().startswith("#")
+        if is_key:
+            assert previous.lstrip().startswith("#"), f"{name}: no comment above {line!r}"
+        previous = line
+
+
+def test_the_single_node_is_the_defaults_but_for_its_data() -> None:
+    single = load_config(CONFIGS / "single.yaml", {"SANDQ_NODE__DATA_DIR": "sandq-data"})
+    plain = load_config(None, {"SANDQ_NODE__ADVERTISE_HOST": "127.0.0.1"})
+    assert single == plain
+    assert load_config(CONFIGS / "single.yaml", {}).node.data_dir == Path("data/single")
+
+
+def test_the_single_node_names_every_key() -> None:
+    text = (CONFIGS / "single.yaml").read_text(encoding="utf-8")
+    for variable in environment_names():
+        key = variable.removeprefix("SANDQ_").lower().split("__")[-1]
+        assert f"{key}: " in text, key
+
+
+def test_three_nodes_make_one_cluster() -> None:
+    nodes = [load_config(CONFIGS / f"node{number}.yaml", {}) for number in (1, 2, 3)]
+    assert [node.node.id for node in nodes] == ["node1", "node2", "node3"]
+    assert len({node.node.data_dir for node in nodes}) == 3
+    assert [node.cluster.bootstrap for node in nodes] == [True, False, False]
+    assert {node.cluster.name for node in nodes} == {"sandq"}
+    ports = [address.port for node in nodes for address in vars(node.listen).values()]
+    assert len(set(ports)) == 12
+    gossip = {node.listen.gossip for node in nodes}
+    for node in nodes:
+        assert set(node.cluster.seeds) == gossip - {node.listen.gossip}
