@@ -156,9 +156,10 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
     addresses = [parse_server(server) for server in servers or (DEFAULT_SERVER,)]
     cluster = Cluster(addresses, name, options)
     failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        # An error of the caller's block must come out as it is, not within the task group's ExceptionGroup.
+    async with anyio.create_task_group() as outer:
+        background = _Background()
         try:
+            tasks = await outer.start(background.run)
             await cluster.start(tasks)
             client = Client(cluster, tasks, name)
             try:
@@ -174,12 +175,27 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:
-            failure = error
+            failure = error  # raised below: as it is, not within the task group's ExceptionGroup
         finally:
             cluster.close()
-            tasks.cancel_scope.cancel()
+            background.scope.cancel()
+    with anyio.CancelScope(shield=True):
+        await cluster.aclose()
     if failure is not None:
         raise failure
+
+
+class _Background:
+    """The client's tasks. Cancelling the caller does not reach them: its acks can still be sent while it leaves."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope(shield=True)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[anyio.abc.TaskGroup]) -> None:
+        with self.scope:
+            async with anyio.create_task_group() as tasks:
+                task_status.started(tasks)
+                await anyio.sleep_forever()
 
 
 def _seconds(what: str, duration: Duration) -> float:

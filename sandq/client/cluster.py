@@ -83,6 +83,13 @@ class Cluster:
         self._closed = True
         self._notify()
 
+    async def aclose(self) -> None:
+        """After the task group: close sockets whose task never began."""
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.close()
+                await link.connection.run()
+
     # What others use.
 
     def record(self, topic: str) -> TopicRecord | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -61,6 +62,7 @@ class Connection:
         self._pending: dict[int, OnReply] = {}
         self._out: list[bytes] = []
         self._flushers: dict[Callable[[], None], None] = {}
+        self._last_flushers: dict[Callable[[], None], None] = {}
         self._wake_writer = Signal()
         self._drained = Signal()
         self._writing = False
@@ -146,12 +148,13 @@ class Connection:
         """Nobody waits for this reply any more."""
         self._pending.pop(request_id, None)
 
-    def flush_soon(self, flusher: Callable[[], None]) -> None:
-        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks
-        coalesce.
+    def flush_soon(self, flusher: Callable[[], None], *, last: bool = False) -> None:
+        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks coalesce.
+
+        Those named with `last` come after all others.
         """
         if self.error is None:
-            self._flushers[flusher] = None
+            (self._last_flushers if last else self._flushers)[flusher] = None
             self._wake_writer.set()
 
     async def call(self, build: Build, *, timeout_s: float = math.inf) -> Frame:
@@ -184,9 +187,13 @@ class Connection:
 
     async def drain(self) -> None:
         """Until everything queued has been handed to the socket, or the connection is lost."""
-        while self.error is None and (self._out or self._flushers or self._writing):
+        while self.error is None and (self._queued or self._writing):
             self._wake_writer.set()
             await self._drained.wait()
+
+    @property
+    def _queued(self) -> bool:
+        return bool(self._out or self._flushers or self._last_flushers)
 
     # The tasks.
 
@@ -210,6 +217,7 @@ class Connection:
     def _tell_all(self, error: SandqError) -> None:
         self._out.clear()
         self._flushers.clear()
+        self._last_flushers.clear()
         pending, self._pending = self._pending, {}
         for on_reply in pending.values():
             on_reply(error)
@@ -259,13 +267,16 @@ class Connection:
     async def _write(self) -> None:
         try:
             while True:
-                if not self._out and not self._flushers:
+                if not self._queued:
                     self._drained.set()
                     await self._wake_writer.wait()
                     # One more turn of the loop: what others do in it still goes out with this send.
                     await anyio.lowlevel.checkpoint()
-                while self._flushers:
-                    flushers, self._flushers = self._flushers, {}
+                while self._flushers or self._last_flushers:
+                    if self._flushers:
+                        flushers, self._flushers = self._flushers, {}
+                    else:
+                        flushers, self._last_flushers = self._last_flushers, {}
                     for flusher in flushers:
                         flusher()
                 self._writing = True
@@ -332,6 +343,6 @@ def _why(problem: BaseException) -> str:
     cause: BaseException = problem.__cause__ or problem
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)  # asyncio and trio put other words around it
     return str(cause) or type(cause).__name__

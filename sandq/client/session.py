@@ -180,7 +180,7 @@ class Session:
         connection = self._connection
         if connection is not None and not self._credit_queued and self._credit + self.held < self.target:
             self._credit_queued = True
-            connection.flush_soon(self._send_credit)
+            connection.flush_soon(self._send_credit, last=True)
 
     def _send_credit(self) -> None:
         connection = self._connection

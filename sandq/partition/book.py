@@ -147,7 +147,7 @@ class GroupBook:
         if fresh:
             lease.acked |= fresh
             self._progress(lease, view)
-        if what is None and not lease.revoked:
+        if what is None and lease.acked and not lease.revoked:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
@@ -248,8 +248,17 @@ class GroupBook:
         self, group: Group, due_ms: int, attempt: int, error: str | None, ranges: list[Range], view: View
     ) -> None:
         # Leased ahead of its time and given back before it: not before its time even so.
-        due_ms = max(due_ms, *(offsets.deliver_ms(base) for base, _ in ranges))
-        entry = Waiting(min(due_ms, offsets.U48_MAX), self.next_seq, attempt, error, ranges)
+        early = [r for r in ranges if offsets.deliver_ms(r.base) > due_ms]
+        if early:
+            self._queue(group, offsets.deliver_ms(max(early).base), attempt, error, early, view)
+            ranges = [r for r in ranges if offsets.deliver_ms(r.base) <= due_ms]
+        if ranges:
+            self._queue(group, min(due_ms, offsets.U48_MAX), attempt, error, ranges, view)
+
+    def _queue(
+        self, group: Group, due_ms: int, attempt: int, error: str | None, ranges: list[Range], view: View
+    ) -> None:
+        entry = Waiting(due_ms, self.next_seq, attempt, error, ranges)
         self.next_seq += 1
         group.queue(entry)
         view.put(rows.waiting_key(group.group_id, entry.due_ms, entry.seq), entry.row())

@@ -1,12 +1,12 @@
 """Checking the fields of a frame: one table a frame type, one clear error a mistake.
 
     PRODUCE field 2 (partition): expected int, got str
-    PRODUCE field 7 (batch): missing; the frame has 6 fields
+    PRODUCE field 6 (batch): missing; the frame has 5 fields
     SUBSCRIBE field 8 (held) item 3: expected [group number, partition, token]
 
 Fields are counted from 1, as `docs/protocol.md` does. The common case costs one comparison of types; the
 words are found only when something is wrong. A request must have exactly its fields: nothing a client asks
-for is ignored. A reply or a push may have more (a newer broker's), which are.
+for is ignored. A reply or a push may have further fields (a newer broker's); those are.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class MemoryFiles:
         return after
 
     def kill(self) -> MemoryFiles:
-        """The tree as the next process finds it when only this process died."""
+        """The tree as the next process finds it when only this process died. An armed crash stays armed."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
         nodes = {
             id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()
@@ -177,6 +177,11 @@ class MemoryFiles:
         # on the first tree shows already.
         after._durable_names = dict(after._names)
         after._directories = set(self._directories)
+        after.operations, after._crash_at, after._crash_inside = (
+            self.operations,
+            self._crash_at,
+            self._crash_inside,
+        )
         return after
 
     def _check_power(self) -> None:

@@ -1,0 +1,266 @@
+"""Leases over many messages: ranges, bitmaps, partial acks, order, limits, groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.errors import UnknownGroup
+from sandq.model.limits import DEFAULT
+from sandq.partition import commands as c
+from sandq.partition.book import ENDED_LEASES
+from sandq.partition.rows import Range
+from tests.unit.partition.bench import Bench, T
+
+
+def test_messages_come_in_the_order_of_their_times(bench: Bench) -> None:
+    bench.open()
+    bench.append("c", "a", "b", due=[300, 100, 200])
+    bench.append("now")
+    assert bench.values(bench.lease(at=0)) == ["now"]
+    assert bench.values(bench.lease(at=500)) == ["a", "b", "c"]
+
+
+def test_a_batch_is_leased_in_slices(bench: Bench) -> None:
+    bench.open()
+    base, _ = bench.append(*"abcdefg")
+    first, second = bench.one(limit=3), bench.one(limit=2, consumer="d")
+    assert (first.ranges, second.ranges) == ([Range(base, 3)], [Range(offsets.shift(base, 3), 2)])
+    bench.restart()
+    assert bench.values(bench.lease()) == ["f", "g"]
+
+
+def test_grants_of_one_command_get_tokens_that_rise(bench: Bench) -> None:
+    bench.open()
+    bench.append(*"abcd")
+    leases = bench.apply(1, c.Lease("g", T + 1, (c.Grant("x", 1, 1000), c.Grant("y", 2, 1000), c.Grant("x", 1, 1000))))[
+        0
+    ]
+    assert [(lease.consumer, bench.values([lease])) for lease in leases] == [
+        ("x", ["a"]),
+        ("y", ["b", "c"]),
+        ("x", ["d"]),
+    ]
+    assert [offsets.token_parts(lease.token) for lease in leases] == [(bench.index, place) for place in range(3)]
+
+
+def test_places_run_across_the_batches_of_one_entry(bench: Bench) -> None:
+    from sandq.model.batch import encode
+
+    bench.open()
+    one, two = bench.apply(0, c.Append(encode({1: [b"a", b"b"]})), c.Append(encode({1: [b"c"]})))
+    assert offsets.distance(one[0], two[0]) == 2
+    assert bench.values(bench.lease()) == ["a", "b", "c"]
+
+
+def test_acks_by_range_offset_and_bitmap(bench: Bench) -> None:
+    bench.open()
+    base, _ = bench.append(*"abcdefgh")
+    lease = bench.one()
+    assert bench.ack(lease.token, [[base, 2], [offsets.shift(base, 7), 1]]) is None
+    assert bench.ack(lease.token, [[offsets.shift(base, 2), bytes([0b101])]]) is None
+    assert bench.values([lease]) == list("abcdefgh")
+    bench.expire(at=30_001)
+    again = bench.one(at=40_000)
+    assert bench.values([again]) == ["d", "f", "g"]
+    assert [r.length for r in again.ranges] == [1, 2]
+
+
+def test_what_does_not_belong_to_the_lease_is_named_as_lost_and_the_rest_is_done(bench: Bench) -> None:
+    bench.open()
+    base, _ = bench.append(*"ab")
+    lease = bench.one()
+    foreign = offsets.shift(base, 2)
+    assert bench.ack(lease.token, [[foreign, 1], [base, 1], [offsets.shift(base, 1), 2]]) == [
+        [foreign, 1],
+        [offsets.shift(base, 1), 2],
+    ]
+    assert bench.state_of(base) == "acked"
+    assert bench.state_of(offsets.shift(base, 1)) == "leased"
+
+
+def test_the_whole_lease_is_what_was_not_nacked(bench: Bench) -> None:
+    bench.open()
+    base, _ = bench.append(*"abc")
+    lease = bench.one()
+    bench.nack(lease.token, [[base, 1]], delay=5000)
+    assert bench.ack(lease.token) is None
+    assert [bench.state_of(offsets.shift(base, n)) for n in range(3)] == ["waiting", "acked", "acked"]
+    assert bench.ack(lease.token) is None, "an ack repeated is answered as the first time"
+
+
+def test_repeated_acks_are_remembered_for_a_bounded_number_of_leases(bench: Bench) -> None:
+    bench.open()
+    tokens = []
+    for _ in range(ENDED_LEASES + 1):
+        bench.append("m")
+        tokens.append(bench.one().token)
+        bench.ack(tokens[-1])
+    assert bench.ack(tokens[0]) == []
+    assert bench.ack(tokens[1]) is None
+    assert len(bench.rows(b"l")) == len(bench.rows(b"a")) == ENDED_LEASES
+
+
+def test_messages_with_one_number_of_attempts_share_a_lease(bench: Bench) -> None:
+    bench.open()
+    bench.append(*"abc")
+    first = bench.one(limit=2)
+    for offset in (first.ranges[0].base, offsets.shift(first.ranges[0].base, 1)):
+        bench.nack(first.token, [[offset, 1]], delay=0)
+    second, third = bench.lease()
+    assert (second.attempt, bench.values([second])) == (2, ["a", "b"])
+    assert (third.attempt, bench.values([third])) == (1, ["c"])
+
+
+def test_a_waiting_entry_is_split_by_the_limit(bench: Bench) -> None:
+    bench.open()
+    bench.append(*"abcd")
+    bench.nack(bench.one().token, delay=0)
+    assert bench.values([bench.one(limit=1)]) == ["a"]
+    bench.restart()
+    assert bench.values([bench.one(limit=2)]) == ["b", "c"]
+    assert bench.values([bench.one()]) == ["d"]
+
+
+def test_backoff_counts_from_the_settings() -> None:
+    bench = Bench(max_attempts=None, backoff={"kind": "exponential", "first": "1s", "cap": "3s", "jitter_percent": 0})
+    bench.open()
+    bench.append("m")
+    at = 0
+    for delay in (1000, 2000, 3000, 3000):
+        bench.nack(bench.one(at=at).token, at=at)
+        assert bench.lease(at=at + delay - 1) == []
+        at += delay
+
+
+def test_groups_are_independent(bench: Bench) -> None:
+    bench.open("g")
+    bench.open("h")
+    bench.append("m")
+    bench.ack(bench.one(group="g").token)
+    assert bench.trim() is False
+    assert bench.values(bench.lease(group="h")) == ["m"]
+
+
+def test_latest_begins_above_what_is_ready_and_below_what_is_delayed(bench: Bench) -> None:
+    bench.append("old", "later", due=[0, 500])
+    bench.append("older")
+    bench.open("late", start="latest", at=10)
+    bench.append("new", at=10)
+    assert bench.values(bench.lease(group="late", at=10)) == ["new"]
+    assert bench.values(bench.lease(group="late", at=500)) == ["later"]
+
+
+def test_opening_a_group_again_changes_nothing(bench: Bench) -> None:
+    bench.append("m")
+    assert bench.open("g") == bench.open("g", start="latest")
+    assert bench.values(bench.lease()) == ["m"]
+
+
+def test_an_unknown_group_is_refused_and_the_rest_of_the_entry_is_applied(bench: Bench) -> None:
+    from sandq.model.batch import encode
+
+    refused, stored = bench.apply(0, c.Lease("nobody", T, (c.Grant("c", 1, 1000),)), c.Append(encode({1: [b"m"]})))
+    assert isinstance(refused, UnknownGroup)
+    assert stored[1] == 1
+
+
+def test_without_groups_messages_stay(bench: Bench) -> None:
+    bench.append("m")
+    assert bench.trim() is False
+    assert bench.status().messages == 1
+
+
+def test_kept_for_ever_without_delete_on_ack() -> None:
+    bench = Bench(delete_on_ack=False)
+    bench.open()
+    bench.append("m")
+    bench.ack(bench.one().token)
+    assert bench.status().trim_due is False
+    bench.trim()
+    assert bench.status().messages == 1
+
+
+def test_trimming_is_bounded_and_goes_on(bench: Bench) -> None:
+    bench.open()
+    for _ in range(5):
+        bench.append("m")
+    bench.ack(bench.one().token)
+    assert bench.status().trim_due
+    assert bench.trim(limit=2) is True
+    assert bench.status().messages == 3
+    while bench.trim(limit=2):
+        pass
+    assert (bench.status().messages, bench.status().trim_due) == (0, False)
+
+
+def test_a_large_delayed_message_is_kept_apart_and_leaves_with_its_row(bench: Bench) -> None:
+    bench.open()
+    bench.append("x" * 10_000, due=[100])
+    assert len(bench.rows(b"p")) == 1
+    assert len(bench.rows(b"m")[0][1]) < 64
+    lease = bench.one(at=100)
+    assert bench.values([lease]) == ["x" * 10_000]
+    bench.ack(lease.token, at=101)
+    bench.trim(at=101)
+    assert bench.rows(b"p") == bench.rows(b"m") == []
+    assert bench.status().bytes == 0
+
+
+def test_a_group_with_too_many_gaps_stops_and_says_why(bench: Bench) -> None:
+    bench.open()
+    count = DEFAULT.max_gaps + 2
+    for start in range(0, count, 1000):
+        bench.append(*(["m"] * min(1000, count - start)))
+    while leases := bench.lease(limit=1000):
+        for lease in leases:
+            what = [[offset, 1] for base, length in lease.ranges for offset in offsets.run(base, length)]
+            bench.apply(0, c.Nack([(lease.token, [one], 60_000, None) for one in what]))
+    bench.append("new")
+    assert bench.lease() == []
+    reason = bench.status().groups[0].paused
+    assert reason is not None and "wait for another attempt" in reason
+    retried = bench.lease(at=60_000, limit=1000)
+    assert retried[0].attempt == 2, "what waits is still leased"
+
+
+def test_a_consumer_holds_a_bounded_number_of_leases(bench: Bench) -> None:
+    bench.open()
+    granted = 0
+    for _ in range(11):
+        bench.append(*(["m"] * 1000))
+        grants = (c.Grant("c", 1, 30_000),) * 1000
+        granted += len(bench.apply(0, c.Lease("g", T, grants))[0])
+    assert granted == DEFAULT.leases_per_consumer
+    assert bench.lease(consumer="other") != []
+
+
+def test_an_index_that_was_applied_changes_nothing(bench: Bench) -> None:
+    bench.open()
+    bench.append("m")
+    before = bench.stores.scan(b"\x00", b"\xff")
+    bench.index -= 1
+    entry = c.Entry(T + 99, [c.Expire()])
+    assert bench.machine.apply(bench.index, entry, bench.view) == []
+    assert bench.view.drain() == []
+    assert bench.stores.scan(b"\x00", b"\xff") == before
+
+
+def test_a_stamp_that_goes_back_is_not_followed(bench: Bench) -> None:
+    bench.open()
+    bench.append("a", at=1000)
+    base, _ = bench.append("b", at=10)
+    assert offsets.deliver_ms(base) == T + 1000
+    assert bench.lease(at=10) == [], "by the leader's clock its time has not come"
+    assert bench.values(bench.lease(at=1000)) == ["a", "b"]
+
+
+def test_relative_delays_count_from_the_stamp(bench: Bench) -> None:
+    column = bench.append("now", "later", at=500, due=[0, 250], relative=True)
+    assert [offsets.deliver_ms(column[at : at + 16]) for at in (0, 16)] == [T + 500, T + 750]
+
+
+@pytest.mark.parametrize("at_ms", [offsets.U48_MAX, 253_402_300_799_000])
+def test_the_last_instants_are_fine(bench: Bench, at_ms: int) -> None:
+    column = bench.append("m", due=[at_ms - T])
+    assert offsets.deliver_ms(column) == at_ms

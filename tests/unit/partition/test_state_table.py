@@ -1,0 +1,276 @@
+"""Every cell of the table "A timer message, per group" (docs/architecture.md) that this version touches.
+
+Each test brings one message into a state, lets the event happen, and looks at what the partition holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from sandq.partition.groups import Lease
+from tests.unit.partition.bench import Bench, T
+
+STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
+NOBODY = 123456 << 16
+
+
+class Scene(NamedTuple):
+    bench: Bench
+    offset: bytes
+    lease: Lease | None
+    """The last lease of the message."""
+    at: int
+
+    @property
+    def token(self) -> int:
+        return self.lease.token if self.lease else NOBODY
+
+    @property
+    def what(self) -> Any:
+        return [[self.offset, 1]]
+
+    @property
+    def state(self) -> str:
+        return self.bench.state_of(self.offset)
+
+
+def scene(state: str) -> Scene:
+    bench = Bench(max_attempts=1 if state == "dead" else 3)
+    bench.open()
+    made = bench.append("m", at=0, due=[1000] if state == "delayed" else [0])
+    offset = made[0] if isinstance(made, tuple) else made
+    if state in ("delayed", "ready"):
+        return Scene(bench, offset, None, 0)
+    lease = bench.one(at=1)
+    if state in ("waiting", "dead"):
+        assert bench.nack(lease.token, at=2, error="no") is None
+    elif state == "acked":
+        assert bench.ack(lease.token, at=2) is None
+    return Scene(bench, offset, lease, 2)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_scenes_are_what_they_say(state: str) -> None:
+    assert scene(state).state == state
+
+
+def test_its_time_comes() -> None:
+    delayed = scene("delayed")
+    delayed.bench.expire(at=1000)
+    assert delayed.state == "ready"
+    assert delayed.bench.values(delayed.bench.lease(at=1000)) == ["m"]
+
+    waiting = scene("waiting")
+    assert waiting.bench.lease(at=1001) == []
+    assert waiting.bench.values(waiting.bench.lease(at=1002)) == ["m"]
+
+
+class TestLease:
+    def test_delayed_is_refused(self) -> None:
+        delayed = scene("delayed")
+        assert delayed.bench.lease(at=10, ahead=50) == []
+        assert delayed.state == "delayed"
+
+    def test_delayed_within_lease_ahead(self) -> None:
+        delayed = scene("delayed")
+        lease = delayed.bench.one(at=996, ahead=5)
+        assert (delayed.state, lease.attempt, lease.due_ms) == ("leased", 1, T + 1000)
+
+    def test_no_further_ahead_than_the_replicas_allow(self) -> None:
+        delayed = scene("delayed")
+        assert delayed.bench.lease(at=949, ahead=500) == []
+        assert delayed.bench.lease(at=950, ahead=500) != []
+
+    def test_ready(self) -> None:
+        ready = scene("ready")
+        lease = ready.bench.one(at=1)
+        assert (ready.state, lease.attempt) == ("leased", 1)
+
+    @pytest.mark.parametrize("state", ["leased", "waiting"])
+    def test_not_offered(self, state: str) -> None:
+        held = scene(state)
+        assert held.bench.lease(at=3, consumer="other") == []
+        assert held.state == state
+
+    @pytest.mark.parametrize("state", ["acked", "dead"])
+    def test_never(self, state: str) -> None:
+        gone = scene(state)
+        assert gone.bench.lease(at=10_000_000, consumer="other") == []
+        assert gone.state == state
+
+
+class TestAck:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "dead"])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_lease_lost(self, state: str, whole: bool) -> None:
+        lost = scene(state)
+        answer = lost.bench.ack(lost.token, None if whole else lost.what, at=3)
+        assert answer == ([] if lost.lease is None or whole else lost.what)
+        assert lost.state == state
+
+    def test_leased(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.ack(leased.token, leased.what, at=3) is None
+        assert leased.state == "acked"
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_again(self, whole: bool) -> None:
+        acked = scene("acked")
+        assert acked.bench.ack(acked.token, None if whole else acked.what, at=4) is None
+        assert acked.state == "acked"
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_an_expired_lease_is_lost(self, whole: bool) -> None:
+        leased = scene("leased")
+        assert leased.bench.expire(at=30_001) == 1
+        assert leased.bench.ack(leased.token, None if whole else leased.what, at=30_002) in ([], leased.what)
+        assert leased.state == "waiting"
+
+    def test_the_token_of_an_earlier_lease_is_lost(self) -> None:
+        waiting = scene("waiting")
+        second = waiting.bench.one(at=2000)
+        assert second.token > waiting.token
+        assert waiting.bench.ack(waiting.token, waiting.what, at=2001) == waiting.what
+        assert waiting.state == "leased"
+
+
+class TestNack:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_lease_lost(self, state: str) -> None:
+        lost = scene(state)
+        assert lost.bench.nack(lost.token, lost.what, at=3) == ([] if lost.lease is None else lost.what)
+        assert lost.state == state
+
+    def test_leased_waits(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.nack(leased.token, leased.what, at=3, delay=70) is None
+        assert leased.state == "waiting"
+        assert leased.bench.lease(at=72) == []
+        again = leased.bench.one(at=73)
+        assert again.attempt == 2
+
+    def test_dead_at_max_attempts(self) -> None:
+        dead = scene("dead")
+        assert dead.bench.machine.book.group("g").dead == 1
+        attempts, reason, error = _dead_row(dead)[:3]
+        assert (attempts, reason, error) == (1, "nack", "no")
+
+
+class TestExtend:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_lease_lost(self, state: str) -> None:
+        lost = scene(state)
+        assert lost.bench.extend(lost.token, at=3) is None
+        assert lost.state == state
+
+    def test_new_deadline(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.extend(leased.token, ms=60_000, at=10) == T + 60_010
+        assert leased.bench.expire(at=60_009) == 0
+        assert leased.bench.expire(at=60_010) == 1
+
+
+class TestExpire:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_nothing(self, state: str) -> None:
+        other = scene(state)
+        assert other.bench.expire(at=500 if state == "delayed" else 100_000) == 0
+        assert other.state == state
+
+    def test_waits(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.expire(at=30_000) == 0
+        assert leased.bench.expire(at=30_001) == 1
+        assert leased.state == "waiting"
+        assert leased.bench.one(at=31_001).attempt == 2
+
+    def test_dead_after_the_last_attempt(self) -> None:
+        bench = Bench(max_attempts=1)
+        bench.open()
+        offset, _ = bench.append("m")
+        bench.one(at=1)
+        assert bench.expire(at=30_001) == 1
+        assert bench.state_of(offset) == "dead"
+
+    def test_extended_since(self) -> None:
+        leased = scene("leased")
+        leased.bench.extend(leased.token, ms=30_000, at=1000)
+        assert leased.bench.expire(at=30_001) == 0
+        assert leased.state == "leased"
+
+
+class TestConsumerLeaves:
+    def test_ready_and_the_attempt_is_not_counted(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.release(at=3) == 1
+        again = leased.bench.one(at=3, consumer="other")
+        assert (again.attempt, leased.state) == (1, "leased")
+
+    def test_an_ack_after_it_is_lost(self) -> None:
+        leased = scene("leased")
+        leased.bench.release(at=3)
+        assert leased.bench.ack(leased.token, at=4) == []
+
+    def test_leased_ahead_and_given_back_is_not_early(self) -> None:
+        delayed = scene("delayed")
+        delayed.bench.one(at=995, ahead=5)
+        delayed.bench.release(at=996)
+        assert delayed.bench.lease(at=999) == []
+        assert delayed.bench.one(at=1000).attempt == 1
+
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_nothing_is_held(self, state: str) -> None:
+        other = scene(state)
+        assert other.bench.release(at=3) == 0
+        assert other.state == state
+
+
+class TestTrim:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "leased", "waiting"])
+    def test_never(self, state: str) -> None:
+        kept = scene(state)
+        assert kept.bench.trim(at=3) is False
+        assert kept.bench.read([(kept.offset, 1)])  # type: ignore[list-item]
+
+    def test_acked_is_gone(self) -> None:
+        acked = scene("acked")
+        acked.bench.trim(at=3)
+        assert acked.bench.rows(b"m") == []
+        assert (acked.bench.status().messages, acked.bench.status().bytes) == (0, 0)
+
+    def test_the_row_of_a_dead_one_stays(self) -> None:
+        dead = scene("dead")
+        dead.bench.trim(at=3)
+        assert dead.bench.rows(b"m") == []
+        assert _dead_row(dead)[6] == {1: b"m"}
+
+
+EVENTS: list[tuple[str, Callable[[Scene], object]]] = [
+    ("ack", lambda s: s.bench.ack(s.token, s.what, at=3)),
+    ("nack", lambda s: s.bench.nack(s.token, s.what, at=3)),
+    ("extend", lambda s: s.bench.extend(s.token, at=3)),
+    ("expire", lambda s: s.bench.expire(at=40_000)),
+    ("release", lambda s: s.bench.release(at=3)),
+    ("lease", lambda s: [lease.row() for lease in s.bench.lease(at=40_000)]),
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("event", EVENTS, ids=[name for name, _ in EVENTS])
+def test_a_restart_changes_no_answer(state: str, event: tuple[str, Callable[[Scene], object]]) -> None:
+    before, after = scene(state), scene(state)
+    after.bench.restart()
+    assert event[1](before) == event[1](after)
+    assert before.bench.rows(b"\x00") == after.bench.rows(b"\x00")
+    assert before.bench.status() == after.bench.status()
+    assert before.bench.stores.scan(b"\x00", b"\xff") == after.bench.stores.scan(b"\x00", b"\xff")
+
+
+def _dead_row(scene: Scene) -> list[Any]:
+    from sandq.partition import rows
+
+    ((_, row),) = scene.bench.rows(b"d")
+    return rows.unpack(row)

@@ -1,0 +1,196 @@
+"""Requests and replies: what is written is read, and every mistake is named."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
+from sandq.model.offsets import pack
+from sandq.protocol import requests, requests_admin
+from sandq.protocol.frames import FrameReader, Type, encode_reply
+from sandq.protocol.replies import (
+    Deliver,
+    HelloReply,
+    MetadataReply,
+    Node,
+    Offsets,
+    Partition,
+    TopicRecord,
+    encode_deliver,
+    lost_ranges,
+    results,
+)
+
+BASE = pack(5, 6, 7, 1)
+
+EVERY: list[tuple[int, Any]] = [
+    (Type.HELLO, requests.Hello(1, "me", {"a": 1})),
+    (Type.METADATA, requests.Metadata(["a", "b"])),
+    (Type.METADATA, requests.Metadata(None)),
+    (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, b"batch")),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 10, None, "earliest", [[1, 2, 3]])),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, 30_000, "latest", [])),
+    (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
+    (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
+    (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
+    (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
+    (Type.PING, requests.Ping()),
+    (Type.TOPIC_CREATE, requests_admin.TopicCreate("t", "timer", 4, 3, {"lease": "30s"})),
+    (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
+    (Type.GROUP_LIST, requests_admin.GroupList("t")),
+    (Type.TOPIC_STATS, requests_admin.TopicStats("t")),
+    (Type.CLUSTER_INFO, requests_admin.ClusterInfo()),
+    (Type.CLUSTER_CLOCK, requests_admin.ClusterClock("accept")),
+]
+
+
+@pytest.mark.parametrize(("kind", "request_"), EVERY, ids=lambda value: type(value).__name__)
+def test_what_is_written_is_read(kind: int, request_: Any) -> None:
+    (frame,) = FrameReader().feed(request_.frame(77))
+    assert frame[:2] == [kind, 77]
+    assert type(request_).parse(frame) == request_
+    # One field too many, or one too few, is refused: nothing that a client asks for is ignored.
+    with pytest.raises(InvalidRequest, match=Type(kind).name):
+        type(request_).parse([*frame, 1])
+    if len(frame) > 2:
+        with pytest.raises(InvalidRequest, match=rf"{Type(kind).name} field {len(frame) - 2} \(\w+\): missing"):
+            type(request_).parse(frame[:-1])
+
+
+def test_credit_has_no_request_id() -> None:
+    (frame,) = FrameReader().feed(requests.Credit(4, 10).frame())
+    assert frame == [Type.CREDIT, 0, 4, 10]
+    assert requests.Credit.parse(frame) == (4, 10)
+
+
+@pytest.mark.parametrize(
+    ("cls", "frame", "words"),
+    [
+        (requests.Produce, [3, 1, "t", "0", 0, 0, 0, b""], r"PRODUCE field 2 \(partition\): expected int, got str"),
+        (requests.Produce, [3, 1, "t", True, 0, 0, 0, b""], r"field 2 \(partition\): expected int, got bool"),
+        (requests.Produce, [3, 1, b"t", 0, 0, 0, 0, b""], r"field 1 \(topic\): expected str, got bin"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, "b"], r"field 6 \(batch\): expected bin, got str"),
+        (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),
+        (requests.Produce, [3, 1, "t", 0, -1, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
+        (requests.Produce, [3, 1, "t", 0, 0, 2**32, 0, b""], r"field 4 \(epoch\)"),
+        (requests.Metadata, [2, 1, "t"], "expected array or nil, got str"),
+        (requests.Metadata, [2, 1, ["a", 1]], "item 2: expected str"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "", 1, None, "earliest", []], r"field 4 \(consumer_id\)"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "x" * 256, 1, None, "earliest", []], "256 characters"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, "now", []], r"field 7 \(start\)"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1_000_001, None, "latest", []], r"field 5 \(credit\)"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, "1", "latest", []], r"lease_ms\): expected int or nil"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, "latest", [[1, 2, 3], [1, 2]]], "item 2: expected"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, "latest", [[1, 2, -3]]], "item 1: -3 is negative"),
+        (requests.Credit, [6, 0, 1, 1_000_001], r"CREDIT field 2 \(more\)"),
+        (requests.Ack, [9, 1, 7, 0, [5]], r"ACK field 3 \(items\): item 1: expected \[token, what\]"),
+        (requests.Ack, [9, 1, 7, 0, [[-5, None]]], "item 1"),
+        (requests.Ack, [9, 1, 7, 0, [[5, []]]], "one or more ranges"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[b"short", 1]]]]], "offset of 16 bytes"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, 0]]]]], "count 1..65536"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, 65_537]]]]], "count 1..65536"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, b""]]]]], "bitmap"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, bytes(8193)]]]]], "bitmap"),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, True]]]]], "range"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error\]"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, -1, None]]], "delay_ms"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, 2**48, None]]], "delay_ms"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, None, "x" * 1025]]], "error must be"),
+        (requests.Extend, [11, 1, 7, 0, [[5, "1"]]], r"expected \[token, lease_ms\]"),
+        (requests.Extend, [11, 1, 7, 0, [[5, 2**48]]], "lease_ms"),
+        (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
+        (requests_admin.ClusterClock, [49, 1, "set"], "expected 'show' or 'accept'"),
+        (requests_admin.TopicCreate, [32, 1, "t", "timer", 1, 1, []], r"field 5 \(settings\): expected map, got array"),
+    ],
+)
+def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        cls.parse(frame)
+
+
+def test_another_version_is_told_before_anything_else() -> None:
+    with pytest.raises(WrongVersion, match="version 1") as caught:
+        requests.Hello.parse([1, 1, 2, {"what": "ever"}, 5, 6])
+    assert caught.value.details == {"version": 1}
+
+
+FUZZ = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5) | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=st.lists(FUZZ, max_size=11))
+def test_any_frame_is_parsed_or_refused(fields: list[Any]) -> None:
+    for kind, request in EVERY:
+        with suppress(SandqError):
+            type(request).parse([kind, 1, *fields])
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=st.lists(FUZZ, max_size=12))
+def test_any_reply_is_parsed_or_refused(fields: list[Any]) -> None:
+    for parse in (HelloReply.parse, MetadataReply.parse, Offsets.parse, Deliver.parse):
+        with suppress(ProtocolError):
+            parse([7, 1, *fields])
+    for field in fields:
+        with suppress(ProtocolError):
+            TopicRecord.from_map(field)
+        with suppress(ProtocolError):
+            lost_ranges(field)
+
+
+def test_replies() -> None:
+    record = TopicRecord("t", 1, "timer", [Partition(0, 7, "n1"), Partition(1, 8, None)], 2, 1, {"lease_ms": 30_000})
+    reply = MetadataReply([Node("n1", "localhost", 7170)], [record])
+    (frame,) = FrameReader().feed(encode_reply(3, *reply.fields()))
+    assert MetadataReply.parse(frame) == reply
+    # A newer broker's further fields do not matter.
+    assert TopicRecord.from_map({**record.to_map(), "new": 1}) == record
+    assert MetadataReply.parse([*frame, "new"]) == reply
+    assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, "new"]) == ("0.1.0", "n1", "uuid", {}, 5)
+    for broken in ({}, {**record.to_map(), "partitions": [[1, 7, None]]}, {**record.to_map(), "name": 5}, None):
+        with pytest.raises(ProtocolError):
+            TopicRecord.from_map(broken)
+    assert Offsets.parse([0, 1, [BASE, 5]]) == (BASE, 5, None)
+    assert Offsets.parse([0, 1, BASE * 2]) == (BASE, 2, BASE * 2)
+    for broken in ([0, 1], [0, 1, b""], [0, 1, b"short"], [0, 1, [BASE]], [0, 1, None]):
+        with pytest.raises(ProtocolError):
+            Offsets.parse(broken)
+    assert results([0, 1, [None, 5]], 2) == [None, 5]
+    with pytest.raises(ProtocolError):
+        results([0, 1, [None]], 2)
+    assert lost_ranges(None) is None
+    assert lost_ranges([]) == []
+    assert lost_ranges([[BASE, 2]]) == [(BASE, 2)]
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_deliver(last: bool) -> None:
+    data = encode_deliver(4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], b"batch", last=last)
+    (frame,) = FrameReader().feed(data)
+    deliver = Deliver.parse(frame)
+    assert deliver == (4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], last, b"batch")
+    created = bytes(16)
+    (frame,) = FrameReader().feed(encode_deliver(4, 7, 1, 5, 2, 99, BASE * 2, BASE * 2, created, None, b"batch"))
+    assert Deliver.parse(frame).created_ms == created
+    for place, value, words in (
+        (7, b"short", "offsets"),
+        (7, b"", "offsets"),
+        (8, b"short", "ids"),
+        (9, b"short", "created_ms"),
+        (9, "x", "created_ms"),
+        (10, [[0]], "live"),
+        (10, [[0, 0]], "live"),
+        (11, None, "last"),
+        (12, "x", "batch"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            Deliver.parse([*frame[:place], value, *frame[place + 1 :]])
