@@ -1,3 +1,35 @@
-"""sandq: a partitioned topic broker that delivers every message at the moment its producer chose."""
+"""sandq: a partitioned topic broker that delivers every message at the moment its producer chose.
+
+    import sandq
+
+    async with sandq.connect() as client:
+        await client.produce("reminders", b"call the bank", delay="2h")
+
+Importing it loads the client only.
+"""
+
+from sandq.client import (
+    Client,
+    Message,
+    Producer,
+    Receipt,
+    Subscription,
+    connect,
+    offset_bytes,
+    offset_text,
+    offset_time_ms,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "Message",
+    "Producer",
+    "Receipt",
+    "Subscription",
+    "connect",
+    "offset_bytes",
+    "offset_text",
+    "offset_time_ms",
+]

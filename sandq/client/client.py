@@ -140,8 +140,10 @@ async def connect(
     a produce or a queued ack is tried. ConnectionLost when no server can be reached at first; later the
     client reconnects by itself, for as long as it is open. Everything that it runs ends with the block.
     """
+    timeout_s = _seconds("timeout", timeout)
     options = Options(
-        timeout_s=_seconds("timeout", timeout),
+        connect_timeout_s=timeout_s,
+        timeout_s=timeout_s,
         delivery_timeout_s=_seconds("delivery_timeout", delivery_timeout),
     )
     async with connect_with(options, servers, name) as client:

@@ -222,7 +222,7 @@ class Cluster:
 
     async def _try_server(self, server: Address) -> None:
         """Connect to a configured address; whatever node is there gets (or has) a link."""
-        timeout_s = self.options.timeout_s / len(self._servers)
+        timeout_s = self.options.connect_timeout_s / len(self._servers)
         connection = await self._open(server, timeout_s)
         node_id = connection.hello.node_id
         link = self._links.get(node_id)
@@ -287,7 +287,7 @@ class Cluster:
         """Try each address of a node once, the one that worked last first."""
         for address in list(link.addresses):
             try:
-                connection = await self._open(address, self.options.timeout_s)
+                connection = await self._open(address, self.options.connect_timeout_s)
             except SandqError as error:
                 link.error = error
                 continue

@@ -15,7 +15,8 @@ DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
 class Options:
     """What bounds a client. Times are seconds, for anyio's clock."""
 
-    # Connecting, and the answer to a request that is not a produce or an ack.
+    # Connecting to one address, and the answer to a request that is not a produce or an ack.
+    connect_timeout_s: float = 10.0
     timeout_s: float = 10.0
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0

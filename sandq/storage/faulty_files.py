@@ -19,14 +19,16 @@ class Plan:
     `budget_bytes`: so many more bytes can be written, then the disk is full (ENOSPC; the write that meets
     the end writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the
     start (1: the first) and every later one fails with EIO; creating, replacing and removing a file each
-    count as one sync. `fail_writes`: every write fails with EIO. `flips`: for a file name the bits (offset
-    in bits) that reads see flipped. `on_sync(name)` runs before each sync (it may block, count or raise).
+    count as one sync. `fail_writes`: every write fails with `write_errno`. `flips`: for a file name the bits
+    (offset in bits) that reads see flipped. `on_sync(name)` runs before each sync (it may block, count or
+    raise).
     """
 
     budget_bytes: int | None = None
     full: bool = False
     fail_sync_at: int | None = None
     fail_writes: bool = False
+    write_errno: int = errno.EIO
     flips: dict[str, set[int]] = field(default_factory=dict)
     on_sync: Callable[[str], None] | None = None
     syncs: int = 0
@@ -34,7 +36,7 @@ class Plan:
     def take(self, operation: str, name: str, size: int) -> int:
         """Spend `size` bytes; how many of them fit. Raises when none may be written at all."""
         if self.fail_writes:
-            raise failed(operation, name, OSError(errno.EIO, os.strerror(errno.EIO)))
+            raise failed(operation, name, OSError(self.write_errno, os.strerror(self.write_errno)))
         if self.full:
             return 0
         if self.budget_bytes is None:

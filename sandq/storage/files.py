@@ -94,9 +94,7 @@ def failed(operation: str, name: str, error: OSError) -> StorageFailed:
     """The error of this port for one of the operating system's."""
     code = errno.errorcode.get(error.errno or 0, "EIO")
     reason = error.strerror or str(error)
-    return StorageFailed(
-        f"cannot {operation} {name}: {reason} ({code})", operation=operation, file=name, errno=code
-    )
+    return StorageFailed(f"cannot {operation} {name}: {reason} ({code})", operation=operation, file=name, errno=code)
 
 
 @contextlib.contextmanager

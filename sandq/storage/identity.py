@@ -57,9 +57,7 @@ def save(files: Files, identity: Identity, name: str = NAME) -> None:
     files.replace(name, small_file.encode(MAGIC, VERSION, content))
 
 
-def open_identity(
-    files: Files, node: str, *, mint: Callable[[], str] = new_uuid, name: str = NAME
-) -> Identity:
+def open_identity(files: Files, node: str, *, mint: Callable[[], str] = new_uuid, name: str = NAME) -> Identity:
     """The identity of this directory, minted when the directory is new. `StartupError` when it is another
     node's."""
     found = load(files, name)

@@ -57,9 +57,7 @@ def remove_logs(directory: Path) -> None:
 
 def _damaged(path: Path, why: str, offset: int | None = None) -> Corruption:
     where = "" if offset is None else f" at byte {offset}"
-    details: dict[str, object] = (
-        {"file": str(path)} if offset is None else {"file": str(path), "offset": offset}
-    )
+    details: dict[str, object] = {"file": str(path)} if offset is None else {"file": str(path), "offset": offset}
     return Corruption(f"{path} is damaged{where}: {why}", **details)
 
 
@@ -132,8 +130,11 @@ def _masked(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def write_mark(directory: Path) -> None:
-    """Note how much of the MANIFEST is whole now, after making sure that it is on the disk."""
+def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, int]:
+    """Note how much of the MANIFEST is whole now, after making sure that it is on the disk.
+
+    Returns what was noted, its name and bytes; `last` is what was noted before.
+    """
     manifest = (directory / "CURRENT").read_bytes()[:-1].decode("ascii")
     descriptor = os.open(directory / manifest, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -141,8 +142,10 @@ def write_mark(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    end = max(record_ends(data), default=0)
+    begin = last[1] if last[0] == manifest else 0
+    end = max(record_ends(data, begin), default=begin)
     replace_file(directory / MARK, small_file.encode(_MAGIC, _VERSION, [manifest, end]))
+    return manifest, end
 
 
 # tables

@@ -13,6 +13,8 @@ How it is kept honest (LevelDB 1.22, plyvel 1.5.1; every point has a test):
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -71,7 +73,7 @@ class LevelStores:
         try:
             # What LevelDB created, renamed and removed while opening becomes durable.
             sync_directory(self.path)
-            level_check.write_mark(self.path)
+            self._mark = level_check.write_mark(self.path)
         except BaseException:
             db.close()
             raise
@@ -135,7 +137,7 @@ class LevelStores:
             # An error of the background thread shows at the next write, even of nothing.
             self._db.write_batch().write()
             self._wait_for_removal(before)
-            level_check.write_mark(self.path)
+            self._mark = level_check.write_mark(self.path, self._mark)
         except (plyvel.Error, OSError) as error:
             raise self._write_error("flush", error) from error
         except StorageFailed as error:
@@ -157,10 +159,19 @@ class LevelStores:
             raise self._write_error("compact", error) from error
 
     def approximate_bytes(self) -> int:
-        return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".ldb"))
+        size = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # a compaction removed it meanwhile
+                    size += entry.stat().st_size if entry.name.endswith(".ldb") else 0
+        return size
 
     def close(self) -> None:
         self._db.close()
+        if self._failure is None:
+            # What compactions changed since the last flush is synced as well; the mark before is still good.
+            with contextlib.suppress(OSError, StorageFailed):
+                level_check.write_mark(self.path, self._mark)
         self._lock.close()
 
     # errors
@@ -170,27 +181,22 @@ class LevelStores:
             raise StorageFailed(f"the stores in {self.path} do not take anything any more: {self._failure}")
 
     def _failed(self, operation: str, error: Exception) -> StorageFailed:
-        return StorageFailed(
-            f"cannot {operation} {self.path}: {_text(error)}", operation=operation, file=str(self.path)
-        )
+        text = _text(error)
+        code = "ENOSPC" if os.strerror(errno.ENOSPC) in text else "EIO"
+        message = f"cannot {operation} {self.path}: {text}"
+        return StorageFailed(message, operation=operation, file=str(self.path), errno=code)
 
     def _corrupt(self, error: Exception) -> Corruption:
         found = level_check.find_damaged_table(self.path)
-        return found or Corruption(
-            f"the stores in {self.path} are damaged: {_text(error)}", file=str(self.path)
-        )
+        return found or Corruption(f"the stores in {self.path} are damaged: {_text(error)}", file=str(self.path))
 
     def _read_error(self, error: plyvel.Error) -> SandqError:
-        return (
-            self._corrupt(error) if isinstance(error, plyvel.CorruptionError) else self._failed("read", error)
-        )
+        return self._corrupt(error) if isinstance(error, plyvel.CorruptionError) else self._failed("read", error)
 
     def _write_error(self, operation: str, error: Exception) -> SandqError:
         failure: SandqError
-        if isinstance(error, plyvel.CorruptionError):
-            failure = self._corrupt(error)
-        else:
-            failure = self._failed(operation, error)
+        damaged = isinstance(error, plyvel.CorruptionError)
+        failure = self._corrupt(error) if damaged else self._failed(operation, error)
         self._failure = self._failure or failure.message
         return failure
 

@@ -169,9 +169,7 @@ class MemoryFiles:
     def kill(self) -> MemoryFiles:
         """The tree as the next process finds it when only this process died. An armed crash stays armed."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
-        nodes = {
-            id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()
-        }
+        nodes = {id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()}
         after._names = {name: nodes[id(node)] for name, node in self._names.items()}
         # Names that were never synced are taken as durable here: a file whose name gets lost is what `crash`
         # on the first tree shows already.
@@ -250,9 +248,7 @@ class MemoryFiles:
             raise FileNotFoundError(directory)
         prefix = directory + "/" if directory else ""
         inside = {name[len(prefix) :].split("/")[0] for name in self._names if name.startswith(prefix)}
-        inside |= {
-            d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != prefix
-        }
+        inside |= {d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != prefix}
         return sorted(inside - {""})
 
     def exists(self, name: str) -> bool:

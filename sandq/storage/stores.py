@@ -89,9 +89,7 @@ class MemoryStores:
         rows: list[Row] = []
         size = 0
         for position in positions:
-            if (limit is not None and len(rows) >= limit) or (
-                max_bytes is not None and rows and size >= max_bytes
-            ):
+            if (limit is not None and len(rows) >= limit) or (max_bytes is not None and rows and size >= max_bytes):
                 break
             key = self._keys[position]
             rows.append((key, self._rows[key]))

@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sandq.model.errors import SandqError, StorageFailed
+from sandq.model.errors import Corruption, SandqError, StorageFailed
 
 from .files import File, Files
 from .wal_format import (
@@ -66,14 +66,21 @@ class Wal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         known_groups: Callable[[int], bool],
+        create: bool = True,
     ) -> tuple[Wal, dict[int, RecoveredGroup]]:
         """Recover the log in `directory` (made when missing) and go on behind it.
 
         Groups for which `known_groups` is false are dropped. Raises `Corruption` naming segment and byte
-        offset.
+        offset; with `create=False` (a directory that has been in use) also when there is no log, or none
+        that was ever begun.
         """
-        files.make_dir(directory)
+        if create:
+            files.make_dir(directory)
+        elif not files.exists(directory):
+            raise Corruption(f"the WAL {directory} is missing", file=directory, offset=0)
         found = recover(files, directory, known_groups)
+        if found.file is None and not create:
+            raise Corruption(f"the WAL {directory} holds no whole segment", file=directory, offset=0)
         wal = cls(files, directory, segment_bytes, found)
         if wal._file is None:
             with wal._poisoning():
@@ -96,9 +103,7 @@ class Wal:
             return
         with self._poisoning():
             groups = self._groups
-            births = [
-                group for group in dict.fromkeys(record[1] for record in records) if group not in groups
-            ]
+            births = [group for group in dict.fromkeys(record[1] for record in records) if group not in groups]
             if births:
                 records = [*self._births(births), *records]
             need = sum([len(record[4]) for record in records]) + RECORD_BYTES_AT_MOST * len(records)
@@ -189,7 +194,8 @@ class Wal:
         return pinned
 
     def forget(self, group: int) -> None:
-        """This group is gone, durably: what the log holds of it is void, and later segments do not state it."""
+        """This group is gone, durably: what the log holds of it is void, and later segments do not state
+        it."""
         self._check()
         if group in self._groups:
             self.commit(self._births([group]))

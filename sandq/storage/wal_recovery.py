@@ -103,17 +103,12 @@ class _Recovery:
                 raise Corruption(f"WAL segment {missing} is missing", file=missing, offset=0)
         return numbers
 
-    def _load(self, number: int) -> tuple[File, bytes]:
-        file = self._files.open(self._path(number))
-        return file, file.read_at(0, file.size())
-
     def _drop_unfinished(self, numbers: list[int]) -> None:
         """Remove a last segment whose creation was not finished."""
         if not numbers:
             return
         number = numbers[-1]
-        file, data = self._load(number)
-        file.close()
+        data = self._files.read(self._path(number))
         header = decode_segment_header(data, number)
         if isinstance(header, SegmentHeader):
             reader = Reader(data[: header.opening_end], header)
@@ -137,8 +132,7 @@ class _Recovery:
 
     def _check_whole(self, number: int, end: int) -> None:
         """The segment before one that was begun had been synced up to `end`."""
-        file, data = self._load(number)
-        file.close()
+        data = self._files.read(self._path(number))
         header = decode_segment_header(data, number)
         if isinstance(header, str):
             raise self._corrupt(number, 0, header)
@@ -159,7 +153,7 @@ class _Recovery:
 
     def _read_segment(self, number: int, is_last: bool) -> None:
         """Replay one segment."""
-        file, data = self._load(number)
+        data = self._files.read(self._path(number))
         header = decode_segment_header(data, number)
         if isinstance(header, str):
             raise self._corrupt(number, 0, header)
@@ -167,9 +161,7 @@ class _Recovery:
         if before is not None:
             self._check_end(before, header.previous_end)
             if header.pass_number <= before.last_pass:
-                raise self._corrupt(
-                    number, 40, f"opened by pass {header.pass_number} behind pass {before.last_pass}"
-                )
+                raise self._corrupt(number, 40, f"opened by pass {header.pass_number} behind pass {before.last_pass}")
         reader = Reader(data, header)
         self._replay(reader)
         if reader.end < header.opening_end:
@@ -177,10 +169,8 @@ class _Recovery:
         found.last_pass = max(found.last_pass, header.pass_number, reader.last_pass)
         found.sizes[number] = len(data)
         if is_last:
-            self._mend(reader, file, header)
-            found.file, found.end = file, reader.end
-        else:
-            file.close()
+            found.file, found.end = self._files.open(self._path(number)), reader.end
+            self._mend(reader, found.file, header)
         reader.data = b""
         self._before = reader
 
@@ -191,9 +181,7 @@ class _Recovery:
             if kind == Kind.SEAL:
                 continue
             if not 1 <= kind < Kind.SEAL:
-                raise self._corrupt(
-                    segment, reader.end, f"kind {kind} in the record before is not known here"
-                )
+                raise self._corrupt(segment, reader.end, f"kind {kind} in the record before is not known here")
             if group not in replays:
                 replays[group] = Replay() if self._known_groups(group) else None
             replay = replays[group]
@@ -207,9 +195,7 @@ class _Recovery:
         data, found = reader.data, self._found
         for sight in scan(data, reader.segment, reader.end):
             if sight.pass_start > reader.end:
-                raise self._corrupt(
-                    reader.segment, reader.end, reader.why or "zeros, but later records follow"
-                )
+                raise self._corrupt(reader.segment, reader.end, reader.why or "zeros, but later records follow")
             found.last_pass = max(found.last_pass, sight.pass_number)
         rewrite_from = 0 if reader.end == header.opening_end else reader.pass_start
         file.write_at(rewrite_from, data[rewrite_from : reader.end])

@@ -131,9 +131,7 @@ def _some_records(rng: random.Random, number: int, group: Group) -> list[Record]
         return [(Kind.BASE, number, index, group.term, members)]
     if what == 18 and group.entries:
         return [(Kind.TRUNCATE, number, rng.choice(sorted(group.entries)), 0, b"")]
-    return [
-        (Kind.COPY, number, index, term, command) for index, (command, term) in sorted(group.entries.items())
-    ]
+    return [(Kind.COPY, number, index, term, command) for index, (command, term) in sorted(group.entries.items())]
 
 
 class Machine:

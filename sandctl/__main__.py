@@ -1,0 +1,7 @@
+"""`python -m sandctl`."""
+
+from __future__ import annotations
+
+from sandctl.main import main
+
+main()

@@ -1,0 +1,203 @@
+"""`sandctl produce`: one message, a message a line, or a JSON object a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import click
+
+from sandctl.jsonl import BadLine, parse_line
+from sandctl.output import to_json
+from sandctl.settings import common_options, run, settings
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from sandq.client import Client, Producer, Receipt
+
+_UNCONFIRMED = 10_000  # receipts that wait for being printed
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("payload", required=False)
+@click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
+@click.option("--lines", is_flag=True, help="Each line is a message (without its line feed).")
+@click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
+@click.option("--key", help="Messages of one key go to one partition.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
+@click.option("--at", metavar="INSTANT", help="Deliver at this moment, never before.")
+@click.option("--in", "delay", metavar="DURATION", help="Deliver after this delay.")
+@click.option("--partition", type=int, help="Send to this partition.")
+@common_options
+def produce(
+    topic: str,
+    payload: str | None,
+    path: str | None,
+    lines: bool,
+    jsonl: bool,
+    key: str | None,
+    headers: tuple[str, ...],
+    at: str | None,
+    delay: str | None,
+    partition: int | None,
+) -> None:
+    """Send messages to TOPIC, and print the offset of each once it is stored.
+
+    PAYLOAD is one message. So is --file, its bytes as they are, unless --lines or --jsonl say that it holds many (then
+    standard input is read when no file is named).
+
+    A JSON object has the value as "text", as "value" (base64) or as "json"; and may have "key", "headers", and
+    "deliver_at" or "delay". What `consume -o jsonl` prints is such an object; --key, --header, --at and --in hold for
+    those that do not say otherwise.
+    """
+    if lines and jsonl:
+        raise click.UsageError("--lines and --jsonl: one of them, not both")
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --in: one of them, not both")
+    if payload is not None and (path is not None or lines or jsonl):
+        raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
+    if payload is None and path is None and not (lines or jsonl):
+        raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
+    common: dict[str, Any] = {
+        "key": None if key is None else os.fsencode(key),
+        "headers": _headers(headers),
+        "deliver_at": _instant(at),
+        "delay": delay,
+        "partition": partition,
+    }
+    with _open(path) as source:
+        if lines or jsonl:
+            run(lambda client: _send_lines(client, topic, source, jsonl, common))
+        else:
+            value = os.fsencode(payload) if payload is not None else source.read()
+            _print_offsets([run(lambda client: client.produce(topic, value, **common))])
+
+
+def _open(path: str | None) -> BinaryIO:
+    """The source of the messages; one that must not be closed is wrapped by click so that it is not."""
+    try:
+        return cast(BinaryIO, click.open_file(path or "-", "rb"))
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
+def _headers(headers: tuple[str, ...]) -> dict[str, str] | None:
+    found = {}
+    for header in headers:
+        name, separator, value = header.partition("=")
+        if not separator or not name:
+            raise click.UsageError(f"--header {header}: NAME=VALUE is expected")
+        found[name] = value
+    return found or None
+
+
+def _instant(at: str | None) -> str | int | None:
+    """Digits alone are epoch milliseconds."""
+    return int(at) if at is not None and at.isascii() and at.isdecimal() else at
+
+
+async def _send_lines(client: Client, topic: str, source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> None:
+    import anyio
+
+    progress = _Progress()
+    failure: Exception | None = None
+    async with AsyncExitStack() as stack:
+        producer = await stack.enter_async_context(client.producer(topic))
+        sender, receiver = anyio.create_memory_object_stream[tuple[int, "Receipt"]](_UNCONFIRMED)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_confirm, receiver, progress)
+            try:
+                failure = await _send_all(producer, sender, source, jsonl, common)
+            finally:
+                sender.close()
+    progress.close()
+    if failure is None:
+        failure = progress.failure
+    if failure is not None:
+        raise click.ClickException(f"{failure}; {progress.stored} messages were sent")
+
+
+class _Progress:
+    """What was stored so far, printed as it comes."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.failure: Exception | None = None
+        self._output = settings().output
+
+    def offset(self, offset: str) -> None:
+        if self._output == "json":
+            click.echo(("[\n  " if not self.stored else ",\n  ") + to_json({"offset": offset}), nl=False)
+        else:
+            click.echo(to_json({"offset": offset}) if self._output == "jsonl" else offset)
+        self.stored += 1
+
+    def close(self) -> None:
+        if self._output == "json":
+            click.echo("\n]" if self.stored else "[]")
+
+
+async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], progress: _Progress) -> None:
+    """Print offsets in the order of the lines; note the first that failed."""
+    from sandq.errors import SandqError
+
+    with receiver:
+        async for number, receipt in receiver:
+            try:
+                offset = await receipt
+            except SandqError as error:
+                progress.failure = progress.failure or BadLine(f"line {number}: {error.message}")
+            else:
+                progress.offset(offset)
+
+
+async def _send_all(
+    producer: Producer,
+    sender: MemoryObjectSendStream[tuple[int, Receipt]],
+    source: BinaryIO,
+    jsonl: bool,
+    common: dict[str, Any],
+) -> Exception | None:
+    """Send line after line; what was wrong with the first one that could not be sent."""
+    from sandq.errors import SandqError
+
+    number = 0
+    async for arguments in _arguments(source, jsonl, common):
+        number += 1
+        try:
+            if isinstance(arguments, BadLine):
+                raise arguments
+            receipt = await producer.send(arguments.pop("value"), **arguments)
+        except (BadLine, SandqError) as error:
+            return BadLine(f"line {number}: {error}")
+        await sender.send((number, receipt))
+    return None
+
+
+async def _arguments(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> AsyncIterator[dict[str, Any] | BadLine]:
+    """For each line the arguments of `send`, or why there are none."""
+    from sandctl.streams import read_lines
+
+    async for line in read_lines(source):
+        if not jsonl:
+            yield {"value": line, **common}
+            continue
+        try:
+            own = parse_line(line)
+        except BadLine as error:
+            yield error
+            return
+        if "deliver_at" in own or "delay" in own:
+            own = {"deliver_at": None, "delay": None, **own}
+        yield {**common, **own}
+
+
+def _print_offsets(offsets: list[str]) -> None:
+    progress = _Progress()
+    for offset in offsets:
+        progress.offset(offset)
+    progress.close()

@@ -1,0 +1,124 @@
+"""What all commands share: which servers, which output, how a connection is made."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from sandq.client import Client
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+SERVERS_VARIABLE = "SANDCTL_SERVERS"
+DEFAULT_SERVERS = ("127.0.0.1:7170",)
+OUTPUTS = ("table", "json", "jsonl")
+
+CONNECT_S = 5.0
+REQUEST_S = 30.0
+DELIVERY_S = 60.0
+
+
+class CannotConnect(Exception):
+    """No server can be reached, or what answers is no sandq node."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+@dataclass
+class Settings:
+    """The common options, as given anywhere on the command line."""
+
+    servers: tuple[str, ...] = ()
+    output: str = "table"
+
+
+def settings() -> Settings:
+    """Those of the command that is running."""
+    return click.get_current_context().find_root().ensure_object(Settings)
+
+
+def _keep_servers(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    if value:
+        context.find_root().ensure_object(Settings).servers = value
+
+
+def _keep_output(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().ensure_object(Settings).output = value
+
+
+def common_options(command: F) -> F:
+    """`--server` and `--output`, before or after the command's name."""
+    command = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(OUTPUTS),
+        callback=_keep_output,
+        expose_value=False,
+        help="How results are written: a table for people (the default), json, or a JSON object a line.",
+    )(command)
+    return click.option(
+        "-s",
+        "--server",
+        metavar="HOST:PORT",
+        multiple=True,
+        callback=_keep_servers,
+        expose_value=False,
+        help=f"A node of the cluster; may be given again. Default: {SERVERS_VARIABLE}, or {DEFAULT_SERVERS[0]}.",
+    )(command)
+
+
+def servers() -> tuple[str, ...]:
+    """The option's, the environment's (comma separated), or the default."""
+    given = settings().servers
+    if given:
+        return given
+    listed = [name.strip() for name in os.environ.get(SERVERS_VARIABLE, "").split(",")]
+    return tuple(name for name in listed if name) or DEFAULT_SERVERS
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Client]:
+    """A client; CannotConnect when there is none to be had within a few seconds."""
+    from sandq.client.client import connect_with
+    from sandq.client.options import Options
+    from sandq.errors import ProtocolError, Retriable, WrongPort
+
+    options = Options(connect_timeout_s=CONNECT_S, timeout_s=REQUEST_S, delivery_timeout_s=DELIVERY_S)
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(connect_with(options, servers(), "sandctl"))
+        except (Retriable, ProtocolError, WrongPort) as error:
+            raise CannotConnect(error.message) from None
+        yield client
+
+
+def run(work: Callable[[Client], Awaitable[T]]) -> T:
+    """Connect, do the work, disconnect."""
+    import anyio
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sandctl: %(message)s")
+
+    async def main() -> T:
+        async with connected() as client:
+            return await work(client)
+
+    try:
+        return anyio.run(main)
+    except BaseExceptionGroup as group:
+        # From a task of the command's own: the first is the cause of the others.
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -1,0 +1,79 @@
+"""Standard input and output without holding up the event loop: a slow pipe must not cost a lease.
+
+A descriptor that can be waited for (pipe, terminal, socket) is; a regular file never blocks for long and is read and
+written at once, as is anything that is no descriptor (the streams that click's test runner puts in place).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, BinaryIO
+
+import anyio
+
+READ_BYTES = 65_536
+WRITE_BYTES = 4096  # what a pipe that is ready takes without blocking (PIPE_BUF)
+
+
+def _descriptor(stream: BinaryIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, AttributeError):
+        return None
+
+
+async def _ready(wait: Callable[[Any], Awaitable[None]], descriptor: int) -> bool:
+    """Wait for a descriptor; False when there is no waiting for its kind."""
+    try:
+        await wait(descriptor)
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
+    """What a binary stream holds, as it comes."""
+    descriptor = _descriptor(stream)
+    waits = descriptor is not None
+    while True:
+        if descriptor is None:
+            piece = stream.read(READ_BYTES)
+        else:
+            waits = waits and await _ready(anyio.wait_readable, descriptor)
+            piece = os.read(descriptor, READ_BYTES)
+        if not piece:
+            return
+        yield piece
+        await anyio.lowlevel.checkpoint()
+
+
+async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
+    """Lines without their line feed; the last one need not have one."""
+    rest = b""
+    async for piece in read_pieces(stream):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
+class Writer:
+    """Writes bytes that are out when `write` returns."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._descriptor = _descriptor(stream)
+        self._waits = self._descriptor is not None
+
+    async def write(self, data: bytes) -> None:
+        """BrokenPipeError when nobody reads any more."""
+        if self._descriptor is None:
+            self._stream.write(data)
+            self._stream.flush()
+            return
+        view = memoryview(data)
+        while view:
+            self._waits = self._waits and await _ready(anyio.wait_writable, self._descriptor)
+            view = view[os.write(self._descriptor, view[:WRITE_BYTES] if self._waits else view) :]

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.node_process import NodeProcess
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    """Makes nodes that end with the test."""
+    nodes: list[NodeProcess] = []
+
+    def make(**options: Any) -> NodeProcess:
+        directory = tmp_path / f"node{len(nodes)}"
+        directory.mkdir()
+        nodes.append(NodeProcess(directory, **options))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
