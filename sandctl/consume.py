@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,6 @@ from sandctl.output import to_json
 from sandctl.settings import common_options, run, settings
 
 if TYPE_CHECKING:
-    from sandctl.streams import Writer
     from sandq.client import Client, Message, Subscription
 
 CREDIT = 1000
@@ -67,9 +67,7 @@ def consume(
 
 async def _print_messages(subscription: Subscription, limit: float, *, quiet: bool, ack: bool) -> int:
     """How many were printed: `limit`, or fewer when it is to end once it is quiet."""
-    from sandctl.streams import Writer
-
-    printer = _Printer(Writer(click.get_binary_stream("stdout")))
+    printer = _Printer()
     count = 0
     try:
         while count < limit:
@@ -97,8 +95,10 @@ async def _next(subscription: Subscription, wait_s: float) -> Message | None:
 class _Printer:
     """Prints messages in the chosen output."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self) -> None:
+        from sandctl.streams import Writer
+
+        self._writer = Writer(sys.stdout.buffer)
         self._output = settings().output
         self._count = 0
         self._whole = True

@@ -81,7 +81,7 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
         context.exit()
 
 
-@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command("sandctl", cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @common_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:

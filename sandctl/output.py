@@ -19,7 +19,10 @@ def text_of(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return " ".join(f"{key}={text_of(part)}" for key, part in value.items())
+        parts = (
+            (key, f"({text_of(part)})" if isinstance(part, Mapping) else text_of(part)) for key, part in value.items()
+        )
+        return " ".join(f"{key}={part}" for key, part in parts)
     if isinstance(value, (list, tuple)):
         return ", ".join(text_of(part) for part in value)
     if isinstance(value, bytes):
@@ -92,6 +95,10 @@ def _table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 500  # a file or a pipe: one line a row
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    console.width = 1000  # a file or a pipe: one line a row
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -278,7 +278,7 @@ class Producer:
             batch = lane.open[kind] = Batch(kind, place, anyio.current_time())
             self._busy[lane] = None
             self._outstanding += 1
-            self._wake.set()
+            self._schedule(place)
         position = len(batch.values)
         batch.values.append(value)
         batch.keys.append(key)
@@ -291,6 +291,14 @@ class Producer:
             self._seal(lane, kind)
             sealed = True
         return batch, position, sealed
+
+    def _schedule(self, partition: int) -> None:
+        """A batch was opened: see that it is sealed. Without a linger that is when the connection sends next."""
+        connection = self._cluster.leader(self.topic, partition) if not self._options.linger_s else None
+        if connection is None:
+            self._wake.set()
+        else:
+            connection.flush_soon(self._seal_all)
 
     def _seal(self, lane: Lane, kind: Kind) -> None:
         lane.seal(kind)

@@ -19,6 +19,7 @@ RECEIVE_BYTES = 65_536
 SEND_STALL_S = 30.0
 """A client that takes nothing for so long is cut off."""
 HELLO_S = 10.0
+LAST_WORDS_S = 1.0
 
 
 class Session(Protocol):
@@ -48,6 +49,9 @@ class Connection:
         self._out_bytes = 0
         self._wake = trio.Event()
         self._sent = trio.Event()
+        self._reading = trio.CancelScope()
+        self._ending = False
+        self._written = trio.Event()
         self._nursery: trio.Nursery
         self._session: Session
         self.open = True
@@ -84,13 +88,17 @@ class Connection:
                 self._nursery = nursery
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._greeting_deadline)
-                await self._read()
+                with self._reading:
+                    await self._read()
+                # What is queued still goes out: an error that says why, most often.
+                self._ending = True
+                self._wake.set()
+                with trio.move_on_after(LAST_WORDS_S):
+                    await self._written.wait()
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
             self._session.closed()
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await self._last_words()
             await trio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
@@ -127,7 +135,7 @@ class Connection:
         await trio.sleep(HELLO_S)
         if not self._session.greeted:
             self.send_error(0, ProtocolError(f"no HELLO within {HELLO_S:.0f} s"))
-            self._nursery.cancel_scope.cancel()
+            self._reading.cancel()
 
     async def _write(self) -> None:
         while True:
@@ -150,15 +158,11 @@ class Connection:
                 self._sent.set()
                 if was_congested and not self.congested:
                     self._session.drained()
+            if self._ending:
+                self._written.set()
+                return
             self._wake = trio.Event()
             await self._wake.wait()
-
-    async def _last_words(self) -> None:
-        """What is queued (an error frame, most often), for as long as `run` allows."""
-        try:
-            await self._stream.send_all(b"".join(self._out))
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            return
 
     def _wrong_port(self, error: WrongPort) -> None:
         if error.details.get("speaks") != "http":

@@ -32,6 +32,7 @@ from .wal_recovery import Recovered, recover
 __all__ = ["Kind", "Record", "RecoveredGroup", "Wal"]
 
 SEGMENT_BYTES = 64 << 20
+_SEAL: Record = (Kind.SEAL, 0, 0, 0, b"")
 
 
 class Wal:
@@ -122,10 +123,9 @@ class Wal:
         """A clean stop: write a SEAL, sync it, close the files. Nothing can be written afterwards."""
         self._check()
         with self._poisoning():
-            record: Record = (Kind.SEAL, 0, 0, 0, b"")
             if self._end + RECORD_BYTES_AT_MOST > self._sizes[self._number]:
                 self._rotate(RECORD_BYTES_AT_MOST)
-            self._write([record])
+            self._write([_SEAL])
         self._failure = "it was sealed"
         self.close()
 
@@ -255,12 +255,14 @@ class Wal:
         """Go on in a new segment, with room for `need` bytes behind its opening pass."""
         number = self._number + 1
         records = [record for group, tracker in self._groups.items() for record in tracker.opening(group)]
+        records = records or [_SEAL]
         self._pass += 1
         opening = encode_pass(number, SEGMENT_HEADER_BYTES, self._pass, records)
         end = SEGMENT_HEADER_BYTES + len(opening)
         size = max(self._segment_bytes, end + need + 7 & ~7)
         file = self._new_segment(number, size)
-        header = SegmentHeader(number, self._end, end, self._pass)
+        size = file.size()
+        header = SegmentHeader(number, self._end, end, self._pass, size)
         file.write_at(0, header.encode() + opening)
         file.sync()
         if self._file is not None:

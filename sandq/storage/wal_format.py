@@ -13,7 +13,8 @@ Segment header, 64 bytes::
     24  8  previous end: where the records of the segment before this one end (0: there was none)
     32  8  opening end: where the opening pass of this segment ends
     40  8  pass number of the opening pass
-    48 16  zeros
+    48  8  size of the file
+    56  8  zeros
 
 Record, 48 bytes + payload + 4, then zeros up to the next multiple of 8::
 
@@ -43,10 +44,12 @@ sync, and the next pass begins only after that sync. Pass numbers rise and are n
 | 5 BASE | first index kept, all below are gone | its term | msgpack `[[voters], [learners]]` |
 | 6 SEAL | 0 | 0 | empty; group 0: the writer stopped cleanly |
 
-A BASE below the base so far drops every entry: the log starts over at it. A segment opens with HARD_STATE
-and BASE of every group known to the writer (the **opening pass**, from offset 64); a group that the writer
-does not know yet starts with TRUNCATE 0 and HARD_STATE (0, nil), so that an earlier life of the same number
-never shows through.
+A BASE below the base so far drops every entry: the log starts over at it. A group that the writer does not know
+yet starts with TRUNCATE 0 and HARD_STATE (0, nil), so that an earlier life of the same number never shows through.
+
+A segment opens with HARD_STATE and BASE of every group known to the writer, or with a SEAL when it knows none: the
+**opening pass**, from offset 64. It is never empty, so an intact record of a pass that begins elsewhere proves that
+header and opening had been synced.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ RECORD_HEADER_BYTES = 48
 RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
 """What a record needs besides its payload, at most."""
 
-_SEGMENT_HEADER = struct.Struct("<8sII4Q16x")
+_SEGMENT_HEADER = struct.Struct("<8sII5Q8x")
 _PLACED = struct.Struct("<QQIB3xIIQQQ")
 """What the header crc covers: segment and offset, which are not stored, then bytes 8..48 of the record."""
 _PLACE = struct.Struct("<QQ")
@@ -111,6 +114,7 @@ class SegmentHeader(NamedTuple):
     previous_end: int
     opening_end: int
     pass_number: int
+    size: int
 
     def encode(self) -> bytes:
         without = _SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, 0, *self)

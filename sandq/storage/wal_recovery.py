@@ -94,6 +94,14 @@ class _Recovery:
     def _path(self, number: int) -> str:
         return f"{self._directory}/{segment_name(number)}"
 
+    def _header(self, number: int, data: bytes) -> SegmentHeader | str:
+        """The header of a segment, or what is wrong with it."""
+        header = decode_segment_header(data, number)
+        if isinstance(header, SegmentHeader) and header.size != len(data):
+            # The file had its size before its header was written.
+            raise self._corrupt(number, len(data), f"the file had {header.size} bytes")
+        return header
+
     def _numbers(self) -> list[int]:
         names = self._files.list(self._directory)
         numbers = sorted(number for name in names if (number := segment_number(name)) is not None)
@@ -109,7 +117,7 @@ class _Recovery:
             return
         number = numbers[-1]
         data = self._files.read(self._path(number))
-        header = decode_segment_header(data, number)
+        header = self._header(number, data)
         if isinstance(header, SegmentHeader):
             reader = Reader(data[: header.opening_end], header)
             for _ in reader:
@@ -133,7 +141,7 @@ class _Recovery:
     def _check_whole(self, number: int, end: int) -> None:
         """The segment before one that was begun had been synced up to `end`."""
         data = self._files.read(self._path(number))
-        header = decode_segment_header(data, number)
+        header = self._header(number, data)
         if isinstance(header, str):
             raise self._corrupt(number, 0, header)
         reader = Reader(data, header)
@@ -154,7 +162,7 @@ class _Recovery:
     def _read_segment(self, number: int, is_last: bool) -> None:
         """Replay one segment."""
         data = self._files.read(self._path(number))
-        header = decode_segment_header(data, number)
+        header = self._header(number, data)
         if isinstance(header, str):
             raise self._corrupt(number, 0, header)
         before, found = self._before, self._found

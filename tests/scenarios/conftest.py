@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.node import Serving, run_node
+from tests.scenarios.raw_client import RawClient
+from tests.scenarios.small_node import small_config
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A node on a free port, in this process."""
+    async with run_node(small_config(tmp_path)) as serving:
+        yield serving
+
+
+Dial = Callable[..., Awaitable[RawClient]]
+
+
+@pytest.fixture
+async def dial() -> AsyncIterator[Dial]:
+    """`await dial(serving)`: a connection that ends with the test."""
+    made: list[RawClient] = []
+
+    async def connect(to: Serving, *, hello: bool = True) -> RawClient:
+        made.append(await RawClient.connect(to.client_port, hello=hello))
+        return made[-1]
+
+    yield connect
+    for raw in made:
+        await trio.aclose_forcefully(raw.stream)
+
+
+@pytest.fixture
+async def client(node: Serving, dial: Dial) -> RawClient:
+    return await dial(node)
