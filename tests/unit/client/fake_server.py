@@ -8,6 +8,7 @@ with the next requests of a type instead: an error to answer, CUT, SILENCE, or a
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,11 @@ class FakeServer:
         self.unsubscribed: list[int] = []
         self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.index = 100
-        self._listener: Any = None
+        self._started_at = time.monotonic()
+
+    def clock_ms(self) -> int:
+        """The node's clock: it goes on, while offsets are all of one instant."""
+        return self.now_ms + int((time.monotonic() - self._started_at) * 1000)
 
     @property
     def address(self) -> str:
@@ -221,10 +226,10 @@ class FakeServer:
 
     def do_hello(self, connection: FakeConnection, frame: Frame) -> Any:
         connection.client_name = Hello.parse(frame).client_name
-        return "0.1.0", self.node_id, self.cluster_uuid, self.limits, self.now_ms
+        return "0.1.0", self.node_id, self.cluster_uuid, self.limits, self.clock_ms()
 
     def do_ping(self, connection: FakeConnection, frame: Frame) -> Any:
-        return (self.now_ms,)
+        return (self.clock_ms(),)
 
     def do_metadata(self, connection: FakeConnection, frame: Frame) -> Any:
         names = Metadata.parse(frame).topics
@@ -285,7 +290,7 @@ class FakeServer:
     def do_extend(self, connection: FakeConnection, frame: Frame) -> Any:
         request = Extend.parse(frame)
         self.extends.append(request)
-        return ([self.now_ms + lease_ms for _, lease_ms in request.items],)
+        return ([self.clock_ms() + lease_ms for _, lease_ms in request.items],)
 
     def do_topic_create(self, connection: FakeConnection, frame: Frame) -> Any:
         request = TopicCreate.parse(frame)
@@ -354,7 +359,7 @@ class FakeServer:
                 partition,
                 token,
                 attempt,
-                self.now_ms + lease_ms,
+                self.clock_ms() + lease_ms,
                 column or base,
                 ids,
                 created_ms,
@@ -378,7 +383,8 @@ class FakeServer:
                             row.state, row.token, row.attempt = "leased", self.index << 16, row.attempt + 1
                             columns = {Column.KEY: [row.key], Column.HEADERS: [row.headers]}
                             self.deliver(subscribed, [row.value], token=row.token, attempt=row.attempt,
-                                         partition=partition, base=row.offset, columns=columns)  # fmt: skip
+                                         lease_ms=subscribed.request.lease_ms or 30_000, partition=partition,
+                                         base=row.offset, columns=columns)  # fmt: skip
 
     @staticmethod
     def named(what: Any) -> set[bytes] | None:

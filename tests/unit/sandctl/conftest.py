@@ -54,4 +54,7 @@ def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     yield start
     for process in running:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,83 @@
+"""What only the real disk does: errors of the operating system, locks of other processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandq.model.errors import DataDirInUse, StorageFailed
+from sandq.storage.files import RealFiles
+
+HOLD = """
+import sys
+from sandq.storage.files import RealFiles
+lock = RealFiles(sys.argv[1]).lock("LOCK")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_of_another_process(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(DataDirInUse) as caught:
+            RealFiles(tmp_path).lock("LOCK")
+        assert str(tmp_path) in str(caught.value)
+        holder.kill()
+    RealFiles(tmp_path).lock("LOCK").close()
+
+
+def test_an_error_names_operation_file_and_errno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RealFiles(tmp_path)
+    file = files.open("a", create_bytes=1)
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "fdatasync", full)
+    path = str(tmp_path / "a")
+    with pytest.raises(StorageFailed, match=rf"cannot write {path}: No space left on device \(ENOSPC\)") as caught:
+        file.write_at(0, b"x")
+    assert caught.value.details == {"operation": "write", "file": path, "errno": "ENOSPC"}
+    with pytest.raises(StorageFailed, match=r"cannot sync .*ENOSPC"):
+        file.sync()
+    file.close()
+
+
+def test_a_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RealFiles(tmp_path)
+    files.replace("b", b"old")
+
+    def broken(*arguments: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StorageFailed, match="EIO"):
+        files.open("a", create_bytes=1)
+    with pytest.raises(StorageFailed, match="EIO"):
+        files.replace("b", b"new")
+    monkeypatch.undo()
+    assert files.list("") == ["b"]
+    assert files.read("b") == b"old"
+
+
+def test_a_write_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pwrite may write less than it was given."""
+    file = RealFiles(tmp_path).open("a", create_bytes=10)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:3], offset))
+    file.write_at(1, b"12345678")
+    assert file.read_at(0, 10) == b"\x0012345678\0"
+    file.close()
