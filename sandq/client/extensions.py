@@ -67,33 +67,43 @@ class Extensions:
             self._failed(waiting, reply)
         else:
             deadlines = results(reply, len(waiting))
+            failed = 0
             for (lease, extensions), deadline_ms in zip(waiting.items(), deadlines, strict=True):
                 if type(deadline_ms) is int:
                     lease.expires_at = connection.local_time(deadline_ms)
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
                     self._desk.lose(lease)
-                    self._finish(lease, extensions, None, self._desk.lost_error(lease))
+                    failed += self._finish(lease, extensions, None, self._desk.lost_error(lease))
+            self._warn(failed, "they are not held any more")
         self._desk.tell_quiet()
         self._desk.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
         """Ask again while there is time, if that may help."""
         now = anyio.current_time()
+        failed = 0
         for lease, extensions in waiting.items():
             if error.retriable and now < lease.expires_at and not self._desk.is_closed:
                 self._queued.setdefault(lease, [])[:0] = extensions
             else:
-                self._finish(lease, extensions, None, error)
+                failed += self._finish(lease, extensions, None, error)
+        self._warn(failed, str(error))
         if error.retriable:
             self._desk.pause(error)
 
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
-    ) -> None:
+    ) -> bool:
+        """Tell who asked; whether it failed and nobody waits to be told."""
         lease.extending = False
         for extension in extensions:
             extension.finish(deadline_ms, error and again(error))
-        if error is not None and not any(extension.awaited for extension in extensions):
+        return error is not None and not any(extension.awaited for extension in extensions)
+
+    def _warn(self, count: int, why: str) -> None:
+        if count:
             desk = self._desk
-            log.warning("topic %s partition %d: a lease was not extended: %s", desk.topic, desk.partition, error)
+            log.warning(
+                "topic %s partition %d: %d leases were not extended: %s", desk.topic, desk.partition, count, why
+            )

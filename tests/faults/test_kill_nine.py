@@ -89,7 +89,9 @@ def test_nothing_acknowledged_is_lost_over_twenty_kills(seed: int, make_node: Ca
 
     async def scenario() -> None:
         async with sandq.connect(node.address) as client, trio.open_nursery() as nursery:
-            await client.admin.create_topic("t", lease="2s", backoff={"kind": "fixed", "first": "50ms"}, max_attempts=None)
+            await client.admin.create_topic(
+                "t", lease="2s", backoff={"kind": "fixed", "first": "50ms"}, max_attempts=None
+            )
             stop = trio.Event()
             for _ in range(WORKERS):
                 nursery.start_soon(consume, client, record)

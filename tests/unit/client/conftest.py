@@ -14,10 +14,10 @@ import pytest
 from sandq.client.client import Client, connect_with
 from sandq.client.options import Options
 from tests.unit.client.fake_server import FakeServer
+from tests.unit.client.helpers import QUICK, until
 
 Body = Callable[[FakeServer, Client], Awaitable[None]]
 
-QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
 TEST_S = 20.0
 
 
@@ -57,12 +57,6 @@ def with_client(run: Any) -> Callable[..., None]:
         run(main)
 
     return runner
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that the other side does."""
-    while not condition():  # noqa: ASYNC110 - the condition is about the other side, which tells nobody
-        await anyio.sleep(0.001)
 
 
 @pytest.fixture

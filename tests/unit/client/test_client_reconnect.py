@@ -8,9 +8,7 @@ import anyio
 import pytest
 
 from sandq.client.client import Client, connect, connect_with
-from sandq.client.messages import Message
 from sandq.client.options import Options, parse_server
-from sandq.client.subscription import Subscription
 from sandq.model import offsets
 from sandq.model.batch import Batch
 from sandq.model.errors import (
@@ -26,14 +24,10 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.replies import Node
-from tests.unit.client.conftest import QUICK, until
 from tests.unit.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
+from tests.unit.client.helpers import QUICK, take, until
 
 TOKEN = 5 << 16
-
-
-async def take(subscription: Subscription, count: int) -> list[Message]:
-    return [await subscription.__anext__() for _ in range(count)]
 
 
 def test_held_messages_survive_a_cut(with_client: Any, wait_until: Any) -> None:

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandctl.main import main
-from tests.unit.client.fake_server import FakeServer, ThreadedServer
+from tests.unit.client.fake_server import FakeServer
+from tests.unit.client.threaded_server import ThreadedServer
 
 ROOT = Path(__file__).parents[3]
 

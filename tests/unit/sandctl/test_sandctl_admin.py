@@ -126,7 +126,8 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from sandctl.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print([name for name in ('anyio', 'msgpack', 'pydantic', 'rich', 'trio', 'sandq.client') if name in sys.modules])"
+        "names = ('anyio', 'msgpack', 'pydantic', 'rich', 'trio', 'sandq.client')\n"
+        "print([name for name in names if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

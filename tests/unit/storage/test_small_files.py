@@ -76,12 +76,12 @@ def test_every_flipped_bit_is_refused(name: str) -> None:
     pointers.mint()
     pointers.update(put=[StorePointer(1, 1, 1, 5, 5, 5, ("a#1",))])
     content = files.read(name)
-    for wrong in [
-        *(bytes([*content[:at], content[at] ^ 1 << bit, *content[at + 1 :]]) for at in range(len(content)) for bit in range(8)),
-        b"",
-        content[:-1],
-        content + b"\0",
-    ]:  # fmt: skip
+    flipped = [
+        content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+        for at in range(len(content))
+        for bit in range(8)
+    ]
+    for wrong in [*flipped, b"", content[:-1], content + b"\0"]:
         files.replace(name, wrong)
         with pytest.raises(Corruption, match=name) as caught:
             Pointers.open(files) if name == "stores" else identity.load(files)

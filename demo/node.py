@@ -1,0 +1,154 @@
+"""A node in a process of its own, with its own data directory, to be killed and started again.
+
+`python -m demo.node PARENT_PID` is what is run: the `sandq` command, which the kernel ends together with the process
+that started it, so that no node ever stays behind. (Linux; the kernel means the starting *thread*: `start` belongs on
+the main one.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+START_S = 20.0
+STOP_S = 15.0
+POLL_S = 0.01
+
+_PR_SET_PDEATHSIG = 1
+_PORTS = (15_000, 30_000)
+_LOG_LINES = 12
+
+
+class NodeFailed(Exception):
+    """The node did not start, or ended by itself; the text says why, with the end of its log."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses, below those that the system gives to outgoing connections.
+
+    A client that knocks on a free port of that upper range again and again may by chance be given this very port for
+    its own end; it is then connected to itself, and the node cannot listen there any more.
+    """
+    for _ in range(1000):
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise NodeFailed(f"no port is free on 127.0.0.1 within {_PORTS[0]}..{_PORTS[1]}")
+
+
+class Node:
+    """One node over `directory`: data and log live there. `settings` are SANDQ_ variables without the prefix."""
+
+    def __init__(self, directory: Path, *, program: tuple[str, ...] = ("-m", "demo.node"), **settings: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.log_file = directory / "node.log"
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
+        self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
+        self._environ["SANDQ_LISTEN__CLIENT"] = self.address
+        self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process; `serves` tells when it is ready."""
+        command = [sys.executable, *self._program, str(os.getpid())]
+        with self.log_file.open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal is for us, who then stop it.
+            self._process = subprocess.Popen(
+                command,
+                env=self._environ,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def serves(self) -> bool:
+        """Whether it takes connections; NodeFailed when it has ended."""
+        self.check()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def check(self) -> None:
+        """NodeFailed when it has ended without having been told to."""
+        if self._process is not None and self._process.poll() is not None:
+            raise NodeFailed(f"the node ended with exit code {self._process.returncode}:\n{self.last_lines()}")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end: nothing is flushed, nothing is said to anybody."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def terminate(self) -> None:
+        """SIGTERM: it stops cleanly, if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def stop(self) -> int | None:
+        """SIGTERM, and wait; SIGKILL when it takes too long. The exit code; None when it did not run."""
+        self.terminate()
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def wait_until_it_serves(self) -> None:
+        """Blocking, for programs without an event loop. NodeFailed when it ends or takes too long."""
+        deadline = time.monotonic() + START_S
+        while not self.serves():
+            if time.monotonic() > deadline:
+                raise self.too_slow()
+            time.sleep(POLL_S)
+
+    def too_slow(self) -> NodeFailed:
+        """What to raise when it does not serve in time."""
+        return NodeFailed(f"the node does not serve after {START_S:g} s:\n{self.last_lines()}")
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit("the process that wanted this node is gone already")
+
+
+if __name__ == "__main__":
+    from sandq.cli import main
+
+    end_with_parent(int(sys.argv.pop(1)))
+    main()

@@ -1,0 +1,126 @@
+"""How a node process starts, refuses to start, and stops: what it says and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+import sandq
+from tests.faults.node_process import ROOT, NodeProcess
+
+MakeNode = Callable[..., NodeProcess]
+
+
+def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sandq.cli", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start()
+    assert str(node.data_dir) in node.output()
+    assert f"clients: {node.address}" in node.output()
+    assert node.stop() == 0
+
+
+def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:
+    node = make_node()
+
+    async def put() -> None:
+        async with sandq.connect(node.address) as client:
+            await client.admin.create_topic("t", partitions=3)
+            for number in range(30):
+                await client.produce("t", b"%d" % number, key=b"%d" % number)
+
+    async def take() -> set[bytes | None]:
+        got: set[bytes | None] = set()
+        async with sandq.connect(node.address) as client, client.subscribe("t", group="g") as subscription:
+            async for message in subscription:
+                got.add(message.value)
+                await message.ack()
+                if len(got) == 30:
+                    break
+        return got
+
+    node.start()
+    trio.run(put)
+    assert node.stop() == 0
+    node.start()
+    assert trio.run(take) == {b"%d" % number for number in range(30)}
+    assert node.stop() == 0
+
+
+def test_a_data_directory_in_use_by_another_process(make_node: MakeNode) -> None:
+    first, second = make_node(), make_node()
+    first.start()
+    second.data_dir = first.data_dir
+    second._environ["SANDQ_NODE__DATA_DIR"] = str(first.data_dir)
+    second.start(wait=False)
+    assert second.ended() == 1
+    assert "another process uses the data directory" in second.output()
+    assert str(first.data_dir) in second.output()
+    assert "Traceback" not in second.output()
+
+
+def test_a_port_in_use(make_node: MakeNode) -> None:
+    node = make_node()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", node.port))
+        other.listen()
+        node.start(wait=False)
+        assert node.ended() == 1
+    assert "listen.client" in node.output()
+    assert "Traceback" not in node.output()
+
+
+def test_every_configuration_mistake_is_told_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text("node: {id: 'a b', datadir: ./x}\nlisten: {client: nowhere}\nclock:\n  max_drift: soon\n")
+    checked = run("check-config", str(config), cwd=tmp_path)
+    assert checked.returncode == 1
+    for line in (
+        "bad.yaml:1:12: node.id",
+        "node.datadir",
+        "bad.yaml:2:18: listen.client",
+        "bad.yaml:4:14: clock.max_drift",
+    ):
+        assert line in checked.stderr, checked.stderr
+    assert "Traceback" not in checked.stderr
+    started = run("--config", str(config), cwd=tmp_path)
+    assert started.returncode == 1
+    assert "listen.client" in started.stderr
+    assert not (tmp_path / "sandq-data").exists(), "nothing was begun"
+
+
+def test_the_configurations_that_ship_are_fine_or_say_what_is_not_there_yet(tmp_path: Path) -> None:
+    single = run("check-config", str(ROOT / "configs" / "single.yaml"), cwd=tmp_path)
+    assert (single.returncode, single.stderr) == (0, "")
+    clustered = run("--config", str(ROOT / "configs" / "node2.yaml"), cwd=tmp_path)
+    assert clustered.returncode == 1
+    assert "single node" in clustered.stderr
+
+
+def test_an_unknown_variable_is_a_mistake(tmp_path: Path) -> None:
+    started = run(cwd=tmp_path, SANDQ_NODE__IDD="x")
+    assert started.returncode == 1
+    assert "SANDQ_NODE__IDD" in started.stderr
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    assert sandq.__version__ in run("--version", cwd=tmp_path).stdout
+    shown = run("--help", cwd=tmp_path).stdout
+    assert "--config" in shown and "check-config" in shown
