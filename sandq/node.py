@@ -62,8 +62,7 @@ async def run_node(
     DataDirInUse, Corruption), StorageFailed.
     """
     _check_supported(config)
-    data_dir = Path(config.node.data_dir).absolute()
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir = _make_data_dir(config)
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
@@ -169,6 +168,15 @@ def _clock_alarm(drift_ms: int) -> None:
         drift_ms=drift_ms,
         remedy="set the wall clock right, or accept it with: sandctl cluster clock accept",
     )
+
+
+def _make_data_dir(config: NodeConfig) -> Path:
+    data_dir = Path(config.node.data_dir).absolute()
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"node.data_dir {data_dir}: {error.strerror or error}") from None
+    return data_dir
 
 
 def _check_supported(config: NodeConfig) -> None:

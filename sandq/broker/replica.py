@@ -86,10 +86,11 @@ class PartitionReplica:
         results = self.machine.apply(index, entry, self._view)
         if not wanted:
             return []
-        return [
-            [self._delivery(lease) for lease in result if lease.live] if _is_lease(of) and isinstance(result, list) else result
-            for of, result in zip(entry.commands, results, strict=True)
-        ]
+        for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
+            if isinstance(command_of, commands.Lease) and isinstance(result, list):
+                # A later command of the same entry may have ended it already.
+                results[at] = [self._delivery(lease) for lease in result if lease.live]
+        return results
 
     def drain(self) -> list[Change]:
         self.machine.write_state(self._view)
@@ -125,10 +126,6 @@ class PartitionReplica:
         pieces = self._reader.pieces(self._view, ranges)
         count = sum(piece.count for piece in pieces)
         return Delivery(lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, lease.due_ms, pieces)
-
-
-def _is_lease(command: commands.Command) -> bool:
-    return isinstance(command, commands.Lease)
 
 
 class MetadataReplica:

@@ -94,7 +94,8 @@ class Lease:
         return offsets.shift(self.ranges[index].base, at - self.starts[index])
 
     def row(self) -> bytes:
-        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, self.due_ms, rows.pack_ranges(self.ranges))
+        ranges = rows.pack_ranges(self.ranges)
+        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, self.due_ms, ranges)
 
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8

@@ -31,6 +31,8 @@ class Record:
     """Ids whose ack was confirmed."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
+    produced: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
 
     def deliver(self, message: sandq.Message) -> None:
         value = message.value or b""
@@ -78,6 +80,8 @@ async def ack(message: sandq.Message, record: Record) -> None:
     except SandqError:
         return  # lost with the lease, or not known: it comes again
     record.acked.add(message.id)
+    if record.produced and record.settled():
+        record.done.set()
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -102,9 +106,10 @@ def test_nothing_acknowledged_is_lost_over_twenty_kills(seed: int, make_node: Ca
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)
                 stop.set()
+            record.produced = True
             with trio.move_on_after(DRAIN_S):
-                while not record.settled():
-                    await trio.sleep(0.05)
+                if not record.settled():
+                    await record.done.wait()
             nursery.cancel_scope.cancel()
 
     trio.run(scenario)

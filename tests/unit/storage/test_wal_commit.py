@@ -554,3 +554,66 @@ def test_a_directory_in_use_does_not_lose_its_log() -> None:
         use(files)
     log(files, [entry(1)])
     use(files)
+
+
+def end_of_records(files: MemoryFiles, number: int = 1) -> int:
+    data = files.read(f"wal/{number:010}.wal")
+    header = decode_segment_header(data, number)
+    assert isinstance(header, SegmentHeader)
+    reader = Reader(data, header)
+    list(reader)
+    return reader.end
+
+
+@pytest.mark.parametrize(("pass_number", "moved"), [(1, 0), (3, 0), (99, 64)])
+def test_records_left_over_from_an_earlier_pass_are_not_taken(pass_number: int, moved: int) -> None:
+    """What a torn pass left behind, at the very place where the next record would stand; and a record that says
+    that its pass began elsewhere."""
+    files = MemoryFiles()
+    log(files, [entry(1)], [entry(2)])
+    files = files.kill()
+    end = end_of_records(files)
+    stale = encode_pass(1, end - moved, pass_number, [entry(9, size=8), entry(3)])[moved:]
+    files.open("wal/0000000001.wal").write_at(end, stale)
+    wal, groups = opened(files)
+    assert indices(groups[7]) == [1, 2] and wal.cut_bytes == len(stale)
+    wal.commit([entry(3)])
+    assert pass_numbers(files)[-1] > pass_number
+    _, groups = opened(files.kill())
+    assert indices(groups[7]) == [1, 2, 3]
+
+
+def test_an_opening_cut_short_tells_where_the_segment_before_ended() -> None:
+    files = MemoryFiles()
+    log(files, entries(1, 3), entries(4, 9), [entry(10, size=SEGMENT)])
+    files = files.kill()
+    second = files.open("wal/0000000002.wal")
+    second.write_at(100, bytes(second.size() - 100))
+    torn = files.kill()
+    _, groups = opened(torn)
+    assert indices(groups[7]) == list(range(1, 10)), "the second segment was being created"
+    assert torn.list("wal") == ["0000000001.wal"]
+    at = damaged(files, b"\6" * 100) - 48
+    with pytest.raises(Corruption, match=rf"0000000001\.wal is damaged at byte {at}"):
+        opened(files)
+
+
+def test_a_segment_opened_by_an_old_pass_is_refused() -> None:
+    files = MemoryFiles()
+    log(files, entries(1, 3))
+    end = end_of_records(files)
+    opening = encode_pass(2, 64, 1, [base(4)])
+    header = SegmentHeader(2, end, 64 + len(opening), 1, SEGMENT)
+    files.open("wal/0000000002.wal", create_bytes=SEGMENT).write_at(0, header.encode() + opening)
+    with pytest.raises(Corruption, match=r"0000000002\.wal.* opened by pass 1 behind pass"):
+        opened(files.kill())
+
+
+def test_a_kind_of_a_later_version_is_refused() -> None:
+    files = MemoryFiles()
+    log(files, entries(1, 3))
+    files = files.kill()
+    end = end_of_records(files)
+    files.open("wal/0000000001.wal").write_at(end, encode_pass(1, end, 50, [(77, 7, 4, 1, b"?")]))
+    with pytest.raises(Corruption, match="kind 77"):
+        opened(files)

@@ -1,0 +1,163 @@
+"""The live view on a terminal, plain lines elsewhere, and the verdict."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import anyio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from demo.report import EARLY_TOLERANCE_MS, Lateness, Verdict
+from demo.scenario import WORKERS, Scene
+
+LIVE_S = 0.1
+PLAIN_S = 1.0
+_NOTES = 8
+_BAR = 40
+_CLOCK_MOVED_MS = 5.0
+
+
+async def show(scene: Scene, console: Console) -> None:
+    """Until the scene is done (or this is cancelled)."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        await _live(scene, console)
+    else:
+        await _plain(scene, console)
+
+
+async def _live(scene: Scene, console: Console) -> None:
+    notes: deque[str] = deque(maxlen=_NOTES)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        try:
+            while not scene.done:
+                live.update(_picture(scene, notes), refresh=True)
+                await anyio.sleep(LIVE_S)
+        finally:
+            live.update(_picture(scene, notes), refresh=True)
+
+
+async def _plain(scene: Scene, console: Console) -> None:
+    """One line a second, and what happened."""
+    try:
+        while not scene.done:
+            for _ in range(int(PLAIN_S / LIVE_S)):
+                _print_notes(scene, console)
+                await anyio.sleep(LIVE_S)
+                if scene.done:
+                    return
+            console.print(_line(scene), highlight=False, soft_wrap=True)
+    finally:
+        _print_notes(scene, console)
+
+
+def _print_notes(scene: Scene, console: Console) -> None:
+    while scene.notes:
+        console.print(scene.notes.popleft(), highlight=False, markup=False, soft_wrap=True)
+
+
+def _line(scene: Scene) -> str:
+    ledger = scene.ledger
+    recent = _recent(scene)
+    late = f"lateness p50 {recent.p50_ms:.1f} ms p99 {recent.p99_ms:.1f} ms" if recent.count else "nothing due yet"
+    return (
+        f"{scene.elapsed_s:5.1f} s  {scene.phase}: scheduled {len(ledger.receipts):,}/{ledger.planned:,}, "
+        f"delivered {len(ledger.delivered):,}, acked {len(ledger.acked):,}, {late}"
+    )
+
+
+def _recent(scene: Scene) -> Lateness:
+    return Lateness.of(lateness for _, lateness in scene.ledger.recent)
+
+
+def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
+    while scene.notes:
+        notes.append(scene.notes.popleft())
+    ledger, node = scene.ledger, scene.node
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=9)
+    table.add_column(min_width=_BAR)
+    table.add_column()
+    down = scene.phase == "the node is down"
+    state = Text("killed", style="bold red") if down else Text(f"process {node.pid}", style="green")
+    table.add_row("node", state, node.address)
+    for name, count, style in (
+        ("scheduled", len(ledger.receipts), "cyan"),
+        ("delivered", len(ledger.delivered), "yellow"),
+        ("acked", len(ledger.acked), "green"),
+    ):
+        bar = ProgressBar(ledger.planned, min(count, ledger.planned), width=_BAR, complete_style=style)
+        table.add_row(name, bar, f"{count:,} of {ledger.planned:,}")
+    shares = "   ".join(f"{worker} {ledger.by_worker[worker]:,}" for worker in WORKERS)
+    table.add_row("workers", shares, f"{ledger.in_flight} being handled, {ledger.redelivered} redelivered")
+    recent = _recent(scene)
+    table.add_row(
+        "lateness",
+        f"p50 {recent.p50_ms:.1f} ms   p99 {recent.p99_ms:.1f} ms   least {recent.least_ms:.1f} ms",
+        f"the last {recent.count:,}, within 5 s",
+    )
+    title = f"sandq demo   {scene.elapsed_s:.0f} s of about {scene.plan.total_s + 2:.0f} s"
+    log = Text("\n".join(notes), style="dim", no_wrap=True, overflow="ellipsis")
+    return Panel(Group(table, Text(), log), title=title, title_align="left", expand=False)
+
+
+class Notes(logging.Handler):
+    """What the client logs becomes notes of the scene: it would tear the live view."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(logging.WARNING)
+        self._scene = scene
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._scene.note(f"client: {record.getMessage()}")
+
+
+def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
+    """The end: figures, and whether the broker kept its word."""
+    console.print()
+    for name, text in verdict_rows(found):
+        console.print(f"{name:<12}{text}", highlight=False, markup=False, soft_wrap=True)
+    if abs(scene.clock_moved_ms) > _CLOCK_MOVED_MS:
+        console.print(
+            f"{'note':<12}the machine's wall clock moved by {scene.clock_moved_ms:.0f} ms during the demo, "
+            "and lateness is told by it",
+            soft_wrap=True,
+        )
+    console.print()
+    if found.faults:
+        console.print(f"FAILED: {'; '.join(found.faults)}", style="bold red", highlight=False, soft_wrap=True)
+    else:
+        killed = " across a kill -9" if found.outages else ""
+        console.print(f"PASSED: nothing lost, nothing early{killed}", style="bold green", highlight=False)
+
+
+def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
+    """Name and text of each line of the verdict."""
+    rows = [
+        ("produced", f"{found.produced:,} of {found.planned:,} (confirmed by the broker)"),
+        ("delivered", f"{found.delivered:,}, acked {found.acked:,}"),
+        ("lost", f"{found.lost:,}"),
+        ("redelivered", f"{found.redelivered:,} (the lease ended before the ack)"),
+        ("early", f"{found.early:,} (by more than {EARLY_TOLERANCE_MS:g} ms; least lateness {found.all.least_ms:.1f} ms)"),
+        ("lateness", _lateness(found.all)),
+    ]
+    if found.stored_twice:
+        rows.insert(1, ("stored twice", f"{found.stored_twice:,} (the producer tried again after the kill)"))
+    for outage in found.outages:
+        rows.append(("  node up", _lateness(found.while_up)))
+        rows.append(("  node down", f"{_lateness(found.while_down)}: late because the node was down"))
+        if outage.served_ms is not None and outage.delivered_ms is not None:
+            served_s, back_s = outage.served_ms - outage.killed_ms, outage.delivered_ms - outage.killed_ms
+            rows.append(("outage", f"kill to serving {served_s:.0f} ms, to the first delivery {back_s:.0f} ms"))
+    return rows
+
+
+def _lateness(found: Lateness) -> str:
+    if not found.count:
+        return "none"
+    return f"p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms, most {found.most_ms:.1f} ms (of {found.count:,})"
