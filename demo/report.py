@@ -19,17 +19,25 @@ RECENT_MS = 5000.0
 
 @dataclass(slots=True)
 class Outage:
-    """A time without the node: from the kill until a worker was given something again."""
+    """A time without the node: from the kill until workers and producer are served again."""
 
     killed_ms: float
     served_ms: float | None = None
     """The node took connections again."""
     delivered_ms: float | None = None
     """The first delivery after that."""
+    confirmed_ms: float | None = None
+    """The first receipt after that."""
 
-    def overlaps(self, due_ms: float, delivered_ms: float) -> bool:
-        """Whether a message that was due and delivered at these moments waited in it."""
-        return delivered_ms >= self.killed_ms and (self.delivered_ms is None or due_ms <= self.delivered_ms)
+    def delayed(self, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
+        """Whether a message that was due, delivered and confirmed at these moments was late because of it: no worker
+        could be given it, or its producer could not store it in time.
+        """
+        if delivered_ms >= self.killed_ms and (self.delivered_ms is None or due_ms <= self.delivered_ms):
+            return True
+        if confirmed_ms is None or self.confirmed_ms is None:
+            return False
+        return confirmed_ms >= self.confirmed_ms >= due_ms
 
 
 @dataclass(slots=True)
@@ -39,8 +47,8 @@ class Ledger:
     planned: int
     due_ms: dict[str, int] = field(default_factory=dict)
     """Reminder -> the moment asked for."""
-    receipts: dict[str, str] = field(default_factory=dict)
-    """Message -> reminder, of those whose storing was confirmed."""
+    receipts: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Message -> (reminder, moment), of those whose storing was confirmed."""
     failed: dict[str, str] = field(default_factory=dict)
     """Reminder -> why it could not be produced."""
     delivered: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -68,9 +76,12 @@ class Ledger:
         """Delivered, and no ack confirmed."""
         return len(self.delivered) - len(self.acked)
 
-    def confirm(self, reminder: str, message: str) -> None:
+    def confirm(self, reminder: str, message: str, now_ms: float) -> None:
         """A receipt came."""
-        self.receipts[message] = reminder
+        self.receipts[message] = reminder, now_ms
+        outage = self.outages[-1] if self.outages else None
+        if outage is not None and outage.confirmed_ms is None and outage.served_ms is not None:
+            outage.confirmed_ms = now_ms
         if message not in self.acked:
             self.open.add(message)
 
@@ -139,7 +150,7 @@ class Verdict:
     all: Lateness
     while_up: Lateness
     while_down: Lateness
-    """Those that were late because the node was down, or that waited for the workers to be back."""
+    """Those that were late because the node was down, until workers and producer had found it again."""
     outages: tuple[Outage, ...]
 
     @property
@@ -166,13 +177,15 @@ def verdict(ledger: Ledger) -> Verdict:
     """Add it all up."""
     up, down = [], []
     early = 0
-    for reminder, delivered_ms in ledger.delivered.values():
+    for message, (reminder, delivered_ms) in ledger.delivered.items():
         due_ms = ledger.due_ms.get(reminder)
         if due_ms is None:
             continue
         early += delivered_ms - due_ms < -EARLY_TOLERANCE_MS
-        waited = any(outage.overlaps(due_ms, delivered_ms) for outage in ledger.outages)
-        (down if waited else up).append(delivered_ms - due_ms)
+        receipt = ledger.receipts.get(message)
+        confirmed_ms = receipt[1] if receipt is not None else None
+        delayed = any(outage.delayed(due_ms, delivered_ms, confirmed_ms) for outage in ledger.outages)
+        (down if delayed else up).append(delivered_ms - due_ms)
     lost = sum(message not in ledger.delivered for message in ledger.receipts)
     reminders = Counter(reminder for reminder, _ in ledger.delivered.values())
     return Verdict(

@@ -129,7 +129,7 @@ async def confirm(
     """Note what the broker says about each."""
     async for reminder, receipt in receiver:
         try:
-            ledger.confirm(reminder, await receipt)
+            ledger.confirm(reminder, await receipt, now_ms())
         except SandqError as error:
             ledger.failed[reminder] = error.message
 

@@ -46,27 +46,29 @@ class Applier:
     def __init__(self, stores: Stores, publish: Callable[[Published], None]) -> None:
         self._stores = stores
         self._publish = publish
-        self._touched: dict[int, Replica] = {}
+        self._unwritten: dict[int, Replica] = {}
 
     def run(self, tasks: list[Apply | Ask]) -> None:
         """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
         results: list[tuple[int, int, list[Any]]] = []
         answers: list[tuple[Callable[[Any], None], Any]] = []
+        changed: dict[int, Replica] = {}
         for task in tasks:
             if isinstance(task, Apply):
                 outcome = task.replica.apply(task.index, task.command, task.wanted)
-                self._touched[task.group] = task.replica
+                # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
+                changed[task.group] = self._unwritten[task.group] = task.replica
                 if task.wanted:
                     results.append((task.group, task.index, outcome))
             else:
                 answers.append((task.answered, task.call()))
-        statuses = {group: replica.status() for group, replica in self._touched.items()}
+        statuses = {group: replica.status() for group, replica in changed.items()}
         self._publish(Published(results, statuses, answers))
         self.write()
 
     def write(self) -> None:
         """Write every change of the entries applied so far, with their applied indices, in one batch."""
-        changes = [change for replica in self._touched.values() for change in replica.drain()]
-        self._touched.clear()
+        changes = [change for replica in self._unwritten.values() for change in replica.drain()]
+        self._unwritten.clear()
         if changes:
             self._stores.write(changes)

@@ -17,6 +17,7 @@ from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
     LeaseLost,
+    SandqError,
     TopicExists,
     Unavailable,
     UnknownPartition,
@@ -216,12 +217,16 @@ class Broker:
             for _, lease_ms in command.items:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
-        delivery.host.submit(command, done, size=64 * (len(command.items) + 1))
+        delivery.host.submit(command, done, size=_size_of(command))
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 
     async def subscribe(
-        self, asked: Subscriber, push: Callable[[int, int, Delivery], None], congested: Callable[[], bool]
+        self,
+        asked: Subscriber,
+        push: Callable[[int, int, Delivery], None],
+        congested: Callable[[], bool],
+        ended: Callable[[SandqError], None],
     ) -> tuple[Subscription, list[int]]:
         """Opens the group where it is new, pushes leases of this consumer that it does not know of, then takes part.
 
@@ -230,7 +235,7 @@ class Broker:
         topic = self.topic(asked.topic)
         check_name("group", asked.group)
         subscription = Subscription(
-            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested
+            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested, ended
         )
         for partition, delivery in topic.partitions.items():
             await delivery.host.call(c.OpenGroup(asked.group, asked.start))
@@ -253,15 +258,9 @@ class Broker:
             raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
         return lease_ms
 
-    def add_credit(self, topic: str, subscription: Subscription, more: int) -> None:
+    def add_credit(self, subscription: Subscription, more: int) -> None:
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
-        self.resume(topic, subscription)
-
-    def resume(self, topic: str, subscription: Subscription) -> None:
-        """The subscription has room again."""
-        opened = self._topics.get(topic)
-        for delivery in opened.partitions.values() if opened else ():
-            delivery.pump(subscription.group)
+        subscription.feed()
 
     def detach(self, topic: str, subscription: Subscription) -> list[PartitionDelivery]:
         """The connection is gone: the leases run on. Returns where the subscription took part."""
@@ -297,3 +296,13 @@ class Broker:
             }
             for partition, delivery in self.topic(topic).partitions.items()
         ]
+
+
+def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
+    """Roughly what a command takes until it is applied, in bytes."""
+    size = 64
+    for item in command.items:
+        size += 64
+        if isinstance(item[1], list):
+            size += sum([64 + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in item[1]])
+    return size

@@ -36,7 +36,7 @@ class Subscription:
         lease_ms: int,
         push: Callable[[int, int, Delivery], None],
         congested: Callable[[], bool],
-        ended: Callable[[SandqError], None] = lambda error: None,
+        ended: Callable[[SandqError], None],
     ) -> None:
         """`push(group number, partition, delivery)` sends; `congested()`: its connection takes nothing now;
         `ended(error)`: the topic was deleted."""
@@ -47,11 +47,19 @@ class Subscription:
         self.push = push
         self.congested = congested
         self.ended = ended
+        self.hungry: dict[PartitionDelivery, None] = {}
+        """Partitions with something due that found no room here."""
         self.closed = False
 
     @property
     def room(self) -> int:
         return 0 if self.closed or self.congested() else max(self.credit, 0)
+
+    def feed(self) -> None:
+        """There is room again: serve the partitions that went without."""
+        hungry, self.hungry = self.hungry, {}
+        for delivery in hungry:
+            delivery.pump(self.group)
 
 
 class _GroupPump:
@@ -101,7 +109,9 @@ class PartitionDelivery:
         """The partition is gone: nothing more is leased or pushed."""
         for pump in self._pumps.values():
             for subscription in pump.subscriptions:
-                subscription.ended(error)
+                if not subscription.closed:
+                    subscription.closed = True
+                    subscription.ended(error)
         self._pumps.clear()
         self.host.on_status = lambda: None
 
@@ -129,6 +139,8 @@ class PartitionDelivery:
             return
         grants, reserved = self._grants(pump)
         if not grants:
+            for subscription in pump.subscriptions:
+                subscription.hungry[self] = None
             return
         command = c.Lease(name, now_ms + self._lease_ahead_ms, tuple(grants))
         pump.busy = True
@@ -181,7 +193,13 @@ class PartitionDelivery:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
             self.push(subscription, delivery)
-        self.pump(name)
+        if result:
+            self.pump(name)
+        else:
+            # Nothing could be granted (a consumer with too many leases, say): no reason to ask again at once.
+            self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
+        for subscription in reserved:
+            subscription.feed()
 
     def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
         pump.busy = False
@@ -189,6 +207,8 @@ class PartitionDelivery:
             subscription.credit += limit
         if self.host.failed is None:
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
+        for subscription in reserved:
+            subscription.feed()
 
     def push(self, subscription: Subscription, delivery: Delivery) -> None:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed

@@ -219,14 +219,14 @@ class Engine:
             if number in self.hosts:
                 self.hosts[number].group.journal.truncate_below(applied)
 
-    def copy_pinning_tails(self) -> bool:
-        """Append again what keeps old segments. True when there was something: run a pass, then `release`."""
-        pinning = [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
-        pinning = [number for number in pinning if number in self.hosts]
+    def release(self) -> list[int]:
+        """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments."""
+        self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
+        return [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
+
+    def copy_tails(self, groups: Sequence[int]) -> bool:
+        """Append the tails of these groups again. True when there was something: run a pass, then `release`."""
+        pinning = [number for number in groups if number in self.hosts]
         for number in pinning:
             self.hosts[number].group.journal.copy_tail()
         return bool(pinning)
-
-    def release(self) -> int:
-        """Remove WAL segments that nobody needs; bytes freed. For the thread that commits."""
-        return self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})

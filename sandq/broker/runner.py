@@ -111,8 +111,8 @@ class Runner:
             engine.truncate(applied)
             for _ in range(2):
                 await self._pass_now()
-                await self._on_wal(engine.release)
-                if not engine.copy_pinning_tails():
+                pinning = await self._on_wal(engine.release)
+                if not engine.copy_tails(pinning):
                     break
             await self.on_maintenance(engine.wal.prepare)
         except StorageFailed as error:

@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from sandq.model.errors import ProtocolError, SandqError, WrongPort
+from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 
@@ -20,6 +20,8 @@ SEND_STALL_S = 30.0
 """A client that takes nothing for so long is cut off."""
 HELLO_S = 10.0
 LAST_WORDS_S = 1.0
+WORKING_REQUESTS = 64
+"""Of one connection, that take a task each (subscribing, administration)."""
 
 
 class Session(Protocol):
@@ -51,6 +53,7 @@ class Connection:
         self._sent = trio.Event()
         self._reading = trio.CancelScope()
         self._ending = False
+        self._working = 0
         self._written = trio.Event()
         self._nursery: trio.Nursery
         self._session: Session
@@ -73,6 +76,9 @@ class Connection:
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         """Run a request that takes a while; what it returns is the reply."""
+        if self._working >= WORKING_REQUESTS:
+            raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
+        self._working += 1
         self._nursery.start_soon(self._work, request_id, work)
 
     async def _work(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
@@ -80,6 +86,8 @@ class Connection:
             self.send(await work())
         except SandqError as error:
             self.send_error(request_id, error)
+        finally:
+            self._working -= 1
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)

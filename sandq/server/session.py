@@ -57,8 +57,8 @@ class ClientSession:
         handler(frame)
 
     def drained(self) -> None:
-        for topic, subscription in self._subscriptions.values():
-            self._broker.resume(topic, subscription)
+        for _, subscription in self._subscriptions.values():
+            subscription.feed()
 
     def closed(self) -> None:
         for topic, subscription in self._subscriptions.values():
@@ -184,7 +184,11 @@ class ClientSession:
                 )
                 connection.send(frame)
 
-        subscription, partitions = await self._broker.subscribe(asked, push, lambda: connection.congested)
+        def ended(error: SandqError) -> None:
+            self._subscriptions.pop(subscription_id, None)
+            connection.send_error(subscription_id, error)
+
+        subscription, partitions = await self._broker.subscribe(asked, push, lambda: connection.congested, ended)
         if subscription_id in self._subscriptions or not connection.open:
             self._broker.detach(asked.topic, subscription)
             raise Conflict(f"subscription {subscription_id} is there already on this connection")
@@ -206,7 +210,7 @@ class ClientSession:
         asked = r.Credit.parse(frame)
         found = self._subscriptions.get(asked.subscription_id)
         if found is not None:  # credit that crosses the end of its subscription is for nobody
-            self._broker.add_credit(*found, asked.more)
+            self._broker.add_credit(found[1], asked.more)
 
     def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:
         found = self._subscriptions.get(subscription_id)

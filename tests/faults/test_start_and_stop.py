@@ -32,9 +32,9 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
 def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None:
     node = make_node()
     node.start()
+    assert node.stop() == 0
     assert str(node.data_dir) in node.output()
     assert f"clients: {node.address}" in node.output()
-    assert node.stop() == 0
 
 
 def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:

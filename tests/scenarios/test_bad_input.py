@@ -121,7 +121,10 @@ async def test_a_token_of_a_deleted_topic_is_foreign_to_the_next_of_its_name(cli
     await client.produce(b"m")
     await client.subscribe()
     old = await client.push()
-    await client.call(Type.TOPIC_DELETE, "t")
+    await client.send(Type.TOPIC_DELETE, 999, "t")
+    ended = await client.receive()
+    assert (ended[1], code(ended)) == (1, "UNKNOWN_TOPIC"), "the subscription is told that it has ended"
+    assert (await client.receive())[:2] == [Type.REPLY, 999]
     await client.create()
     assert code(await client.ack(old)) == "LEASE_LOST"
     assert (await client.call(Type.GROUP_LIST, "t"))[2] == []

@@ -202,7 +202,7 @@ class Node:
         def push(number: int, partition: int, delivery: Delivery) -> None:
             self.held.append(Held(group, delivery.token, self.oracle.delivered(group, delivery)))
 
-        subscription = Subscription(group, consumer, 20, LEASE_MS, push, lambda: False)
+        subscription = Subscription(group, consumer, 20, LEASE_MS, push, lambda: False, lambda error: None)
         self.subscriptions[group, consumer] = subscription
         self.delivery.attach(subscription)
         return subscription
@@ -277,9 +277,9 @@ class Node:
                 yield
                 self.sync()
                 yield
-            self.engine.release()
+            pinning = self.engine.release()
             yield
-            if not self.engine.copy_pinning_tails():
+            if not self.engine.copy_tails(pinning):
                 break
 
     # -- clients --------------------------------------------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""One suite over every implementation of the `Stores` port."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandq.storage.keys import store_range
+from sandq.storage.stores import Change, LevelStores, MemoryStores, Row, Stores
+
+TWINS: dict[str, Callable[[Path], Stores]] = {
+    "memory": lambda path: MemoryStores(),
+    "leveldb": lambda path: LevelStores(path / "stores"),
+}
+
+
+@pytest.fixture(params=TWINS)
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
+    stores = TWINS[request.param](tmp_path)
+    yield stores
+    stores.close()
+
+
+def rows(*keys: str) -> list[Row]:
+    return [(key.encode(), key.encode() * 2) for key in keys]
+
+
+def test_an_empty_store(stores: Stores) -> None:
+    assert stores.get(b"a") is None
+    assert stores.scan(b"", b"\xff", limit=10) == []
+    assert stores.scan(b"", b"\xff", limit=10, reverse=True) == []
+    stores.flush()
+
+
+def test_write_and_get(stores: Stores) -> None:
+    stores.write([(b"a", b"1"), (b"b", b""), (b"\0\xff", bytes(range(256)))])
+    assert stores.get(b"a") == b"1"
+    assert stores.get(b"b") == b"", "an empty value is not a missing one"
+    assert stores.get(b"\0\xff") == bytes(range(256))
+    assert stores.get(b"c") is None
+
+
+def test_changes_are_applied_in_their_order(stores: Stores) -> None:
+    stores.write([(b"a", b"1"), (b"a", None), (b"b", None), (b"b", b"2"), (b"c", b"3"), (b"c", b"4")])
+    assert stores.scan(b"a", b"z", limit=9) == [(b"b", b"2"), (b"c", b"4")]
+    stores.write([(b"b", None), (b"nothing", None)])
+    assert stores.scan(b"a", b"z", limit=9) == [(b"c", b"4")]
+    stores.write([])
+
+
+def test_scan_takes_start_and_leaves_stop(stores: Stores) -> None:
+    stores.write(rows("a", "b", "ba", "c", "d"))
+    assert stores.scan(b"b", b"d", limit=9) == rows("b", "ba", "c")
+    assert stores.scan(b"b", b"d", limit=2) == rows("b", "ba")
+    assert stores.scan(b"aa", b"b", limit=9) == []
+    assert stores.scan(b"b", b"b", limit=9) == []
+    assert stores.scan(b"c", b"b", limit=9) == []
+    assert stores.scan(b"b", b"d", limit=0) == []
+    assert stores.scan(b"d", b"\xff\xff", limit=9) == rows("d")
+    assert stores.scan(b"a", b"z") == rows("a", "b", "ba", "c", "d")
+
+
+def test_scan_backwards_begins_below_stop(stores: Stores) -> None:
+    stores.write(rows("a", "b", "ba", "c", "d"))
+    assert stores.scan(b"b", b"d", limit=9, reverse=True) == rows("c", "ba", "b")
+    assert stores.scan(b"b", b"d", limit=2, reverse=True) == rows("c", "ba")
+    assert stores.scan(b"b", b"zzz", limit=1, reverse=True) == rows("d")
+    assert stores.scan(b"", b"a", limit=9, reverse=True) == []
+    assert stores.scan(b"bb", b"bz", limit=9, reverse=True) == []
+
+
+def test_scan_ends_with_the_row_that_reaches_the_bytes(stores: Stores) -> None:
+    stores.write([(b"a", b"12345"), (b"b", b""), (b"c", b"12345"), (b"d", b"1")])
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=1)] == [b"a"]
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=5)] == [b"a"]
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=6)] == [b"a", b"b", b"c"]
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=99)] == [b"a", b"b", b"c", b"d"]
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=6, limit=2)] == [b"a", b"b"]
+    assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=6, reverse=True)] == [b"d", b"c"]
+
+
+def test_stores_do_not_see_each_other(stores: Stores) -> None:
+    one, two = store_range(1), store_range(2)
+    stores.write([(one[0] + b"\xff\xff", b"1"), (two[0], b"2"), (two[0] + b"a", b"3")])
+    assert stores.scan(*one, limit=9) == [(one[0] + b"\xff\xff", b"1")]
+    assert stores.scan(*two, limit=9) == [(two[0], b"2"), (two[0] + b"a", b"3")]
+
+
+def test_the_empty_key_is_refused(stores: Stores) -> None:
+    with pytest.raises(ValueError, match="empty key"):
+        stores.write([(b"a", b"1"), (b"", b"2")])
+    assert stores.get(b"a") is None, "all or nothing"
+
+
+def test_flush_and_compact_change_nothing_that_is_read(stores: Stores) -> None:
+    content = rows(*(f"{number:04}" for number in range(500)))
+    stores.write(content)
+    stores.flush()
+    stores.write([(key, None) for key, _ in content[100:400]])
+    stores.flush()
+    stores.compact(b"0100", b"0400")
+    assert stores.scan(b"0", b"9", limit=999) == content[:100] + content[400:]
+    assert stores.approximate_bytes() > 0
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from([bytes([a, b]) for a in range(1, 5) for b in range(4)]), st.none() | st.binary(max_size=3)
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(CHANGES, max_size=8), st.integers(0, 2**32))
+def test_the_twins_agree(tmp_path_factory: pytest.TempPathFactory, writes: list[list[Change]], seed: int) -> None:
+    rng = random.Random(seed)
+    memory, level = MemoryStores(), LevelStores(tmp_path_factory.mktemp("agree"))
+    try:
+        for changes in writes:
+            for stores in (memory, level):
+                stores.write(changes)
+            if rng.randrange(4) == 0:
+                level.flush()
+            start, stop = rng.randbytes(1), rng.randbytes(2)
+            limit, size = rng.choice([None, 1, 3]), rng.choice([None, 0, 1, 4])
+            for reverse in (False, True):
+                for bounds in ((start, stop), (b"", b"\xff"), (b"\2", b"\3")):
+                    one, two = (
+                        stores.scan(*bounds, limit=limit, max_bytes=size, reverse=reverse) for stores in (memory, level)
+                    )
+                    assert one == two
+    finally:
+        level.close()
