@@ -76,6 +76,11 @@ class Ledger:
         """Delivered, and no ack confirmed."""
         return len(self.delivered) - len(self.acked)
 
+    @property
+    def recovered(self) -> bool:
+        """Whether something was delivered after the last outage."""
+        return bool(self.outages) and self.outages[-1].delivered_ms is not None
+
     def confirm(self, reminder: str, message: str, now_ms: float) -> None:
         """A receipt came."""
         self.receipts[message] = reminder, now_ms
@@ -175,7 +180,8 @@ class Verdict:
 
 def verdict(ledger: Ledger) -> Verdict:
     """Add it all up."""
-    up, down = [], []
+    up: list[float] = []
+    down: list[float] = []
     early = 0
     for message, (reminder, delivered_ms) in ledger.delivered.items():
         due_ms = ledger.due_ms.get(reminder)

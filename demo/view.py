@@ -143,7 +143,10 @@ def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
         ("delivered", f"{found.delivered:,}, acked {found.acked:,}"),
         ("lost", f"{found.lost:,}"),
         ("redelivered", f"{found.redelivered:,} (the lease ended before the ack)"),
-        ("early", f"{found.early:,} (by more than {EARLY_TOLERANCE_MS:g} ms; least lateness {found.all.least_ms:.1f} ms)"),
+        (
+            "early",
+            f"{found.early:,} (by more than {EARLY_TOLERANCE_MS:g} ms; least lateness {found.all.least_ms:.1f} ms)",
+        ),
         ("lateness", _lateness(found.all)),
     ]
     if found.stored_twice:

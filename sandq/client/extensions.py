@@ -73,8 +73,9 @@ class Extensions:
                     lease.expires_at = connection.local_time(deadline_ms)
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
+                    held = lease.held  # 0: it ended because everything in it was settled meanwhile
                     self._desk.lose(lease)
-                    failed += self._finish(lease, extensions, None, self._desk.lost_error(lease))
+                    failed += self._finish(lease, extensions, None, self._desk.lost_error(lease)) and held > 0
             self._warn(failed, "they are not held any more")
         self._desk.tell_quiet()
         self._desk.wake()

@@ -22,12 +22,14 @@ from sandq.broker.replica import Delivery, PartitionReplica
 from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
-from sandq.model.errors import SandqError
+from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.timer import TimerPartition
 from sandq.partition.view import View
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
 
@@ -162,7 +164,7 @@ class Node:
         self.held: list[Held] = []
         self.checkpoint: Any = None
         self.engine = Engine(
-            world.files,
+            world.disk,
             world.stores,
             node_id="n1",
             now_ms=world.clock.now_ms,
@@ -243,7 +245,11 @@ class Node:
     def sync(self) -> None:
         if self.records is not None:
             if self.records:
-                self.engine.commit(self.records)
+                try:
+                    self.engine.commit(self.records)
+                except StorageFailed as error:
+                    self.engine.fail(error)
+                    raise
             self.tasks.extend(self.engine.synced())
             self.records = None
 
@@ -299,6 +305,8 @@ class Node:
         self.oracle.sent.update((s.payload, s) for s in sent)
 
         def done(result: Any) -> None:
+            if isinstance(result, StorageFailed):
+                return  # it may be stored or not
             assert not isinstance(result, SandqError), result
             column = (
                 offsets.run(*result)
@@ -340,6 +348,8 @@ class Node:
         self.oracle.unsure[held.group] |= asked
 
         def done(result: Any) -> None:
+            if isinstance(result, StorageFailed):
+                return  # it may be acked or not
             assert not isinstance(result, SandqError), result
             self.oracle.unsure[held.group] -= asked
             lost = result[0]
@@ -354,13 +364,13 @@ class Node:
                 self.host.submit(c.Ack([(held.token, what)]), repeated)
 
         def repeated(result: Any) -> None:
-            assert result == [None], "an ack repeated with the same token is answered as the first time"
+            assert isinstance(result, StorageFailed) or result == [None], "an ack repeated with the same token is answered as the first time"
 
         self.host.submit(c.Ack([(held.token, what)]), done)
 
     def _extend(self, held: Held) -> None:
         def done(result: Any) -> None:
-            if result[0] is not None:
+            if not isinstance(result, StorageFailed) and result[0] is not None:
                 for _, payload in held.messages:
                     holder = self.oracle.holders.get((held.group, payload))
                     if holder is not None and holder[0] == held.token:
@@ -415,6 +425,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.files = MemoryFiles()
+        self.disk: Files = self.files
+        """`files`, or a faulty twin over them."""
         self.stores = MemoryStores()
         self.clock = VirtualClock()
         self.oracle = Oracle(self.clock)
@@ -423,14 +435,19 @@ class World:
         self.crashes = 0
 
     def live(self, steps: int) -> None:
-        """One life; it ends in a crash: power loss or kill -9, within an operation or between two."""
+        """One life; it ends in a crash: power loss or kill -9, within an operation or between two, or in a disk that
+        is full or fails to sync."""
         rng = self.rng
+        plan = rng.choices(
+            (Plan(), Plan(fail_sync_at=rng.randint(1, steps)), Plan(budget_bytes=rng.randint(0, 40_000))), (6, 2, 2)
+        )[0]
+        self.disk = FaultyFiles(self.files, plan)
         self.files.crash_after(rng.randint(1, steps), inside=rng.random() < 0.5)
         try:
             node = Node(self)
             for _ in range(4 * steps):
                 self._act(node)
-        except Crashed:
+        except (Crashed, StorageFailed):
             pass
         self.crashes += 1
         self.files = self.files.crash(rng) if rng.random() < 0.7 else self.files.kill()
@@ -456,6 +473,7 @@ class World:
     def heal(self) -> Node:
         """No more crashes: everything acknowledged must be delivered, acked and then trimmed."""
         self.files.crash_after(1 << 60)
+        self.disk = self.files
         node = Node(self)
         for _ in range(5000):
             idle = not node.engine.passes.has_work and not node.tasks and not node.published
