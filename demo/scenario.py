@@ -200,7 +200,8 @@ async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
         if ledger.events != events:
             events, moved_at = ledger.events, time.monotonic()
         all_sent = scene.sent == len(scene.reminders) == len(ledger.receipts) + len(ledger.failed)
-        if all_sent and not ledger.open and (scene.back.is_set() or not scene.kill):
+        restarted = any(outage.served_ms is not None for outage in ledger.outages)
+        if all_sent and not ledger.open and (restarted or not scene.kill):
             break
         waits_for_due = now_ms() < scene.last_due_ms
         if not waits_for_due and time.monotonic() - moved_at > STALLED_S:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from demo.report import EARLY_TOLERANCE_MS, Lateness, Verdict
+from demo.report import EARLY_TOLERANCE_MS, Lateness, Outage, Verdict
 from demo.scenario import WORKERS, Scene
 
 LIVE_S = 0.1
@@ -154,10 +154,17 @@ def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
     for outage in found.outages:
         rows.append(("  node up", _lateness(found.while_up)))
         rows.append(("  node down", f"{_lateness(found.while_down)}: late because the node was down"))
-        if outage.served_ms is not None and outage.delivered_ms is not None:
-            served_s, back_s = outage.served_ms - outage.killed_ms, outage.delivered_ms - outage.killed_ms
-            rows.append(("outage", f"kill to serving {served_s:.0f} ms, to the first delivery {back_s:.0f} ms"))
+        rows.append(("outage", f"from the kill to {_outage(outage)}"))
     return rows
+
+
+def _outage(outage: Outage) -> str:
+    moments = (
+        ("the restarted node serving", outage.served_ms),
+        ("the first delivery", outage.delivered_ms),
+        ("the first receipt", outage.confirmed_ms),
+    )
+    return ", ".join(f"{name} {at_ms - outage.killed_ms:.0f} ms" for name, at_ms in moments if at_ms is not None)
 
 
 def _lateness(found: Lateness) -> str:

@@ -247,10 +247,10 @@ class PartitionDelivery:
 
     def _expired(self, result: Any) -> None:
         self._expiring = False
-        if self.host.failed is None and not isinstance(result, int):
-            self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
-        else:
+        if isinstance(result, int):
             self._expire(self.host.status)
+        elif self.host.failed is None:
+            self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _trim(self) -> None:
         try:

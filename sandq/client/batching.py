@@ -212,15 +212,15 @@ def as_bytes(what: str, value: object) -> bytes:
 
 
 class Checks:
-    """The limits that messages are held to: the least of ours and the server's."""
+    """The limits that messages are held to: the server's, or the defaults where it says nothing."""
 
     __slots__ = ("batch_bytes", "headers_bytes", "key_bytes", "message_bytes")
 
     def __init__(self, limits: Mapping[str, int]) -> None:
-        self.message_bytes = min(DEFAULT.message_bytes, limits.get("message_bytes", DEFAULT.message_bytes))
-        self.key_bytes = min(DEFAULT.key_bytes, limits.get("key_bytes", DEFAULT.key_bytes))
-        self.headers_bytes = min(DEFAULT.headers_bytes, limits.get("headers_bytes", DEFAULT.headers_bytes))
-        self.batch_bytes = min(DEFAULT.batch_bytes, limits.get("batch_bytes", DEFAULT.batch_bytes))
+        self.message_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
+        self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
+        self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
+        self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
 
     def value(self, value: Value) -> bytes:
         data = value if type(value) is bytes else as_bytes("value", value)

@@ -274,7 +274,8 @@ class Cluster:
                     finally:
                         link.connection = None
                     link.error = connection.error
-                    log.info("%s; connecting again", connection.error)
+                    if not self._closed:
+                        log.warning("%s; connecting again", connection.error)
                     for topic in self._topics:
                         self.refresh(topic)
                     self._notify()

@@ -21,6 +21,7 @@ import anyio.abc
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
 from sandq.model.errors import ClosedError, ConnectionLost, ProtocolError, SandqError, TimedOut
+from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, FrameReader, Type, decode_error
 from sandq.protocol.replies import HelloReply
 from sandq.protocol.requests import Hello, Ping
@@ -110,6 +111,9 @@ class Connection:
         if frame[:2] != [Type.REPLY, request_id] or len(frames) > 1:
             raise ProtocolError(f"{self.address} does not answer HELLO as a sandq node does")
         self.hello = HelloReply.parse(frame)
+        frame_bytes = self.hello.limits.get("frame_bytes")
+        if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
+            self._reader = FrameReader(frame_bytes)  # the operator allows larger ones
         self._clock.note(self.hello.now_ms, sent_at)
 
     # What others use.

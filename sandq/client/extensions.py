@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from sandq.client.connection import Connection
-from sandq.client.leases import Lease
+from sandq.client.leases import FRAME_RANGES, Lease
 from sandq.client.messages import Extension
 from sandq.client.options import again
 from sandq.model.errors import SandqError
@@ -48,12 +48,16 @@ class Extensions:
 
     def flush(self, connection: Connection) -> None:
         """Send what is queued. Several of one lease: the last counts, and all of them get its answer."""
-        waiting, self._queued = self._queued, {}
-        if waiting:
-            items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
-            request = Extend(self._desk.group_number, self._desk.partition, items)
-            self.in_flight += 1
-            connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
+        queued, self._queued = self._queued, {}
+        leases = list(queued)
+        for start in range(0, len(leases), FRAME_RANGES):
+            self._send(connection, {lease: queued[lease] for lease in leases[start : start + FRAME_RANGES]})
+
+    def _send(self, connection: Connection, waiting: Waiting) -> None:
+        items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
+        request = Extend(self._desk.group_number, self._desk.partition, items)
+        self.in_flight += 1
+        connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
     def give_up(self, error: SandqError) -> None:
         """Nothing more is sent."""

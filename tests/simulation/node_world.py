@@ -364,7 +364,8 @@ class Node:
                 self.host.submit(c.Ack([(held.token, what)]), repeated)
 
         def repeated(result: Any) -> None:
-            assert isinstance(result, StorageFailed) or result == [None], "an ack repeated with the same token is answered as the first time"
+            if not isinstance(result, StorageFailed):
+                assert result == [None], "an ack repeated with the same token is answered as the first time"
 
         self.host.submit(c.Ack([(held.token, what)]), done)
 

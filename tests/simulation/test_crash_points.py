@@ -23,6 +23,27 @@ def run_world(seed: int, lives: int = LIVES) -> World:
     return world
 
 
+FOUND = (0, 12, 1054)
+"""Seeds that once found a fault: redelivered early after a clean leave, pushed early after a fast restart, endless
+retries on a failed disk."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_seeds_that_once_failed(seed: int) -> None:
+    run_world(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_many_seeds(block: int) -> None:
+    for seed in range(10_000 + 100 * block, 10_100 + 100 * block):
+        try:
+            run_world(seed)
+        except BaseException as error:
+            error.add_note(f"replay with: run_world({seed})")
+            raise
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_random_crash_points(block: int) -> None:
     crashes = deliveries = redeliveries = 0

@@ -294,13 +294,13 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
     with_client(body)
 
 
-def test_not_leader_asks_for_metadata(with_client: Any) -> None:
+def test_not_leader_asks_for_metadata(with_client: Any, wait_until: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"x")
         before = len(server.of_type(Type.METADATA))
         server.script[Type.PRODUCE] += [NotLeader("not here")]
         await client.produce("t", b"x")
-        assert len(server.of_type(Type.METADATA)) > before
+        await wait_until(lambda: len(server.of_type(Type.METADATA)) > before)
 
     with_client(body)
 

@@ -1,0 +1,112 @@
+"""The demo as somebody runs it, with a small input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """What the demo leaves in the temporary directory is seen."""
+    return os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+
+
+@pytest.fixture
+def reminders(tmp_path: Path) -> Path:
+    source = tmp_path / "reminders.jsonl"
+    lines = [
+        {
+            "id": f"r{n}",
+            "customer": f"c{n % 7}",
+            "text": f"Do number {n}",
+            "in": 300 + n * 37 % 2000 if n % 2 else "1.2s",
+        }
+        for n in range(120)
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return source
+
+
+def demo(environ: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "demo", *options]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=90, check=False)
+
+
+def left(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob("sandq-demo-*"))
+
+
+def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
+    done = demo(environ, "--input", str(reminders), "--seconds", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill -9: " in done.stdout
+    assert "produced    120 of 120" in done.stdout
+    assert "lost        0\n" in done.stdout
+    assert "early       0 " in done.stdout
+    assert re.search(r"lateness    p50 [\d.]+ ms, p99 [\d.]+ ms", done.stdout)
+    assert "late because the node was down" in done.stdout
+    assert "PASSED: nothing lost, nothing early across a kill -9" in done.stdout
+    assert "\x1b" not in done.stdout  # plain lines where there is no terminal
+    assert left(tmp_path) == []
+
+
+def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
+    done = demo(environ, "--input", str(reminders), "--seconds", "2", "--no-kill", "--keep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill" not in done.stdout
+    assert "PASSED: nothing lost, nothing early\n" in done.stdout
+    (kept,) = left(tmp_path)
+    assert str(kept) in done.stdout
+    assert (kept / "data").is_dir()
+
+
+def test_bad_input_is_named(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
+    with reminders.open("a") as file:
+        file.write('{"id": "x", "text": "no time"}\n')
+    done = demo(environ, "--input", str(reminders))
+    assert done.returncode == 2
+    assert "reminders.jsonl:121: in: the delay is missing" in done.stderr
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_node_never_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "demo"]
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        node = 0
+        for line in process.stdout:
+            found = re.search(r"\(process (\d+)", line)
+            node = int(found[1]) if found else node
+            if "delivered" in line:
+                break
+        assert node
+        os.kill(node, 0)
+        process.send_signal(how)
+        assert process.wait(timeout=30) == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _runs(node):
+        time.sleep(0.05)
+    assert not _runs(node)
+    if how is signal.SIGINT:
+        assert left(tmp_path) == []
+
+
+def _runs(process: int) -> bool:
+    """It is there, and no zombie that nobody has waited for."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
