@@ -17,7 +17,7 @@ from demo.node import Node, NodeFailed
 from demo.reminders import BadInput, plan, read_reminders
 from demo.report import Ledger, verdict
 from demo.scenario import Scene, play
-from demo.view import Notes, print_verdict, show
+from demo.view import Notes, Output, print_verdict, show
 from sandq.errors import SandqError
 
 REMINDERS = Path(__file__).with_name("reminders.jsonl")
@@ -50,7 +50,7 @@ def main(source: Path, seconds: float | None, no_kill: bool, keep: bool) -> None
         reminders = read_reminders(source)
     except BadInput as error:
         raise click.UsageError(str(error)) from None
-    console = Console()
+    console = Output()
     directory = Path(tempfile.mkdtemp(prefix="sandq-demo-"))
     code = EXIT_FAILED
     try:

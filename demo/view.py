@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 
 import anyio
@@ -21,6 +22,14 @@ PLAIN_S = 1.0
 _NOTES = 8
 _BAR = 40
 _CLOCK_MOVED_MS = 5.0
+
+
+class Output(Console):
+    """When whoever read along has gone, the demo goes on in silence: its exit code tells."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 async def show(scene: Scene, console: Console) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandq.model.errors import SandqError
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.timer import GroupStatus, Status
 
@@ -165,7 +165,7 @@ class PartitionDelivery:
         """Round robin over the consumers with room; what is granted is taken off their credit."""
         room = {s: s.room for s in pump.subscriptions}
         takers = deque(s for s in pump.subscriptions if room[s] > 0)
-        most = SHARED_GRANT_MESSAGES if len(takers) > 1 else DEFAULT.grant_messages
+        most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
         while takers and len(grants) < MAX_GRANTS:

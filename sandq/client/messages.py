@@ -11,7 +11,7 @@ import anyio
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, SandqError
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Extension:
 
 def _error_text(error: str | BaseException) -> str:
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return text[: DEFAULT.error_chars]
+    return text[: FIXED.error_chars]
 
 
 def lease_ms_of(lease: Duration | None) -> int | None:

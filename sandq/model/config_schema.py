@@ -189,9 +189,7 @@ class DeliverySection(schema.Section):
 _LIMIT_BOUNDS = {
     "batch_messages": DEFAULT.batch_messages,
     "entry_messages": DEFAULT.entry_messages,
-    "entry_grants": DEFAULT.entry_grants,
     "partitions_per_topic": DEFAULT.partitions_per_topic,
-    "name_chars": DEFAULT.name_chars,
 }
 
 

@@ -23,22 +23,16 @@ class Limits:
     key_bytes: int = 64 * _KIB
     headers_bytes: int = 64 * _KIB
     batch_messages: int = 65_536
-    name_chars: int = 249
     consumer_id_chars: int = 255
-    error_chars: int = 1024
 
     # What a topic may have.
     partitions_per_topic: int = 4096
-    groups_per_topic: int = 1000
 
     # One Raft entry. `entry_bytes` is the target up to which requests are merged, a larger batch is alone.
     entry_messages: int = 2**20
-    entry_grants: int = 65_536
     entry_bytes: int = 1 * _MIB
 
-    # Consumers. A grant is one lease; credit is what one subscription may have outstanding.
-    grant_messages: int = 1000
-    leases_per_consumer: int = 10_000
+    # What one subscription may have outstanding.
     credit_max: int = 1_000_000
 
     # One node and its connections.
@@ -46,11 +40,23 @@ class Limits:
     in_flight_bytes_per_connection: int = 64 * _MIB
     apply_backlog_bytes: int = 64 * _MIB
 
-    # A partition's state.
-    max_gaps: int = 10_000
-    trim_rows: int = 1000
-    near_window_ms: int = 10_000
-    near_window_entries: int = 100_000
-
 
 DEFAULT = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLimits:
+    """Limits that formats and replicated state depend on: every replica must know the same, so no configuration
+    changes them."""
+
+    name_chars: int = 249
+    error_chars: int = 1024
+    groups_per_topic: int = 1000
+    entry_grants: int = 65_536
+    grant_messages: int = 1000
+    leases_per_consumer: int = 10_000
+    max_gaps: int = 10_000
+    trim_rows: int = 1000
+
+
+FIXED = FixedLimits()

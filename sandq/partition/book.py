@@ -12,7 +12,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, UnknownGroup
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 
 from . import commands as c
 from . import retry, rows
@@ -104,7 +104,7 @@ class GroupBook:
         """The group's id; made at `latest` or at the beginning unless it exists. Raises InvalidRequest (limit)."""
         group = self._by_name.get(command.group)
         if group is None:
-            if len(self.groups) >= DEFAULT.groups_per_topic:
+            if len(self.groups) >= FIXED.groups_per_topic:
                 raise InvalidRequest(f"the topic has {len(self.groups)} groups, which is the limit")
             group = Group(self.next_group, command.group, latest if command.start == "latest" else offsets.FIRST)
             self.next_group += 1
@@ -118,9 +118,9 @@ class GroupBook:
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
         for grant in command.grants:
-            limit = min(grant.limit, DEFAULT.grant_messages)
-            while limit > 0 and place + len(granted) < DEFAULT.entry_grants:
-                if self._held[group.group_id, grant.consumer] >= DEFAULT.leases_per_consumer:
+            limit = min(grant.limit, FIXED.grant_messages)
+            while limit > 0 and place + len(granted) < FIXED.entry_grants:
+                if self._held[group.group_id, grant.consumer] >= FIXED.leases_per_consumer:
                     break
                 attempt, ranges, due_ms = self._take_waiting(group, horizon_ms, limit, view)
                 if not ranges and group.paused() is None:

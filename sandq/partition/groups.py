@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from sandq.model import offsets
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 
 from . import rows
 from .commands import What
@@ -165,9 +165,9 @@ class Group:
 
     def paused(self) -> str | None:
         """Why nothing new is leased, if so."""
-        if self.gaps <= DEFAULT.max_gaps:
+        if self.gaps <= FIXED.max_gaps:
             return None
-        return f"{self.gaps} ranges wait for another attempt (limit {DEFAULT.max_gaps}): nothing new is leased"
+        return f"{self.gaps} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
 
     def first_unacked(self) -> bytes | None:
         """The lowest offset at or below the cursor that is leased or waits (dead ones have rows of their own)."""

@@ -18,7 +18,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, peek
 from sandq.model.errors import InvalidRequest, NotFound
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 
 from . import commands as c
 from . import rows
@@ -238,7 +238,7 @@ class TimerPartition:
         done_below = self.book.done_below()
         if done_below is None or not self.settings["delete_on_ack"]:
             return False
-        limit = min(limit, DEFAULT.trim_rows)
+        limit = min(limit, FIXED.trim_rows)
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(self._trimmed))
         found = view.scan(start, rows.log_key(done_below), limit=limit, max_bytes=rows.TRIM_BYTES)

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import WrongVersion
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import DEFAULT, FIXED
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U32_MAX, U48_MAX, Field, Shape, check_row
 from sandq.protocol.frames import ITEMS_MAX, PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 
@@ -243,8 +243,8 @@ class Nack(NamedTuple):
                 check_what(_NACK, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):
                 raise _NACK.wrong(3, f"item {item}: delay_ms must be nil or an int within 0..{U48_MAX}")
-            if row[3] is not None and (type(row[3]) is not str or len(row[3]) > DEFAULT.error_chars):
-                raise _NACK.wrong(3, f"item {item}: error must be nil or str of {DEFAULT.error_chars} characters")
+            if row[3] is not None and (type(row[3]) is not str or len(row[3]) > FIXED.error_chars):
+                raise _NACK.wrong(3, f"item {item}: error must be nil or str of {FIXED.error_chars} characters")
         return cls(frame[2], frame[3], frame[4])
 
     def frame(self, request_id: int) -> bytes:

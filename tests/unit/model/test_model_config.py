@@ -154,7 +154,7 @@ cluster:
   peers: [{id: node2, peer: a:1, client: a:2, http: a:3, hostt: 1}, {id: node2}]
   reassign_after: 5 minutes
   bootstrap: maybe
-limits: {message_bytes: 64MiB, foo: 1, connections: true, name_chars: 250}
+limits: {message_bytes: 64MiB, foo: 1, connections: true, batch_messages: 70000}
 storage: 7
 delivery:
     lease_ahead: 51ms
@@ -185,7 +185,7 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:13:9: limits.batch_bytes: 16777216 is less than message_bytes, which must fit in it",
         "bad.yaml:13:32: limits.foo: unknown key",
         "bad.yaml:13:53: limits.connections: True is not a whole number",
-        "bad.yaml:13:71: limits.name_chars: 250 is not within 1 to 249",
+        "bad.yaml:13:75: limits.batch_messages: 70000 is not within 1 to 65536",
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
         "bad.yaml:17:1: metrics: unknown key; known are clock, cluster, delivery, limits, listen, node, "

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from sandq.model.batch import MAX_MESSAGES
-from sandq.model.limits import DEFAULT, Limits
+from sandq.model.limits import DEFAULT, FIXED, Limits
 from sandq.model.names import MAX_NAME_CHARS
 from sandq.model.offsets import PARTITION_MAX, PLACE_MAX, TOKEN_PLACE_MAX
 
@@ -14,15 +14,15 @@ def test_the_designs_figures() -> None:
     mib = 2**20
     assert (DEFAULT.message_bytes, DEFAULT.batch_bytes, DEFAULT.frame_bytes) == (8 * mib, 16 * mib, 32 * mib)
     assert (DEFAULT.key_bytes, DEFAULT.headers_bytes) == (65_536, 65_536)
-    assert (DEFAULT.partitions_per_topic, DEFAULT.groups_per_topic) == (4096, 1000)
+    assert (DEFAULT.partitions_per_topic, FIXED.groups_per_topic) == (4096, 1000)
 
 
 def test_defaults_fit_the_formats() -> None:
     assert DEFAULT.batch_messages == MAX_MESSAGES
-    assert DEFAULT.name_chars == MAX_NAME_CHARS
+    assert FIXED.name_chars == MAX_NAME_CHARS
     assert DEFAULT.partitions_per_topic - 1 <= PARTITION_MAX
     assert DEFAULT.entry_messages - 1 <= PLACE_MAX
-    assert DEFAULT.entry_grants - 1 <= TOKEN_PLACE_MAX
+    assert FIXED.entry_grants - 1 <= TOKEN_PLACE_MAX
 
 
 def test_frozen() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.errors import UnknownGroup
-from sandq.model.limits import DEFAULT
+from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.book import ENDED_LEASES
 from sandq.partition.rows import Range
@@ -209,7 +209,7 @@ def test_a_large_delayed_message_is_kept_apart_and_leaves_with_its_row(bench: Be
 
 def test_a_group_with_too_many_gaps_stops_and_says_why(bench: Bench) -> None:
     bench.open()
-    count = DEFAULT.max_gaps + 2
+    count = FIXED.max_gaps + 2
     for start in range(0, count, 1000):
         bench.append(*(["m"] * min(1000, count - start)))
     while leases := bench.lease(limit=1000):
@@ -231,7 +231,7 @@ def test_a_consumer_holds_a_bounded_number_of_leases(bench: Bench) -> None:
         bench.append(*(["m"] * 1000))
         grants = (c.Grant("c", 1, 30_000),) * 1000
         granted += len(bench.apply(0, c.Lease("g", T, grants))[0])
-    assert granted == DEFAULT.leases_per_consumer
+    assert granted == FIXED.leases_per_consumer
     assert bench.lease(consumer="other") != []
 
 
