@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from sandq.model.errors import InvalidName
+from sandq.model.limits import FIXED
 
-MAX_NAME_CHARS = 249
+MAX_NAME_CHARS = FIXED.name_chars
 RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter or a digit"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
