@@ -72,9 +72,7 @@ class Admin:
         self._cluster.forget(name)
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
-        """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as
-        text.
-        """
+        """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
         rows = await self._of_all_leaders(topic, GroupList(topic).frame)
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
 
@@ -128,9 +126,7 @@ def _shown(value: Any) -> Any:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker
-    says.
-    """
+    """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker says."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, timedelta):

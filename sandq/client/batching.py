@@ -7,7 +7,7 @@ whole), at an instant, after a delay (times relative to the leader's clock).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -127,9 +127,7 @@ class Batch:
 
 
 class Receipt:
-    """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went
-    wrong.
-    """
+    """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went wrong."""
 
     __slots__ = ("_batch", "_position", "_raised")
 
@@ -161,9 +159,7 @@ class Receipt:
 
 
 class Receipts:
-    """What `send_many` returns: a sequence of receipts; `await receipts` gives the list of offsets, or
-    raises.
-    """
+    """What `send_many` returns: a sequence of receipts; `await receipts` gives the list of offsets, or raises."""
 
     __slots__ = ("_parts",)
 
@@ -267,3 +263,23 @@ def refuse_later(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value is not None:
             raise InvalidRequest(f"{name}: not supported by this version yet", option=name)
+
+
+def failure_of(topic: str, batches: Iterable[Batch]) -> SandqError | None:
+    """One error for the batches that failed, as far as no receipt has raised it: the first, and how many."""
+    failed = [batch for batch in batches if batch.error is not None and batch.raised < len(batch)]
+    if not failed:
+        return None
+    first = failed[0].error
+    assert first is not None
+    messages = sum(len(batch) - batch.raised for batch in failed)
+    unknown = sum(len(batch) - batch.raised for batch in failed if batch.unknown)
+    text = first.message
+    if messages > 1:
+        maybe = f" (the outcome of {unknown} is unknown)" if unknown else ""
+        text = f"{messages} messages to topic {topic!r} were not produced{maybe}; the first: {text}"
+    failure = again(first, text)
+    for note in sorted({f"{batch.error.code}: {batch.error.message}" for batch in failed[1:] if batch.error}):
+        if note != f"{first.code}: {first.message}":
+            failure.add_note(note)
+    return failure

@@ -20,9 +20,7 @@ from sandq.model.times import Duration, Instant, duration_ms
 
 
 class Client:
-    """A connection to a cluster; made by `connect`. It may be used by any number of tasks of one event
-    loop.
-    """
+    """A connection to a cluster; made by `connect`. It may be used by any number of tasks of one event loop."""
 
     def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup, name: str) -> None:
         self.name = name

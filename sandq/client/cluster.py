@@ -61,9 +61,7 @@ class Cluster:
         self._tasks: anyio.abc.TaskGroup
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Connect to the first server that answers. One server: its error as it is; several: what each
-        said.
-        """
+        """Connect to the first server that answers. One server: its error as it is; several: what each said."""
         self._tasks = tasks
         errors = []
         for server in self._servers:
@@ -108,9 +106,7 @@ class Cluster:
         return record.partitions[partition].leader if record and partition < len(record.partitions) else None
 
     def leader(self, topic: str, partition: int) -> Connection | None:
-        """An open connection to the partition's leader; without one it is being worked on: `on_change`
-        will tell.
-        """
+        """An open connection to the partition's leader; without one it is being worked on: `on_change` will tell."""
         node_id = self.leader_id(topic, partition)
         if node_id is None:
             self.refresh(topic)

@@ -2,9 +2,12 @@
 
 Resource handling: `open` connects and says HELLO; `run` reads, writes and keeps alive until the connection
 is lost or closed, and closes the socket. When it returns, every request that had no answer has been told
-ConnectionLost. Error handling: nothing but SandqError comes out of here; a connection that broke is
-ConnectionLost, whatever the socket said. Replies are handed to callbacks, in the order in which they came:
-no task per request.
+ConnectionLost.
+
+Error handling: nothing but SandqError comes out of here; a connection that broke is ConnectionLost, whatever the
+socket said.
+
+Replies are handed to callbacks, in the order in which they came: no task per request.
 """
 
 from __future__ import annotations
@@ -73,9 +76,7 @@ class Connection:
 
     @classmethod
     async def open(cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options) -> Connection:
-        """Connect and say HELLO. ConnectionLost when that fails or takes longer; WrongVersion and its like
-        pass.
-        """
+        """Connect and say HELLO. ConnectionLost when that fails or takes longer; WrongVersion and its like pass."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         stream: anyio.abc.ByteStream | None = None
         try:

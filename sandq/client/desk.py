@@ -12,6 +12,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import anyio
 
@@ -43,7 +44,20 @@ from sandq.protocol.requests import Ack, Nack
 
 log = logging.getLogger("sandq.client")
 
-NackKey = tuple[Lease, int | None, str | None]
+
+class NackKey(NamedTuple):
+    """Nacks that are one item of a request."""
+
+    lease: Lease
+    delay_ms: int | None
+    error: str | None
+
+
+class Sent(NamedTuple):
+    """One item of an ACK (`nack` None) or a NACK."""
+
+    nack: NackKey | None
+    parts: list[Part]
 
 
 class Desk:
@@ -155,15 +169,13 @@ class Desk:
 
     def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None:
         if self._begin(chunk, position, NACKING):
-            key = (chunk.lease, delay_ms, error)
+            key = NackKey(chunk.lease, delay_ms, error)
             _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
             chunks.setdefault(chunk, []).append(position)
             self.poke()
 
     def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
-        """Whether a message is to be settled now: not when it was before, nor when its lease is known to
-        be lost.
-        """
+        """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
         self._check_open()
         state = chunk.state[position]
         if state == HELD:
@@ -262,52 +274,45 @@ class Desk:
             by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
-        rows = [([lease.token, what_of(lease, parts)], parts) for lease, parts in by_lease.items()]
-        for items, settled in frames_of(rows):
-            self._request(connection, Ack(self.group_number, self.partition, items).frame, settled, None, since)
+        rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
+        for items, sent in frames_of(rows):
+            self._request(connection, Ack(self.group_number, self.partition, items).frame, sent, since)
 
     def _flush_nacks(self, connection: Connection) -> None:
         nacks, self._nacks = self._nacks, {}
-        for key, (since, chunks) in nacks.items():
-            lease, delay_ms, error = key
+        since = min((since for since, _ in nacks.values()), default=0.0)
+        rows = []
+        for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
-            rows = [([lease.token, what_of(lease, parts), delay_ms, error], parts)]
-            for items, settled in frames_of(rows):
-                frame = Nack(self.group_number, self.partition, items).frame
-                self._request(connection, frame, settled, key, since)
+            item = [key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error]
+            rows.append((item, Sent(key, parts)))
+        for items, sent in frames_of(rows):
+            self._request(connection, Nack(self.group_number, self.partition, items).frame, sent, since)
 
-    def _request(
-        self,
-        connection: Connection,
-        frame: Callable[[int], bytes],
-        settled: list[list[Part]],
-        nack: NackKey | None,
-        since: float,
-    ) -> None:
+    def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
         self._in_flight += 1
-        connection.request(frame, lambda reply: self._answered(settled, nack, since, reply))
+        connection.request(frame, lambda reply: self._answered(sent, since, reply))
 
-    def _answered(
-        self, settled: list[list[Part]], nack: NackKey | None, since: float, reply: Frame | SandqError
-    ) -> None:
+    def _answered(self, sent: list[Sent], since: float, reply: Frame | SandqError) -> None:
         self._in_flight -= 1
         try:
             if isinstance(reply, SandqError):
-                self._failed(settled, nack, since, reply)
+                self._failed(sent, since, reply)
                 return
             self._failures = 0
-            for parts, result in zip(settled, results(reply, len(settled)), strict=True):
-                self._settle(parts, NACKED if nack else ACKED, lost_ranges(result))
+            for one, result in zip(sent, results(reply, len(sent)), strict=True):
+                self._settle(one, lost_ranges(result))
         except ProtocolError as error:
-            self._give_up(settled, error)
+            self._give_up(sent, error)
             raise
         finally:
             self.tell_quiet()
 
-    def _settle(self, parts: list[Part], state: int, lost: list[tuple[bytes, int]] | None) -> None:
+    def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
         """One item was answered: `lost` as `lost_ranges` gives it."""
+        state = ACKED if sent.nack is None else NACKED
         lost_count = 0
-        for chunk, positions in parts:
+        for chunk, positions in sent.parts:
             gone = set() if lost is None else chunk.within(lost) if lost else set(positions)
             for position in positions:
                 chunk.state[position] = LOST if position in gone else state
@@ -316,16 +321,11 @@ class Desk:
             self._settled(chunk, len(positions))
             self._wake_waiters(chunk, positions)
         if lost == []:
-            self.lose(parts[0][0].lease)
+            self.lose(sent.parts[0][0].lease)
         if lost_count:
-            verb = "nacks" if state == NACKED else "acks"
-            log.warning(
-                "topic %s partition %d: %d %s came too late: the lease was lost",
-                self.topic,
-                self.partition,
-                lost_count,
-                verb,
-            )
+            what = "acks" if sent.nack is None else "nacks"
+            where = (self.topic, self.partition)
+            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, lost_count, what)
 
     def _report_lost(self, chunk: Chunk, positions: list[int]) -> int:
         """How many of these nobody awaits; those who do get their error."""
@@ -341,21 +341,21 @@ class Desk:
                 if event is not None:
                     event.set()
 
-    def _failed(self, settled: list[list[Part]], nack: NackKey | None, since: float, error: SandqError) -> None:
+    def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
         """A whole request failed: queue it again, or give it up."""
         now = anyio.current_time()
-        lease = settled[0][0][0].lease
+        lease = sent[0].parts[0][0].lease
         late = now - since > self._options.delivery_timeout_s and now > lease.expires_at
         if not error.retriable or late or self._closed is not None:
-            self._give_up(settled, error)
+            self._give_up(sent, error)
             return
-        for parts in settled:
-            for chunk, positions in parts:
-                if nack is None:
+        for one in sent:
+            for chunk, positions in one.parts:
+                if one.nack is None:
                     chunk.queued.extend(positions)
                     self._dirty[chunk] = min(since, self._dirty.get(chunk, since))
                 else:
-                    _, chunks = self._nacks.setdefault(nack, (since, {}))
+                    _, chunks = self._nacks.setdefault(one.nack, (since, {}))
                     chunks.setdefault(chunk, []).extend(positions)
         self.pause(error)
 
@@ -368,16 +368,15 @@ class Desk:
             self._cluster.refresh(self.topic)
         self.wake()
 
-    def _give_up(self, settled: list[list[Part]], error: SandqError) -> None:
+    def _give_up(self, sent: list[Sent], error: SandqError) -> None:
         count = 0
-        for parts in settled:
-            for chunk, positions in parts:
-                count += sum(1 for position in positions if position not in chunk.events)
-                for position in positions:
-                    chunk.state[position] = LOST
-                    chunk.errors[position] = error
-                self._settled(chunk, len(positions))
-                self._wake_waiters(chunk, positions)
+        for chunk, positions in (part for one in sent for part in one.parts):
+            count += sum(1 for position in positions if position not in chunk.events)
+            for position in positions:
+                chunk.state[position] = LOST
+                chunk.errors[position] = error
+            self._settled(chunk, len(positions))
+            self._wake_waiters(chunk, positions)
         if count:
             log.warning("topic %s partition %d: %d acks or nacks failed: %s", self.topic, self.partition, count, error)
 
@@ -388,7 +387,6 @@ class Desk:
         nacks, self._nacks = self._nacks, {}
         for chunk in dirty:
             positions, chunk.queued = chunk.queued, []
-            self._give_up([[(chunk, positions)]], error)
-        for _, chunks in nacks.values():
-            self._give_up([list(chunks.items())], error)
+            self._give_up([Sent(None, [(chunk, positions)])], error)
+        self._give_up([Sent(key, list(chunks.items())) for key, (_, chunks) in nacks.items()], error)
         self._extensions.give_up(error)

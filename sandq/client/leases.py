@@ -11,7 +11,7 @@ is its state. Credit goes back when a message leaves HELD, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -23,6 +23,8 @@ from sandq.protocol.replies import Deliver
 if TYPE_CHECKING:
     from sandq.client.desk import Desk
     from sandq.client.session import Session
+
+T = TypeVar("T")
 
 ABSENT: Final = 0  # not live, or pushed before
 HELD: Final = 1
@@ -265,15 +267,15 @@ def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
     return [row for chunk, positions in parts for row in chunk.ranges(positions)]
 
 
-def frames_of(rows: list[tuple[list[Any], list[Part]]]) -> list[tuple[list[list[Any]], list[list[Part]]]]:
-    """Items and their parts, cut into frames of about FRAME_RANGES ranges."""
-    frames: list[tuple[list[list[Any]], list[list[Part]]]] = []
+def frames_of(rows: list[tuple[list[Any], T]]) -> list[tuple[list[list[Any]], list[T]]]:
+    """Items, each with what goes along, cut into frames of about FRAME_RANGES ranges."""
+    frames: list[tuple[list[list[Any]], list[T]]] = []
     ranges = FRAME_RANGES
-    for item, parts in rows:
+    for item, along in rows:
         if ranges >= FRAME_RANGES:
             frames.append(([], []))
             ranges = 0
         ranges += len(item[1] or (None,))
         frames[-1][0].append(item)
-        frames[-1][1].append(parts)
+        frames[-1][1].append(along)
     return frames

@@ -89,9 +89,7 @@ class Message:
         return Settlement(self._chunk, self._position)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last
-        attempt.
-        """
+        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
         delay_ms = None if delay is None else duration_ms(delay)
         text = None if error is None else _error_text(error)
         self._chunk.lease.desk.nack(self._chunk, self._position, delay_ms, text)

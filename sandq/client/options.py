@@ -66,9 +66,7 @@ def parse_server(text: str) -> tuple[str, int]:
 
 
 def again(error: SandqError, message: str | None = None) -> SandqError:
-    """The same error once more, to be raised by itself (an exception raised twice would gather both
-    tracebacks).
-    """
+    """The same error once more, to be raised by itself (an exception raised twice would gather both tracebacks)."""
     copy = type(error)(error.message if message is None else message, **error.details)
     copy.code, copy.retriable, copy.http_status = error.code, error.retriable, error.http_status
     return copy

@@ -22,6 +22,7 @@ from sandq.client.batching import (
     Receipt,
     Receipts,
     Value,
+    failure_of,
     refuse_later,
     time_of,
 )
@@ -43,11 +44,14 @@ class Producer:
 
     Resource handling: leaving the block sends what is left and waits until all of it is stored or has
     failed; what failed and was not raised through a receipt is raised then. When the block is left by
-    cancellation, what is not confirmed yet is given up with a warning: it may or may not be stored. Error
-    handling: `send` raises at once what is wrong with the message itself. What goes wrong later is raised
-    by its receipt: retriable errors only after `delivery_timeout`, and then the message says whether the
-    outcome is unknown. Messages of one partition are stored in the order of their `send`, except that
-    those with and those without a time travel in batches apart.
+    cancellation, what is not confirmed yet is given up with a warning: it may or may not be stored.
+
+    Error handling: `send` raises at once what is wrong with the message itself. What goes wrong later is raised by
+    its receipt: retriable errors only after `delivery_timeout`, and then the message says whether the outcome is
+    unknown.
+
+    Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
+    instant and those with a delay travel in batches apart.
     """
 
     def __init__(
@@ -188,9 +192,7 @@ class Producer:
         return receipts
 
     async def flush(self) -> None:
-        """Send what is buffered and wait until all of it is stored; raises what failed and was not raised
-        yet.
-        """
+        """Send what is buffered and wait until all of it is stored; raises what failed and was not raised yet."""
         self._check_open()
         await self._drain()
         failure = self._failure()
@@ -377,22 +379,8 @@ class Producer:
 
     def _failure(self) -> SandqError | None:
         """One error for all that failed and was not raised yet."""
-        failed, self._failed = [batch for batch in self._failed if batch.raised < len(batch)], []
-        if not failed:
-            return None
-        first = failed[0].error
-        assert first is not None
-        messages = sum(len(batch) - batch.raised for batch in failed)
-        unknown = sum(len(batch) - batch.raised for batch in failed if batch.unknown)
-        text = first.message
-        if messages > 1:
-            maybe = f" (the outcome of {unknown} is unknown)" if unknown else ""
-            text = f"{messages} messages to topic {self.topic!r} were not produced{maybe}; the first: {text}"
-        failure = again(first, text)
-        for other in {str(batch.error): batch.error for batch in failed[1:]}.values():
-            if other is not None and str(other) != str(first):
-                failure.add_note(f"{other.code}: {other.message}")
-        return failure
+        failed, self._failed = self._failed, []
+        return failure_of(self.topic, failed)
 
 
 def _given_up(batch: Batch) -> SandqError:

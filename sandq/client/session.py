@@ -4,8 +4,7 @@
     held        messages from this node that are neither settled nor lost
     target      this node's share of the subscription's credit: credit + held is kept at it
 
-The lease of a message that was settled, lost or left frees its place; the credit goes back with the next
-send, behind the ack that freed it.
+A message that is acked, nacked or lost frees its place; the credit for it leaves with the next send, after the acks.
 """
 
 from __future__ import annotations

@@ -30,9 +30,7 @@ from sandq.protocol.requests import EARLIEST, LATEST
 log = logging.getLogger("sandq.client")
 
 YIELD_S: Final = 0.001
-"""The iterator lets other tasks run at least this often, so that queued acks leave while the caller
-computes.
-"""
+"""The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
 _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
 
@@ -43,9 +41,10 @@ class Subscription:
 
     Resource handling: entering waits until the nodes that lead partitions have accepted the subscription.
     Leaving waits (5 s at most; 1 s when cancelled) until queued acks are confirmed, then gives back
-    whatever was not settled: it is delivered to others at once, and its attempt is not counted. Error
-    handling: connections that break are made again for ever, held messages stay held; the iterator raises
-    only what cannot get better (the topic was deleted), and ClosedError after the block was left.
+    whatever was not settled: it is delivered to others at once, and its attempt is not counted.
+
+    Error handling: connections that break are made again for ever, held messages stay held; the iterator raises only
+    what cannot get better (the topic was deleted), and ClosedError after the block was left.
     """
 
     def __init__(
@@ -118,9 +117,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; several tasks may iterate over one subscription, each message goes to one of
-        them.
-        """
+        """The next message; several tasks may iterate over one subscription, each message goes to one of them."""
         while True:
             if self._error is not None:
                 raise again(self._error)

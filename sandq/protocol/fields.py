@@ -88,9 +88,7 @@ def kind_name(value: object) -> str:
 
 
 def check_row(shape: Shape, number: int, row: object, item: int, kinds: Sequence[type], words: str) -> None:
-    """Raise unless `row` (item `item`, from 1, of field `number`) is an array of these types, no int
-    negative.
-    """
+    """Raise unless `row` (item `item`, from 1, of field `number`) is an array of these types, no int negative."""
     if type(row) is not list or [*map(type, row)] != kinds:
         raise shape.wrong(number, f"item {item}: expected {words}")
     for value in row:

@@ -179,9 +179,7 @@ def _undecodable(length: int, error: Exception) -> ProtocolError:
 
 
 def _check_control_bytes(body: memoryview) -> None:
-    """Refuse a large frame that would become far more memory than it has bytes (see the module's
-    docstring).
-    """
+    """Refuse a large frame that would become far more memory than it has bytes (see the module's docstring)."""
     try:
         skimmer = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
         skimmer.feed(body)

@@ -88,9 +88,7 @@ class Partition(NamedTuple):
 
 
 class TopicRecord(NamedTuple):
-    """A topic as metadata tells of it. `number` is never reused, so it tells a topic from its re-created
-    namesake.
-    """
+    """A topic as metadata tells of it. `number` is never reused, so it tells a topic from its re-created namesake."""
 
     name: str
     number: int
@@ -263,9 +261,7 @@ def results(frame: Frame, count: int) -> list[Any]:
 
 
 def lost_ranges(result: object) -> list[tuple[bytes, int]] | None:
-    """One result of an ACK or NACK: None when it was done, else the `(base, count)` ranges lost, [] for
-    the lease.
-    """
+    """One result of an ACK or NACK: None when it was done, else the `(base, count)` ranges lost, [] for the lease."""
     if result is None:
         return None
     if type(result) is not list:

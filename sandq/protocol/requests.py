@@ -46,9 +46,7 @@ _HELLO = Shape("HELLO", Field("version", int, maximum=U32_MAX), Field("client_na
 
 
 class Hello(NamedTuple):
-    """The first frame of a connection. `options` is for later: none is defined, and unknown ones are
-    ignored.
-    """
+    """The first frame of a connection. `options` is for later: none is defined, and unknown ones are ignored."""
 
     version: int
     client_name: str
@@ -135,9 +133,7 @@ _SUBSCRIBE = Shape(
 
 
 class Subscribe(NamedTuple):
-    """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's
-    id.
-    """
+    """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id."""
 
     subscription_id: int
     topic: str

@@ -158,8 +158,8 @@ def find_damaged_table(directory: Path) -> Corruption | None:
             path = directory / name
             try:
                 problem = _check_table(path.read_bytes())
-            except FileNotFoundError:
-                continue  # a compaction removed it meanwhile
+            except OSError:
+                continue  # a compaction removed it meanwhile, or the disk fails: no damage that was stored
             if problem is not None:
                 return _damaged(path, problem[1], problem[0])
     return None

@@ -191,7 +191,10 @@ class LevelStores:
         return found or Corruption(f"the stores in {self.path} are damaged: {_text(error)}", file=str(self.path))
 
     def _read_error(self, error: plyvel.Error) -> SandqError:
-        return self._corrupt(error) if isinstance(error, plyvel.CorruptionError) else self._failed("read", error)
+        if isinstance(error, plyvel.CorruptionError):
+            return self._corrupt(error)
+        # A damaged table footer sends LevelDB beyond the end of the file: "Invalid argument".
+        return level_check.find_damaged_table(self.path) or self._failed("read", error)
 
     def _write_error(self, operation: str, error: Exception) -> SandqError:
         failure: SandqError

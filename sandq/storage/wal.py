@@ -1,6 +1,6 @@
 """The write-ahead log of a node, for all its groups. Grammar: wal_format.py. Recovery: wal_recovery.py.
 
-One thread owns a `Wal` (`prepare` alone may be called from another one). Invariants:
+One thread owns a `Wal`; `prepare`, `pinned_by` and the counts of bytes may be asked from others. Invariants:
 
 - a pass is one write and one sync; `commit` returns after the sync, and a second pass is begun only then;
 - after any failure the log is poisoned: nothing is written any more, every commit raises `StorageFailed`. A
@@ -187,7 +187,7 @@ class Wal:
         The caller makes such a tail short again by committing it as COPY records.
         """
         pinned: dict[int, int] = {}
-        for group, tracker in self._groups.items():
+        for group, tracker in list(self._groups.items()):
             segment = tracker.oldest_segment(tracker.base)
             if segment is not None and segment < self._number:
                 pinned[group] = self._number - segment
@@ -204,7 +204,7 @@ class Wal:
     @property
     def bytes_on_disk(self) -> int:
         """Size of all segments."""
-        return sum(self._sizes.values())
+        return sum(list(self._sizes.values()))
 
     def bytes_since(self, mark: int) -> int:
         """Bytes written since `mark` was what `self.mark` is now."""
