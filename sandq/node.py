@@ -111,7 +111,7 @@ async def _running(
                 nursery.start_soon(timers.run)
                 async with _serving(config, own, broker, limits) as (host, port):
                     yield Serving(host, port, data_dir, broker)
-                await _checkpoint(runner, engine)
+                await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
                 nursery.cancel_scope.cancel()
         finally:
@@ -155,11 +155,13 @@ async def _serving(
         serving.cancel_scope.cancel()
 
 
-async def _checkpoint(runner: Runner, engine: Engine) -> None:
-    """So that the next start has nothing to replay."""
+async def _checkpoint(runner: Runner, engine: Engine, grace_s: float) -> None:
+    """So that the next start has nothing to replay; without it, it replays."""
     if engine.failed is None:
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + grace_s) as scope:
             await runner.checkpoint()
+        if scope.cancelled_caught:
+            log.warning("no checkpoint within the shutdown grace: the next start replays the log", grace_s=grace_s)
 
 
 def _clock_alarm(drift_ms: int) -> None:
