@@ -27,7 +27,7 @@ async def _ready(wait: Callable[[Any], Awaitable[None]], descriptor: int) -> boo
     """Wait for a descriptor; False when there is no waiting for its kind."""
     try:
         await wait(descriptor)
-    except (OSError, NotImplementedError):
+    except OSError:
         return False
     return True
 

@@ -248,12 +248,11 @@ class GroupBook:
         self, group: Group, due_ms: int, attempt: int, error: str | None, ranges: list[Range], view: View
     ) -> None:
         # Leased ahead of its time and given back before it: not before its time even so.
-        early = [r for r in ranges if offsets.deliver_ms(r.base) > due_ms]
-        if early:
-            self._queue(group, offsets.deliver_ms(max(early).base), attempt, error, early, view)
-            ranges = [r for r in ranges if offsets.deliver_ms(r.base) <= due_ms]
-        if ranges:
-            self._queue(group, min(due_ms, offsets.U48_MAX), attempt, error, ranges, view)
+        by_due: dict[int, list[Range]] = {}
+        for waiting in ranges:
+            by_due.setdefault(max(due_ms, offsets.deliver_ms(waiting.base)), []).append(waiting)
+        for at_ms, together in by_due.items():
+            self._queue(group, min(at_ms, offsets.U48_MAX), attempt, error, together, view)
 
     def _queue(
         self, group: Group, due_ms: int, attempt: int, error: str | None, ranges: list[Range], view: View

@@ -53,19 +53,40 @@ class Lease:
         return ((1 << self.total) - 1) & ~(self.acked | self.left)
 
     def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
-        """The mask that `what` names, and those of its parts that lie outside this lease."""
+        """The mask that `what` names, and those of its parts that lie outside this lease.
+
+        A part is a run of places; it may cross ranges whose places follow one another.
+        """
         if what is None:
             return (1 << self.total) - 1, []
         mask, foreign = 0, []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
-            at = bisect_right(self.ranges, (base, 1 << 32)) - 1
-            behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
-            if behind is None or behind + bits.bit_length() > self.ranges[at].length:
-                foreign.append([base, bits.bit_length()])
-            else:
-                mask |= bits << (self.starts[at] + behind)
+            found, outside = self._find(base, bits)
+            mask |= found
+            if outside:
+                first = (outside & -outside).bit_length() - 1
+                foreign.append([offsets.shift(base, first), outside.bit_length() - first])
         return mask, foreign
+
+    def _find(self, base: bytes, bits: int) -> tuple[int, int]:
+        """The mask of places `base` + i for every bit i of `bits`, and the bits that are not of this lease."""
+        mask = 0
+        for at in range(max(bisect_right(self.ranges, (base, 1 << 32)) - 1, 0), len(self.ranges)):
+            first, length = self.ranges[at]
+            ahead = offsets.distance(base, first)
+            if ahead is None or ahead >= bits.bit_length():
+                if first > base:
+                    break
+                continue
+            held = (1 << length) - 1
+            # Bit i of `bits` is bit i - ahead of the range.
+            here = (bits >> ahead if ahead >= 0 else bits << -ahead) & held
+            mask |= here << self.starts[at]
+            bits &= ~(here << ahead if ahead >= 0 else here >> -ahead)
+            if not bits:
+                break
+        return mask, bits
 
     def select(self, mask: int) -> list[Range]:
         """The messages of `mask` as ranges."""

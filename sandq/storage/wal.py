@@ -44,6 +44,8 @@ class Wal:
         self._segment_bytes = segment_bytes
         self._sizes = found.sizes
         self._groups = found.trackers
+        self._unclaimed = set(found.trackers)
+        """Recovered groups of which no `release` has been told yet."""
         self._file = found.file
         self._number = max(found.sizes, default=0)
         self._end = found.end
@@ -159,8 +161,9 @@ class Wal:
     def release(self, needed: Mapping[int, int]) -> int:
         """Remove the oldest segments that no group needs; bytes freed.
 
-        `needed`: group -> lowest index still needed. A group that is not in it needs nothing. What a group's
-        BASE says to be kept is kept even when `needed` is higher.
+        `needed`: group -> lowest index still needed. A group that is not in it needs nothing, except that a
+        recovered one keeps all it has until it was in it once (or is forgotten): at a start, groups are opened
+        one by one. What a group's BASE says to be kept is kept even when `needed` is higher.
         """
         self._check()
         freed = 0
@@ -173,7 +176,9 @@ class Wal:
 
     def _oldest_needed(self, needed: Mapping[int, int]) -> int:
         oldest = self._number
-        for group, index in needed.items():
+        self._unclaimed.difference_update(needed)
+        unclaimed = {group: self._groups[group].base for group in self._unclaimed if group in self._groups}
+        for group, index in [*needed.items(), *unclaimed.items()]:
             tracker = self._groups.get(group)
             if tracker is not None:
                 segment = tracker.oldest_segment(min(index, tracker.base))

@@ -101,8 +101,7 @@ class FakeConnection:
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         except SandqError as error:
-            self.send(encode_error(0, error))
-            await anyio.sleep(0.01)
+            await self.stream.send(encode_error(0, error))
 
     async def _write(self) -> None:
         try:

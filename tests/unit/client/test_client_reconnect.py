@@ -108,7 +108,6 @@ def test_messages_sent_while_away_are_stored_later(with_client: Any) -> None:
             async with client.producer("t") as producer:
                 await server.stop()
                 receipts = await producer.send_many([b"a", b"b"])
-                await anyio.sleep(0.02)
                 await server.start(tasks)
                 assert len(await receipts) == 2
             await server.stop()

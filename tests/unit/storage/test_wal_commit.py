@@ -233,6 +233,19 @@ def test_a_group_that_is_not_named_needs_nothing() -> None:
         opened(files.kill(), 7, 8)
 
 
+def test_a_recovered_group_keeps_all_it_has_until_somebody_asks_for_it() -> None:
+    """At a start groups are opened one by one, and a checkpoint may come in between."""
+    files = MemoryFiles()
+    log(files, *([entry(index)] for index in range(1, 81)), [entry(1, group=8)], [entry(1, group=9)])
+    wal, _ = opened(files.kill())
+    assert wal.release({8: 1}) == 0
+    assert wal.release({7: 1, 8: 1}) == 0
+    assert wal.release({8: 1}) > 0, "group 9 lies in the last segment, and 7 is let go"
+    wal, _ = opened(files.kill())
+    wal.forget(7)
+    assert wal.release({}) > 0
+
+
 def test_a_copied_tail_lets_old_segments_go() -> None:
     files = MemoryFiles()
     wal = log(files, entries(1, 3), *([entry(index, group=8)] for index in range(1, 81)))
