@@ -1,15 +1,15 @@
 """Settings of a topic, as a user writes them, and the record of them that the cluster keeps.
 
-    lease            duration   30s   1s to 12h                       how long a consumer may hold a message
-    max_attempts     number     10    1 to 1000, or none              then the message is dead
-    backoff
-      kind           text       exponential, fixed, linear, none      how long a message waits after attempt
-      n: first          duration   1s    0s to 7d                        first * factor ** (n - 1), first,
-      first * n, 0 factor         number     2     1 to 100, of exponential
-      cap            duration   10m   0s to 7d                        never longer than this, before the
-      jitter jitter_percent number     20    0 to 100                        spread evenly around it, this
-      much each way
-    delete_on_ack    yes, no    yes                                   a batch goes once every group acked it
+    lease              duration  30s  1s to 12h                   how long a consumer may hold a message
+    max_attempts       number    10   1 to 1000, or none          then the message is dead
+    backoff                                                       how long a message waits after attempt n:
+      kind             text           exponential (the default),  first * factor ** (n - 1),
+                                      fixed, linear, none         first, first * n, 0
+      first            duration  1s   0s to 7d
+      factor           number    2    1 to 100                    of exponential
+      cap              duration  10m  0s to 7d                    never longer than this, before the jitter
+      jitter_percent   number    20   0 to 100                    spread evenly around it, so much each way
+    delete_on_ack      yes, no   yes                              a batch goes once every group acked it
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """

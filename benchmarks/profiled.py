@@ -1,0 +1,42 @@
+"""A node under cProfile, a profile for each thread: `python -m benchmarks --profile DIR`.
+
+Look at them with `python -m pstats DIR/NAME.MainThread`. Profiling makes the node two to three times slower, calls of
+small functions most of all.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import sys
+import threading
+
+from demo.node import end_with_parent
+from sandq.cli import main
+
+_run = threading.Thread.run
+
+
+def _profiled_run(thread: threading.Thread) -> None:
+    if not thread.name.startswith("sandq"):
+        _run(thread)
+        return
+    profile = cProfile.Profile()
+    try:
+        profile.runcall(_run, thread)
+    finally:
+        _store(profile, thread.name)
+
+
+def _store(profile: cProfile.Profile, thread: str) -> None:
+    profile.dump_stats(f"{os.environ['BENCHMARKS_PROFILE']}.{thread}")
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv.pop(1)))
+    threading.Thread.run = _profiled_run  # type: ignore[method-assign]
+    profile = cProfile.Profile()
+    try:
+        profile.runcall(main)
+    finally:
+        _store(profile, "MainThread")
