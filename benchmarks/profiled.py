@@ -34,7 +34,7 @@ def _store(profile: cProfile.Profile, thread: str) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv.pop(1)))
-    threading.Thread.run = _profiled_run  # type: ignore[method-assign]
+    threading.Thread.run = _profiled_run  # type: ignore[assignment, method-assign]
     profile = cProfile.Profile()
     try:
         profile.runcall(main)

@@ -124,9 +124,7 @@ def _turn(selector: selectors.BaseSelector, flow: Flow, answer_s: list[float]) -
         if flow.window == 1 and flow.answered == flow.sent:
             answer_s.append(time.perf_counter() - flow.sent_at)
     flow.send_next()
-    selector.modify(
-        flow.wire.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if flow.out else 0), flow
-    )
+    selector.modify(flow.wire.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if flow.out else 0), flow)
     return flow.answered == len(flow.frames) and _unregister(selector, flow)
 
 

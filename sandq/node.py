@@ -1,6 +1,6 @@
 """One node: what it is made of, and in which order it starts and stops (floor F6).
 
-Start: lock the data directory - identity - stores - WAL - threads and passes - metadata - partitions - listeners.
+Start: lock the data directory - identity - stores - WAL - threads and passes - metadata - partitions - serve.
 Stop: listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
 """
 
@@ -53,7 +53,7 @@ async def run_node(
     config: NodeConfig,
     *,
     files: Files | None = None,
-    stores: Callable[[Path], Stores] = LevelStores,
+    stores: Callable[..., Stores] = LevelStores,
     clock: GuardedClock | None = None,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
@@ -77,11 +77,14 @@ async def _running(
     config: NodeConfig,
     data_dir: Path,
     files: Files,
-    stores_at: Callable[[Path], Stores],
+    stores_at: Callable[..., Stores],
     clock: GuardedClock | None,
 ) -> AsyncIterator[Serving]:
-    own = identity.open_identity(files, config.node.id)
-    own = identity.join_cluster(files, own, own.cluster_uuid or identity.new_uuid())
+    first_start = not files.exists(identity.NAME)
+    if first_start:
+        own = identity.Identity(config.node.id, identity.new_uuid(), identity.new_uuid())
+    else:
+        own = identity.open_identity(files, config.node.id)
     clock = clock or GuardedClock(
         max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm, on_alarm=_clock_alarm
     )
@@ -90,7 +93,8 @@ async def _running(
         checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
     )
     limits = config.limits
-    stores = stores_at(data_dir / "stores.level")
+    # Later a file that is missing is a file that was lost, and not to be made anew.
+    stores = stores_at(data_dir / "stores.level", create=first_start)
     try:
         engine = Engine(
             files,
@@ -100,6 +104,7 @@ async def _running(
             publish=runner.publish,
             limits=limits,
             segment_bytes=config.storage.segment_bytes,
+            create=first_start,
         )
         runner.start(engine)
         timers = Timers(clock)
@@ -109,7 +114,7 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, own, broker, limits) as (host, port):
+                async with _serving(config, own, broker, limits, files) as (host, port):
                     yield Serving(host, port, data_dir, broker)
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
@@ -127,12 +132,15 @@ async def _running(
 
 @contextlib.asynccontextmanager
 async def _serving(
-    config: NodeConfig, own: identity.Identity, broker: Broker, limits: Limits
+    config: NodeConfig, own: identity.Identity, broker: Broker, limits: Limits, files: Files
 ) -> AsyncIterator[tuple[str, int]]:
     listeners = await listen(config.listen.client.host, config.listen.client.port, "client")
     host, port = listeners[0].socket.getsockname()[:2]
     advertised = config.node.advertise_host or host
     await broker.start(own.store_uuid, {"client": f"{advertised}:{port}"})
+    if not files.exists(identity.NAME):
+        # Last of a first start, and before anything is promised to anybody.
+        identity.save(files, own)
     info = ServerInfo(
         sandq.__version__,
         own.node,

@@ -133,6 +133,7 @@ class Broker:
     async def _remove(self, groups: list[int]) -> None:
         if groups:
             await self._runner.on_maintenance(partial(self.engine.uninstall, groups))
+            await self._runner.on_wal(partial(self.engine.forget, groups))
             await self.sweep()
 
     # -- topics ---------------------------------------------------------------------------------------------------

@@ -30,7 +30,9 @@ from .replica import MetadataReplica, PartitionReplica, Replica
 
 METADATA_GROUP = 0
 PINNED_SEGMENTS = 1
-"""A tail that keeps more full segments than this is appended again."""
+"""A tail that keeps more full segments than this is appended again ..."""
+COPY_BYTES = 1 << 20
+"""... unless it is larger than this."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -49,14 +51,18 @@ class Engine:
         publish: Callable[[Published], None],
         limits: Limits,
         segment_bytes: int = SEGMENT_BYTES,
+        create: bool = True,
     ) -> None:
-        """Recovers the WAL. Raises Corruption, StorageFailed."""
+        """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
         self.stores = stores
         self.limits = limits
         self.node_id = node_id
-        self.pointers = Pointers.open(files)
+        self.pointers = Pointers.open(files, create=create)
         self.wal, self._recovered = Wal.open(
-            files, segment_bytes=segment_bytes, known_groups=lambda group: self.pointers.get(group) is not None
+            files,
+            segment_bytes=segment_bytes,
+            known_groups=lambda group: self.pointers.get(group) is not None,
+            create=create,
         )
         self.passes = Passes()
         self.backlog = Backlog(limits.apply_backlog_bytes)
@@ -148,6 +154,11 @@ class Engine:
         """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks."""
         self.pointers.update(drop=groups)
 
+    def forget(self, groups: Sequence[int]) -> None:
+        """Let the log state these groups no more. For the thread that commits."""
+        for group in groups:
+            self.wal.forget(group)
+
     def sweep(self) -> tuple[bytes, bytes] | None:
         """Delete rows of stores that no pointer names, a bounded number (apply thread, which alone writes rows).
 
@@ -225,8 +236,12 @@ class Engine:
         return [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
 
     def copy_tails(self, groups: Sequence[int]) -> bool:
-        """Append the tails of these groups again. True when there was something: run a pass, then `release`."""
-        pinning = [number for number in groups if number in self.hosts]
-        for number in pinning:
-            self.hosts[number].group.journal.copy_tail()
-        return bool(pinning)
+        """Append the short tails of these groups again. True when there was something: run a pass, then `release`.
+
+        A long tail is of a group under load: the next checkpoint cuts it.
+        """
+        journals = [self.hosts[number].group.journal for number in groups if number in self.hosts]
+        short = [journal for journal in journals if journal.size_bytes <= COPY_BYTES]
+        for journal in short:
+            journal.copy_tail()
+        return bool(short)

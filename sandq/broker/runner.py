@@ -79,7 +79,7 @@ class Runner:
         self._submit(ready)
         if records:
             try:
-                await self._on_wal(lambda: engine.commit(records))
+                await self.on_wal(lambda: engine.commit(records))
             except StorageFailed as error:
                 log.error("the log cannot be written: this node stops taking messages", error=error.message)
                 engine.fail(error)
@@ -111,7 +111,7 @@ class Runner:
             engine.truncate(applied)
             for _ in range(2):
                 await self._pass_now()
-                pinning = await self._on_wal(engine.release)
+                pinning = await self.on_wal(engine.release)
                 if not engine.copy_tails(pinning):
                     break
             await self.on_maintenance(engine.wal.prepare)
@@ -166,7 +166,7 @@ class Runner:
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)
 
-    async def _on_wal(self, call: Callable[[], T]) -> T:
+    async def on_wal(self, call: Callable[[], T]) -> T:
         return await self._on(self._wal, call)
 
     async def _on(self, worker: Worker[Callable[[], None]], call: Callable[[], T]) -> T:

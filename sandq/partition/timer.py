@@ -157,8 +157,9 @@ class TimerPartition:
             try:
                 match command:
                     case c.Append():
-                        results.append(self._append(index, place, command, view))
-                        place += peek(command.batch).count
+                        stored = self._append(index, place, command, view)
+                        results.append(stored)
+                        place += stored[1] if isinstance(stored, tuple) else len(stored) // offsets.OFFSET_BYTES
                     case c.Lease():
                         leases = self._lease(index, grants, command, view)
                         grants += len(leases)

@@ -57,6 +57,11 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     def last_index(self) -> int:
         return self[-1][1]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the commands kept."""
+        return sum([len(command) for command, _, _ in self])
+
     def term_at(self, index: int) -> int | None:
         at = index - self.first_index
         return self[at][2] if 0 <= at < len(self) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,3 +171,20 @@ async def test_a_directory_of_another_node(tmp_path: Path) -> None:
         async with run_node(small_config(tmp_path, NODE__ID="node2")):
             pass
     assert "'node1'" in messages[0] and "'node2'" in messages[0]
+
+
+@pytest.mark.parametrize("vanished", ["stores", "wal", "stores.level"])
+async def test_what_has_vanished_is_not_made_anew(tmp_path: Path, dial: Dial, vanished: str) -> None:
+    async with run_node(small_config(tmp_path)) as node:
+        await fill(await dial(node), 5)
+    path = tmp_path / "data" / vanished
+    path.rename(tmp_path / "elsewhere")
+    with refuses_to_start(Corruption) as messages:
+        async with run_node(small_config(tmp_path)):
+            pass
+    assert vanished in messages[0]
+    if path.is_dir():
+        shutil.rmtree(path)
+    (tmp_path / "elsewhere").rename(path)
+    async with run_node(small_config(tmp_path)) as node:
+        await expect_all(await dial(node), 5)
