@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2 -rs $(SUITES)
 
 test-long: $(STAMP)
-	$(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)
+	TEST_RANDOM=1 $(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
