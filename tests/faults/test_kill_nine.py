@@ -87,7 +87,7 @@ async def ack(message: sandq.Message, record: Record) -> None:
         record.done.set()
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_nothing_acknowledged_is_lost_over_twenty_kills(seed: int, make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(SANDQ_STORAGE__SEGMENT_BYTES="262144", SANDQ_STORAGE__CHECKPOINT_BYTES="400000")
     node.start()
