@@ -5,8 +5,8 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 
 # Suites come as the project grows: those that are there are run.
-SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/e2e)
-PACKAGES := $(wildcard sandq sandctl demo)
+SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/e2e tests/regressions)
+PACKAGES := $(wildcard sandq sandctl demo benchmarks)
 
 .PHONY: setup demo test test-long check bench clean
 

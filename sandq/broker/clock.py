@@ -45,8 +45,10 @@ class GuardedClock:
         self._max_drift_s = max_drift_ms / 1000
         self._slew = slew_ppm / 1_000_000
         self._on_alarm = on_alarm
+        # The wall clock is read first, here and below: if we are held up in between, the error is on the late side.
+        wall_s = wall()
         self._last = monotonic()
-        self._offset = wall() - self._last
+        self._offset = wall_s - self._last
         self._alarm = False
 
     @property
@@ -56,8 +58,9 @@ class GuardedClock:
 
     def now_s(self) -> float:
         """Epoch seconds. Never goes back, except by `accept`."""
+        wall_s = self._wall()
         now = self._monotonic()
-        drift = self._wall() - (now + self._offset)
+        drift = wall_s - (now + self._offset)
         if abs(drift) <= self._max_drift_s:
             self._alarm = False
             most = (now - self._last) * self._slew
@@ -77,13 +80,14 @@ class GuardedClock:
         return max(0.0, at_ms / 1000 - self.now_s())
 
     def status(self) -> ClockStatus:
-        guarded = self.now_s()
         wall = self._wall()
+        guarded = self.now_s()
         return ClockStatus(int(guarded * 1000), int(wall * 1000), round((wall - guarded) * 1000), self._alarm)
 
     def accept(self) -> ClockStatus:
         """The operator says that the wall clock is right: follow it at once."""
+        wall_s = self._wall()
         self._last = self._monotonic()
-        self._offset = self._wall() - self._last
+        self._offset = wall_s - self._last
         self._alarm = False
         return self.status()

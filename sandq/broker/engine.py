@@ -203,14 +203,15 @@ class Engine:
         for number, status in published.statuses.items():
             if number in self.hosts:
                 self.hosts[number].status = status
+        # Before the results: whoever gets one may ask what is next, and must not be told what was next before it.
+        for number in published.statuses:
+            if number in self.hosts:
+                self.hosts[number].on_status()
         for number, index, results in published.results:
             if number in self.hosts:
                 self.hosts[number].applied(index, results)
         for answered, value in published.answers:
             answered(value)
-        for number in published.statuses:
-            if number in self.hosts:
-                self.hosts[number].on_status()
 
     # -- a checkpoint ---------------------------------------------------------------------------------------------
 

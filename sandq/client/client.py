@@ -159,7 +159,9 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
     async with anyio.create_task_group() as outer:
         background = _Background()
         try:
-            tasks = await outer.start(background.run)
+            # Shielded like what it starts: a start that is cancelled would wait for a task that nobody can end.
+            with anyio.CancelScope(shield=True):
+                tasks = await outer.start(background.run)
             await cluster.start(tasks)
             client = Client(cluster, tasks, name)
             try:

@@ -166,7 +166,7 @@ class StorageSection(schema.Section):
     """The write-ahead log and its checkpoints."""
 
     segment_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 64 * _MIB
-    checkpoint_bytes: Annotated[int, schema.size(64 * _KIB, 16 * _GIB)] = 64 * _MIB
+    checkpoint_bytes: Annotated[int, schema.size(64 * _KIB, 16 * _GIB)] = 32 * _MIB
     checkpoint_interval_ms: Annotated[int, schema.duration(1000, _DAY_MS)] = Field(
         default=60_000, alias="checkpoint_interval"
     )

@@ -1,0 +1,34 @@
+"""The benchmarks run; how fast things are is not asked here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_quick_run(tmp_path: Path) -> None:
+    names = ["produce_1000", "produce_scheduled", "consume", "consume_each", "lateness_idle"]
+    only = [part for name in names for part in ("--only", name)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "-o", "json", "--dir", str(tmp_path), *only],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [result["name"] for result in found["results"]] == names
+    for result in found["results"]:
+        assert result["messages"] > 0
+        assert result["value"] > 0
+        assert result["ratio"] > 0
+    assert found["results"][-1]["details"]["early"] == 0
+    assert list(tmp_path.iterdir()) == []  # data directories are gone
