@@ -22,7 +22,6 @@ from sandq.broker.runner import Runner
 from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.errors import StartupError
-from sandq.model.limits import Limits
 from sandq.server.connection import Connection
 from sandq.server.info import ServerInfo
 from sandq.server.session import ClientSession
@@ -114,7 +113,7 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, own, broker, limits, files) as (host, port):
+                async with _serving(config, own, broker, files, nursery) as (host, port):
                     yield Serving(host, port, data_dir, broker)
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
@@ -132,12 +131,13 @@ async def _running(
 
 @contextlib.asynccontextmanager
 async def _serving(
-    config: NodeConfig, own: identity.Identity, broker: Broker, limits: Limits, files: Files
+    config: NodeConfig, own: identity.Identity, broker: Broker, files: Files, nursery: trio.Nursery
 ) -> AsyncIterator[tuple[str, int]]:
+    limits = broker.limits
     listeners = await listen(config.listen.client.host, config.listen.client.port, "client")
     host, port = listeners[0].socket.getsockname()[:2]
     advertised = config.node.advertise_host or host
-    await broker.start(own.store_uuid, {"client": f"{advertised}:{port}"})
+    await broker.start(nursery, own.store_uuid, {"client": f"{advertised}:{port}"})
     if not files.exists(identity.NAME):
         # Last of a first start, and before anything is promised to anybody.
         identity.save(files, own)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -18,6 +19,7 @@ from sandq.model.errors import (
     InvalidRequest,
     LeaseLost,
     SandqError,
+    StorageFailed,
     TopicExists,
     Unavailable,
     UnknownPartition,
@@ -31,13 +33,14 @@ from sandq.partition import commands as c
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery, Subscription
 from .engine import Engine
-from .host import Done, GroupHost
+from .host import Done, GroupHost, call_all
 from .publisher import check_batch
 from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
 from .timers import Timers
 
 log = structlog.get_logger("sandq.broker")
+T = TypeVar("T")
 
 READY_POLL_S = 0.002
 LEASE_MS_RANGE = (1_000, 43_200_000)
@@ -75,6 +78,7 @@ class Broker:
         self._timers = timers
         self._config = config
         self._metadata: GroupHost
+        self._nursery: trio.Nursery
         self._topics: dict[str, OpenTopic] = {}
         self._by_group: dict[int, PartitionDelivery] = {}
         self._admin = trio.Lock()
@@ -82,8 +86,10 @@ class Broker:
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    async def start(self, store_uuid: str, addresses: Mapping[str, str]) -> None:
-        """Run the metadata group, register this node, and open what metadata places here."""
+    async def start(self, nursery: trio.Nursery, store_uuid: str, addresses: Mapping[str, str]) -> None:
+        """Run the metadata group, register this node, and open what metadata places here. `nursery` outlives every
+        connection."""
+        self._nursery = nursery
         self._metadata = self.engine.open_metadata()
         await self._until_ready([self._metadata])
         node = self.metadata.nodes.get(self._config.node.id)
@@ -97,11 +103,12 @@ class Broker:
 
     async def sweep(self) -> None:
         """Reclaim the space of deleted stores, in bounded steps."""
-        swept: set[tuple[bytes, bytes]] = set()
-        while (deleted := await self._runner.ask(self.engine.sweep)) is not None:
-            swept.add(deleted)
-        for start, stop in swept:
-            await self._runner.on_maintenance(partial(self.engine.stores.compact, start, stop))
+        start: bytes | None = self.engine.SWEEP_START
+        with suppress(StorageFailed):
+            while start is not None:
+                start, range_done = await self._runner.ask(partial(self.engine.sweep, start))
+                if range_done is not None:
+                    await self._runner.on_maintenance(partial(self.engine.stores.compact, *range_done))
 
     async def _until_ready(self, hosts: list[GroupHost]) -> None:
         while not all(host.ready for host in hosts):
@@ -134,7 +141,7 @@ class Broker:
         if groups:
             await self._runner.on_maintenance(partial(self.engine.uninstall, groups))
             await self._runner.on_wal(partial(self.engine.forget, groups))
-            await self.sweep()
+            self._nursery.start_soon(self.sweep)
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
@@ -172,17 +179,22 @@ class Broker:
                 f"{replicas} replicas, and {len(nodes)} nodes are registered: a node holds one at most"
             )
         record = parse_settings(settings).record()
-        async with self._admin:
+
+        async def create() -> Topic:
             if name in self.metadata.topics:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
             placement = [nodes[:replicas]] * partitions
             topic: Topic = await self._metadata.call(m.CreateTopic(name, kind, placement, record))
             await self._open(topic)
-        log.info("topic created", topic=name, partitions=partitions)
-        return topic
+            log.info("topic created", topic=name, partitions=partitions)
+            return topic
+
+        return await self._whole(create)
 
     async def delete_topic(self, name: str) -> None:
-        async with self._admin:
+        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic, StorageFailed."""
+
+        async def delete() -> None:
             await self._metadata.call(m.DeleteTopic(name))
             opened = self._topics.pop(name, None)
             gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
@@ -195,7 +207,28 @@ class Broker:
             # The apply thread may still hold entries of these groups; their rows go only after it is through.
             await self._runner.ask(lambda: None)
             await self._remove(groups)
-        log.info("topic deleted", topic=name)
+            log.info("topic deleted", topic=name)
+
+        await self._whole(delete)
+
+    async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change of topics from its start to its end, one at a time, whatever becomes of who asked for it."""
+        answer: list[T | SandqError] = []
+        finished = trio.Event()
+
+        async def run() -> None:
+            try:
+                async with self._admin:
+                    answer.append(await change())
+            except SandqError as error:
+                answer.append(error)
+            finished.set()
+
+        self._nursery.start_soon(run)
+        await finished.wait()
+        if isinstance(answer[0], SandqError):
+            raise answer[0]
+        return answer[0]
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -238,17 +271,16 @@ class Broker:
         subscription = Subscription(
             asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested, ended
         )
-        for partition, delivery in topic.partitions.items():
-            await delivery.host.call(c.OpenGroup(asked.group, asked.start))
-            replica = delivery.host.replica
-            assert isinstance(replica, PartitionReplica)
-            number = delivery.host.number
-            known = {token for group, part, token in asked.held if (group, part) == (number, partition)}
-            held = await self._runner.ask(partial(replica.held_by, asked.group, asked.consumer, known))
-            for lost_push in held:
-                subscription.credit -= lost_push.count
-                delivery.push(subscription, lost_push)
-        for delivery in topic.partitions.values():
+        deliveries = list(topic.partitions.values())
+        opening = [d.host for d in deliveries if all(group.name != asked.group for group in d.host.status.groups)]
+        await call_all([(host, c.OpenGroup(asked.group, asked.start)) for host in opening])
+        lost_pushes = await self._runner.ask(partial(_held_by, deliveries, asked, self.limits))
+        if any(delivery.closed for delivery in deliveries):
+            raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
+        for delivery, lost_push in lost_pushes:
+            subscription.credit -= lost_push.count
+            delivery.push(subscription, lost_push)
+        for delivery in deliveries:
             delivery.attach(subscription)
         return subscription, sorted(topic.partitions)
 
@@ -271,8 +303,8 @@ class Broker:
 
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
         """The consumer leaves cleanly: its leases are given back at once."""
-        for delivery in self.detach(topic, subscription):
-            await delivery.host.call(c.Release(subscription.group, subscription.consumer))
+        release = c.Release(subscription.group, subscription.consumer)
+        await call_all([(delivery.host, release) for delivery in self.detach(topic, subscription)])
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -297,6 +329,28 @@ class Broker:
             }
             for partition, delivery in self.topic(topic).partitions.items()
         ]
+
+
+def _held_by(
+    deliveries: Sequence[PartitionDelivery], asked: Subscriber, limits: Limits
+) -> list[tuple[PartitionDelivery, Delivery]]:
+    """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
+
+    Those beyond run out, and come back.
+    """
+    found: list[tuple[PartitionDelivery, Delivery]] = []
+    left = limits.in_flight_bytes_per_connection
+    for delivery in deliveries:
+        replica = delivery.host.replica
+        assert isinstance(replica, PartitionReplica)
+        at = (delivery.host.number, delivery.partition)
+        known = {token for group, partition, token in asked.held if (group, partition) == at}
+        for held in replica.held_by(asked.group, asked.consumer, known):
+            if left <= 0:
+                return found
+            left -= sum(len(piece.batch) for piece in held.pieces)
+            found.append((delivery, held))
+    return found
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:

@@ -21,6 +21,7 @@ SHARED_GRANT_MESSAGES = 64
 """Of one grant while several consumers have room, so that what is due is spread."""
 RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
+FIRST_WINDOW = 8
 TRIM_INTERVAL_MS = 100
 TRIM_ROWS = 1000
 
@@ -47,6 +48,8 @@ class Subscription:
         self.push = push
         self.congested = congested
         self.ended = ended
+        self.partitions = 0
+        """How many partitions share this pool."""
         self.hungry: dict[PartitionDelivery, None] = {}
         """Partitions with something due that found no room here."""
         self.closed = False
@@ -69,6 +72,9 @@ class _GroupPump:
         self.subscriptions: deque[Subscription] = deque()
         self.busy = False
         self.timer_ms: int | None = None
+        self.window = 1
+        """Messages to ask for at once while the credit is shared with other partitions: it doubles while it is
+        filled, so that those with little to give keep nothing from the others."""
 
 
 class PartitionDelivery:
@@ -87,11 +93,13 @@ class PartitionDelivery:
         self._expiring = False
         self._expiry_timer_ms: int | None = None
         self._trimming = False
+        self.closed = False
         host.on_status = self.status_changed
 
     def attach(self, subscription: Subscription) -> None:
         """From now on the subscription takes part; one of the same consumer is replaced."""
         pump = self._pumps.setdefault(subscription.group, _GroupPump())
+        subscription.partitions += 1
         for old in [s for s in pump.subscriptions if s.consumer == subscription.consumer]:
             pump.subscriptions.remove(old)
         pump.subscriptions.append(subscription)
@@ -113,9 +121,12 @@ class PartitionDelivery:
                     subscription.closed = True
                     subscription.ended(error)
         self._pumps.clear()
+        self.closed = True
         self.host.on_status = lambda: None
 
     def status_changed(self) -> None:
+        if self.closed:
+            return
         status: Status = self.host.status
         self._groups = {group.name: group for group in status.groups}
         for name in self._pumps:
@@ -163,7 +174,7 @@ class PartitionDelivery:
 
     def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
         """Round robin over the consumers with room; what is granted is taken off their credit."""
-        room = {s: s.room for s in pump.subscriptions}
+        room = {s: self._share(pump, s) for s in pump.subscriptions}
         takers = deque(s for s in pump.subscriptions if room[s] > 0)
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
@@ -181,6 +192,13 @@ class PartitionDelivery:
             pump.subscriptions.rotate(-1)
         return grants, reserved
 
+    def _share(self, pump: _GroupPump, subscription: Subscription) -> int:
+        """What of a consumer's room this partition may ask for at once."""
+        room = subscription.room
+        if subscription.partitions <= 1:
+            return room
+        return min(room, max(pump.window, min(room // subscription.partitions, FIRST_WINDOW)))
+
     def _leased(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int], result: Any) -> None:
         if isinstance(result, SandqError):
             self._refused(name, pump, reserved)
@@ -189,6 +207,8 @@ class PartitionDelivery:
         by_consumer = {s.consumer: s for s in reserved}
         for subscription, limit in reserved.items():
             subscription.credit += limit
+        granted = sum(delivery.count for delivery in result)
+        pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
@@ -227,7 +247,7 @@ class PartitionDelivery:
 
     def _expire(self, status: Status) -> None:
         at_ms = status.next_expiry_ms
-        if at_ms is None or self._expiring:
+        if at_ms is None or self._expiring or self.closed:
             return
         now_ms = self._clock.now_ms()
         if at_ms > now_ms:
@@ -247,17 +267,24 @@ class PartitionDelivery:
 
     def _expired(self, result: Any) -> None:
         self._expiring = False
+        if self.closed:
+            return
         if isinstance(result, int):
             self._expire(self.host.status)
         elif self.host.failed is None:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _trim(self) -> None:
+        if self.closed:
+            return
         try:
             self.host.submit(c.Trim(TRIM_ROWS), self._trimmed)
         except SandqError:
             self._trimming = False
 
     def _trimmed(self, result: Any) -> None:
-        self._trimming = False
-        self.status_changed()
+        if result is True:
+            self._trim()  # there is more
+        else:
+            self._trimming = False
+            self.status_changed()

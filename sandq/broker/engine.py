@@ -159,23 +159,24 @@ class Engine:
         for group in groups:
             self.wal.forget(group)
 
-    def sweep(self) -> tuple[bytes, bytes] | None:
-        """Delete rows of stores that no pointer names, a bounded number (apply thread, which alone writes rows).
+    SWEEP_START = store_prefix(1)
 
-        The range of the store they were in; None when there was nothing to delete.
-        """
+    def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
+        """Delete rows, from `start` on, of stores that no pointer names: a bounded number (apply thread, which alone
+        writes rows). Returns where to go on (None: that was all), and the range of a store that is empty now."""
         kept = {pointer.store for pointer in self.pointers.all()}
-        start = store_prefix(1)
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
             if not found:
-                return None
+                return None, None
             store = store_of(found[0][0])
             first, stop = store_range(store)
             if store not in kept:
-                rows = self.stores.scan(first, stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
+                # Not from the store's start again: that would walk over every row deleted so far.
+                rows = self.stores.scan(found[0][0], stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
                 self.stores.write([(key, None) for key, _ in rows])
-                return first, stop
+                last = rows[-1][0] + b"\x00"
+                return (last, None) if self.stores.scan(last, stop, limit=1, max_bytes=1) else (stop, (first, stop))
             start = stop
 
     # -- a pass ---------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class GroupHost:
         self.status: Any = replica.status()
         self.on_status: Callable[[], None] = lambda: None
         self.failed: StorageFailed | None = None
+        self._closed: SandqError | None = None
         self._encode = encode
         self._passes = passes
         self._backlog = backlog
@@ -72,6 +73,8 @@ class GroupHost:
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
         """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+        if self._closed is not None:
+            raise self._closed
         if self.failed is not None:
             raise self.failed
         if not self.ready:
@@ -87,18 +90,7 @@ class GroupHost:
 
     async def call(self, command: Any) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
-        answer: list[Any] = []
-        event = trio.Event()
-
-        def done(result: Any) -> None:
-            answer.append(result)
-            event.set()
-
-        self.submit(command, done)
-        await event.wait()
-        if isinstance(answer[0], SandqError):
-            raise answer[0]
-        return answer[0]
+        return (await call_all([(self, command)]))[0]
 
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
@@ -145,7 +137,8 @@ class GroupHost:
         self._drop(self._proposals, error)
 
     def close(self, error: SandqError) -> None:
-        """The group is gone: nothing more will be applied."""
+        """The group is gone: nothing more will be taken or applied."""
+        self._closed = error
         self._drop(self._proposals, error)
         self._drop(self._in_flight, error)
 
@@ -164,3 +157,29 @@ class GroupHost:
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
         request.done(result)
+
+
+async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
+    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
+    results: list[Any] = [None] * len(commands)
+    left = len(commands)
+    finished = trio.Event()
+
+    def done(at: int, result: Any) -> None:
+        nonlocal left
+        results[at] = result
+        left -= 1
+        if not left:
+            finished.set()
+
+    for at, (host, command) in enumerate(commands):
+        try:
+            host.submit(command, partial(done, at))
+        except SandqError as error:
+            done(at, error)
+    if commands:
+        await finished.wait()
+    for result in results:
+        if isinstance(result, SandqError):
+            raise result
+    return results

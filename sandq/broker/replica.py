@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,10 +101,11 @@ class PartitionReplica:
     def status(self) -> Any:
         return self.machine.status(self._view)
 
-    def held_by(self, group: str, consumer: str, known: set[int]) -> list[Delivery]:
-        """Live leases of a consumer that it does not know of: granted, but the push was lost."""
-        leases = self.machine.book.leases_of(group, consumer)
-        return [self._delivery(lease) for lease in leases if lease.token not in known]
+    def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
+        """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
+        for lease in self.machine.book.leases_of(group, consumer):
+            if lease.token not in known:
+                yield self._delivery(lease)
 
     def group_list(self) -> list[dict[str, Any]]:
         machine = self.machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import outcome
 import structlog
@@ -35,6 +35,7 @@ class Runner:
         self._crash: BaseException | None = None
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
+        self._asking: set[_Reply[Any]] = set()
         self.engine: Engine
 
     def start(self, engine: Engine) -> None:
@@ -43,7 +44,14 @@ class Runner:
         self._apply: Worker[Apply | Ask] = Worker("sandq-apply", engine.applier.run, self._worker_crashed)
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
-        engine.wal.prepare()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the next segment ahead, if there is room; the pass that needs one will meet it otherwise."""
+        try:
+            self.engine.wal.prepare()
+        except StorageFailed as error:
+            log.warning("no room for the next segment of the log", error=error.message)
 
     def publish(self, published: Published) -> None:
         """From the apply thread to the loop."""
@@ -114,7 +122,7 @@ class Runner:
                 pinning = await self.on_wal(engine.release)
                 if not engine.copy_tails(pinning):
                     break
-            await self.on_maintenance(engine.wal.prepare)
+            await self.on_maintenance(self._prepare)
         except StorageFailed as error:
             log.error("checkpoint failed: this node stops taking messages", error=error.message)
             engine.fail(error)
@@ -141,6 +149,8 @@ class Runner:
             # The stores take nothing any more. What the log holds is applied after a restart.
             log.error("the stores cannot be written: this node stops taking messages", error=crash.message)
             self._apply_ended = crash
+            for reply in self._asking:
+                reply.settle(outcome.Error(crash))
             self.engine.fail(crash)
             for host in self.engine.hosts.values():
                 host.close(crash)
@@ -160,8 +170,12 @@ class Runner:
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply()
+        self._asking.add(reply)
         self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle))
-        return await reply.wait()
+        try:
+            return await reply.wait()
+        finally:
+            self._asking.discard(reply)
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)

@@ -26,6 +26,7 @@ from sandq.model.errors import (
     ConnectionLost,
     ProtocolError,
     SandqError,
+    StorageFailed,
     TimedOut,
     Unavailable,
     UnknownPartition,
@@ -160,15 +161,22 @@ class Lane:
     def _answered(self, batch: Batch, reply: Frame | SandqError) -> None:
         del self._flying[batch]
         if not isinstance(reply, SandqError):
-            offsets = Offsets.parse(reply)
-            if offsets.messages != len(batch):
-                raise ProtocolError(f"{offsets.messages} offsets for a batch of {len(batch)} messages")
+            try:
+                offsets = Offsets.parse(reply)
+                if offsets.messages != len(batch):
+                    raise ProtocolError(f"{offsets.messages} offsets for a batch of {len(batch)} messages")
+            except ProtocolError as error:
+                batch.unknown = True
+                self._fail(batch, error)
+                raise
             self._failures = 0
             batch.finish(offsets, None)
             self._on_answer(self, batch)
         elif reply.retriable or isinstance(reply, UnknownPartition):
             self._come_back(batch, reply)
         else:
+            # A log that failed in mid-write may hold the batch all the same.
+            batch.unknown = batch.unknown or isinstance(reply, StorageFailed)
             self._fail(batch, again(reply))
 
     def _come_back(self, batch: Batch, error: SandqError) -> None:

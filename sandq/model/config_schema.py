@@ -187,6 +187,7 @@ class DeliverySection(schema.Section):
 
 # What formats allow at most, whatever the configuration says.
 _LIMIT_BOUNDS = {
+    "batch_bytes": DEFAULT.batch_bytes,
     "batch_messages": DEFAULT.batch_messages,
     "entry_messages": DEFAULT.entry_messages,
     "partitions_per_topic": DEFAULT.partitions_per_topic,

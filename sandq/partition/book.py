@@ -22,7 +22,8 @@ from .rows import Range
 from .view import View
 
 MAX_LEASE_AHEAD_MS = 50
-GRANT_BYTES = 4 << 20
+LEASE_BYTES = 8 << 20
+"""Of all grants of one lease command: it is read and sent as a whole."""
 EXPIRE_MESSAGES = 10_000
 ENDED_LEASES = 1024
 ENDED_RANGES = 65_536
@@ -112,25 +113,32 @@ class GroupBook:
             self._put_group(group, view)
         return group.group_id
 
-    def lease(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
+    def lease(
+        self, index: int, place: int, command: c.Lease, now_ms: int, average_bytes: int, view: View
+    ) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
         group = self.group(command.group)
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
+        left_bytes = LEASE_BYTES
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages)
-            while limit > 0 and place + len(granted) < FIXED.entry_grants:
+            while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
                 if self._held[group.group_id, grant.consumer] >= FIXED.leases_per_consumer:
                     break
-                attempt, ranges, due_ms = self._take_waiting(group, horizon_ms, limit, view)
+                # How large waiting messages are is not known here: as large as all are on average.
+                fitting = min(limit, 1 + left_bytes // max(average_bytes, 1))
+                attempt, ranges, due_ms = self._take_waiting(group, horizon_ms, fitting, view)
+                size = average_bytes * sum([r.length for r in ranges])
                 if not ranges and group.paused() is None:
-                    ranges = group.reader.take(view, horizon_ms, limit, GRANT_BYTES)
+                    ranges, size = group.reader.take(view, horizon_ms, limit, left_bytes)
                     due_ms = offsets.deliver_ms(ranges[-1].base) if ranges else 0
                 if not ranges:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, attempt, now_ms + grant.lease_ms, due_ms, ranges)
                 limit -= lease.total
+                left_bytes -= size
                 self._add_lease(group, lease)
                 view.put(rows.token_key(rows.LEASE, token), lease.row())
                 granted.append(lease)

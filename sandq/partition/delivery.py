@@ -50,10 +50,12 @@ class _BatchRow(NamedTuple):
 
 
 class Reader:
-    """Keeps the batch row read last: small leases walk through one row many times."""
+    """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
 
     def __init__(self) -> None:
         self._row: _BatchRow | None = None
+        self._batch: Batch | None = None
+        self._fields: list[Fields] | None = None
 
     def pieces(self, view: View, ranges: Sequence[Range]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -72,12 +74,12 @@ class Reader:
                 continue
             if row is not picked_row:
                 if picked_row is not None:
-                    pieces.append(_from_row(picked_row, picked))
+                    pieces.append(self._piece(picked_row, picked))
                 picked_row, picked = row, []
             assert row is not None
             picked.append((_position(row, base), count))
         if picked_row is not None:
-            pieces.append(_from_row(picked_row, picked))
+            pieces.append(self._piece(picked_row, picked))
         if loose:
             pieces.append(_from_messages(loose))
         return pieces
@@ -91,7 +93,7 @@ class Reader:
                 continue
             assert row is not None
             start = _position(row, base)
-            decoded = decode_fields(Batch.parse(row.raw))
+            decoded = self._decoded(row)
             for at in range(count):
                 offset = offsets.shift(base, at)
                 yield Message(offset, offset, row.created_ms, decoded[start + at])
@@ -113,8 +115,37 @@ class Reader:
         row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
         if kind != rows.KIND_BATCH or not _holds(row, offset):
             raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
-        self._row = row
+        self._row, self._batch, self._fields = row, None, None
         return row, None
+
+    def _parsed(self, row: _BatchRow) -> Batch:
+        if row is not self._row:
+            return Batch.parse(row.raw)
+        if self._batch is None:
+            self._batch = Batch.parse(row.raw)
+        return self._batch
+
+    def _decoded(self, row: _BatchRow) -> list[Fields]:
+        if row is not self._row:
+            return decode_fields(Batch.parse(row.raw))
+        if self._fields is None:
+            self._fields = decode_fields(self._parsed(row))
+        return self._fields
+
+    def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+        count = sum(n for _, n in picked)
+        if count == row.length:
+            return Piece(row.base, None, row.created_ms, None, row.raw, count)
+        if 2 * count >= row.length:
+            return Piece(row.base, None, row.created_ms, picked, row.raw, count)
+        batch = self._parsed(row)
+        if len(picked) == 1:
+            start, n = picked[0]
+            sliced = batch.slice(start, start + n)
+            return Piece(offsets.shift(row.base, start), None, row.created_ms, None, sliced, n)
+        positions = [start + at for start, n in picked for at in range(n)]
+        column = b"".join([offsets.shift(row.base, position) for position in positions])
+        return Piece(column, None, row.created_ms, None, batch.take(positions), count)
 
 
 def decode_fields(batch: Batch) -> list[Fields]:
@@ -155,21 +186,6 @@ def _load_message(view: View, offset: bytes, created_ms: int, value: bytes) -> M
         fields = rows.unpack(payload)[0]
     assert fields is not None
     return Message(offset, original_id, created_ms, fields)
-
-
-def _from_row(row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
-    count = sum(n for _, n in picked)
-    if count == row.length:
-        return Piece(row.base, None, row.created_ms, None, row.raw, count)
-    if 2 * count >= row.length:
-        return Piece(row.base, None, row.created_ms, picked, row.raw, count)
-    batch = Batch.parse(row.raw)
-    if len(picked) == 1:
-        start, n = picked[0]
-        return Piece(offsets.shift(row.base, start), None, row.created_ms, None, batch.slice(start, start + n), n)
-    positions = [start + at for start, n in picked for at in range(n)]
-    column = b"".join([offsets.shift(row.base, position) for position in positions])
-    return Piece(column, None, row.created_ms, None, batch.take(positions), count)
 
 
 def _from_messages(messages: list[Message]) -> Piece:

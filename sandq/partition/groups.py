@@ -60,8 +60,14 @@ class Lease:
         if what is None:
             return (1 << self.total) - 1, []
         mask, foreign = 0, []
+        left = 2 * self.total + 64
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
+            left -= bits.bit_count()
+            if left < 0:
+                # Far more than the lease holds, or the same again and again: the search would take long.
+                foreign.append([base, bits.bit_length()])
+                continue
             found, outside = self._find(base, bits)
             mask |= found
             if outside:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from itertools import islice
 
 from sandq.model import offsets
 
@@ -17,6 +18,8 @@ from .view import View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
+FEW = 16
+"""Rows that are cheaper put in one by one than by sorting."""
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 
 
@@ -27,18 +30,20 @@ class LogReader:
         self.entries: deque[LogEntry] = deque()
 
     def insert(self, added: list[LogEntry]) -> None:
-        """Log rows were added (always above the cursor: the placing rule)."""
-        covered, entries = self.covered, self.entries
-        for entry in added:
-            if entry.first > covered:
-                continue
-            if not entries or entry.first > entries[-1].first:
-                entries.append(entry)
-            else:
-                insort(entries, entry)
+        """Log rows were added, in order (always above the cursor: the placing rule)."""
+        assert added[0].first > self.cursor, "a row below a cursor would never be delivered"
+        near = added if added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
+        if not near:
+            return
+        if not self.entries or near[0].first > self.entries[-1].first:
+            self.entries.extend(near)
+        elif len(near) < FEW:
+            for entry in near:
+                insort(self.entries, entry)
+        else:
+            self.entries = deque(sorted([*self.entries, *near]))
         if len(self.entries) > 2 * LOOK_AHEAD_ENTRIES:
-            while len(self.entries) > LOOK_AHEAD_ENTRIES:
-                self.entries.pop()
+            self.entries = deque(islice(self.entries, LOOK_AHEAD_ENTRIES))
             self.covered = rows.last_of(self.entries[-1])
 
     def head(self, view: View) -> LogEntry | None:
@@ -47,19 +52,21 @@ class LogReader:
             self._fill(view)
         return self.entries[0] if self.entries else None
 
-    def take(self, view: View, until_ms: int, limit: int, max_bytes: int) -> list[Range]:
-        """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and no further
-        row once `max_bytes` are reached. Returns the ranges passed."""
+    def take(self, view: View, until_ms: int, limit: int, max_bytes: int) -> tuple[list[Range], int]:
+        """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
+        that reaches `max_bytes`. Returns the ranges passed, and their bytes."""
         taken: list[Range] = []
-        while limit > 0 and max_bytes > 0:
+        taken_bytes = 0
+        while limit > 0 and taken_bytes < max_bytes:
             entry = self.head(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
-            count = min(entry.length, limit)
+            average = max(1, entry.size // entry.length)
+            count = min(entry.length, limit, 1 + (max_bytes - taken_bytes - 1) // average)
             size = entry.size if count == entry.length else max(1, entry.size * count // entry.length)
             taken.append(Range(entry.first, count))
             limit -= count
-            max_bytes -= size
+            taken_bytes += size
             self.entries.popleft()
             if count < entry.length:
                 rest = LogEntry(offsets.shift(entry.first, count), entry.length - count, entry.size - size)
@@ -67,7 +74,7 @@ class LogReader:
             self.cursor = offsets.shift(entry.first, count - 1)
             # What was passed is covered, however short the look-ahead was.
             self.covered = max(self.covered, self.cursor)
-        return taken
+        return taken, taken_bytes
 
     def _fill(self, view: View) -> None:
         rest = self._rest_of_row(view)

@@ -165,13 +165,13 @@ class TimerPartition:
                         grants += len(leases)
                         results.append(leases)
                     case _:
-                        results.append(self._other(index, command, view))
+                        results.append(self._other(index, place, command, view))
             except (NotFound, InvalidRequest) as refusal:
                 results.append(refusal)
         self.applied_index = index
         return results
 
-    def _other(self, index: int, command: c.Command, view: View) -> Result:
+    def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
         book, now_ms = self.book, self.now_ms
         match command:
             case c.Ack():
@@ -189,7 +189,8 @@ class TimerPartition:
                 return book.release(command, now_ms, view)
             case c.OpenGroup():
                 # latest: above everything whose time has come, below everything that is still delayed.
-                return book.open_group(command, offsets.ceiling(self.floor_ms, index), view)
+                # `place`: what this very entry stored before the command is below, what it stores after is above.
+                return book.open_group(command, _just_below(self.floor_ms, index, place), view)
             case c.Trim():
                 return self._trim(command.limit, view)
             case c.Configure():
@@ -217,17 +218,21 @@ class TimerPartition:
             for key, value in stored:
                 view.put(key, value)
             added.append(LogEntry(offset, 1, len(stored[-1][1])))
+        column = b"".join([entry.first for entry in added])
+        added.sort()
         self._added(added)
-        return b"".join([entry.first for entry in added])
+        return column
 
     def _added(self, entries: list[LogEntry]) -> None:
+        """`entries`: in the order of the log."""
         self.messages += sum([entry.length for entry in entries])
         self.bytes += sum([entry.size for entry in entries])
         for group in self.book.groups.values():
             group.reader.insert(entries)
 
     def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
-        leases = self.book.lease(index, place, command, self.now_ms, view)
+        average_bytes = self.bytes // max(self.messages, 1)
+        leases = self.book.lease(index, place, command, self.now_ms, average_bytes, view)
         if leases:
             cursor = self.book.group(command.group).cursor
             self.floor_ms = max(self.floor_ms, offsets.deliver_ms(cursor))
@@ -256,6 +261,11 @@ class TimerPartition:
             self._trimmed = last
         self._trim_due = bool(found)
         return self._trim_due
+
+
+def _just_below(deliver_ms: int, index: int, place: int) -> bytes:
+    """The greatest offset below everything that is stored at this place or a later one."""
+    return (int.from_bytes(offsets.pack(deliver_ms, index, place, 0), "big") - 1).to_bytes(16, "big")
 
 
 def _next_ms(group: Group, view: View) -> int | None:

@@ -74,10 +74,13 @@ class Passes:
         self.groups.pop(group.number, None)
         self._before_tick.pop(group.number, None)
         self._dirty.pop(group, None)
+        self._ticked = [ticked for ticked in self._ticked if ticked is not group]
 
     def mark(self, group: Group) -> None:
-        self._dirty[group] = None
-        self.wake()
+        """There is something to do for a group; nothing happens for one that was removed."""
+        if group.number in self.groups:
+            self._dirty[group] = None
+            self.wake()
 
     def tick(self) -> tuple[list[Record], list[Committed]]:
         """Tick every dirty group once.

@@ -16,8 +16,9 @@ log = structlog.get_logger("sandq.server")
 
 RECEIVE_BYTES = 65_536
 """More at once would keep other connections waiting."""
+SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
-"""A client that takes nothing for so long is cut off."""
+"""A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
 HELLO_S = 10.0
 LAST_WORDS_S = 1.0
 WORKING_REQUESTS = 64
@@ -150,15 +151,7 @@ class Connection:
             while self._out:
                 frames, self._out = self._out, []
                 size = self._out_bytes
-                with trio.move_on_after(SEND_STALL_S) as scope:
-                    try:
-                        await self._stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
-                    except (trio.BrokenResourceError, trio.ClosedResourceError):
-                        self._nursery.cancel_scope.cancel()
-                        return
-                if scope.cancelled_caught:
-                    log.warning("a client takes nothing: its connection is closed", waiting_bytes=self._out_bytes)
-                    self._out.clear()
+                if not await self._send(frames[0] if len(frames) == 1 else b"".join(frames)):
                     self._nursery.cancel_scope.cancel()
                     return
                 was_congested = self.congested
@@ -171,6 +164,20 @@ class Connection:
                 return
             self._wake = trio.Event()
             await self._wake.wait()
+
+    async def _send(self, data: bytes) -> bool:
+        """In pieces: a client that is slow takes one after the other, a client that takes nothing is cut off."""
+        view = memoryview(data)
+        for start in range(0, len(data), SEND_BYTES):
+            with trio.move_on_after(SEND_STALL_S) as scope:
+                try:
+                    await self._stream.send_all(view[start : start + SEND_BYTES])
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return False
+            if scope.cancelled_caught:
+                log.warning("a client takes nothing: its connection is closed", waiting_bytes=self._out_bytes)
+                return False
+        return True
 
     def _wrong_port(self, error: WrongPort) -> None:
         if error.details.get("speaks") != "http":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import trio
+
 from sandq.broker.broker import Broker, OpenTopic, Subscriber
 from sandq.broker.deliverer import Subscription
 from sandq.broker.replica import Delivery
@@ -27,6 +29,7 @@ class ClientSession:
         self._connection = connection
         self._info = info
         self._subscriptions: dict[int, tuple[str, Subscription]] = {}
+        self._opening: dict[int, trio.Event] = {}
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
@@ -99,7 +102,7 @@ class ClientSession:
     def _metadata(self, frame: Frame) -> None:
         names = r.Metadata.parse(frame).topics
         broker = self._broker
-        topics = broker.topics() if names is None else [broker.topic(name) for name in names]
+        topics = broker.topics() if names is None else [broker.topic(name) for name in dict.fromkeys(names)]
         self._reply(frame[1], [self._info.node()], [self._record(topic) for topic in topics])
 
     def _record(self, topic: OpenTopic) -> dict[str, Any]:
@@ -149,7 +152,7 @@ class ClientSession:
 
     def _subscribe(self, frame: Frame) -> None:
         asked = r.Subscribe.parse(frame)
-        if asked.subscription_id in self._subscriptions:
+        if asked.subscription_id in self._subscriptions or asked.subscription_id in self._opening:
             raise Conflict(f"subscription {asked.subscription_id} is there already on this connection")
         check_name("group", asked.group)
         limits = self._broker.limits
@@ -161,7 +164,21 @@ class ClientSession:
         subscriber = Subscriber(
             asked.topic, asked.group, asked.consumer_id, asked.credit, asked.lease_ms, asked.start, held
         )
-        self._connection.start(frame[1], lambda: self._subscribed(frame[1], asked.subscription_id, subscriber))
+        # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.
+        opened = self._opening[asked.subscription_id] = trio.Event()
+
+        async def work() -> bytes:
+            try:
+                return await self._subscribed(frame[1], asked.subscription_id, subscriber)
+            finally:
+                del self._opening[asked.subscription_id]
+                opened.set()
+
+        try:
+            self._connection.start(frame[1], work)
+        except SandqError:
+            del self._opening[asked.subscription_id]
+            raise
 
     async def _subscribed(self, request_id: int, subscription_id: int, asked: Subscriber) -> bytes:
         connection = self._connection
@@ -189,18 +206,20 @@ class ClientSession:
             connection.send_error(subscription_id, error)
 
         subscription, partitions = await self._broker.subscribe(asked, push, lambda: connection.congested, ended)
-        if subscription_id in self._subscriptions or not connection.open:
-            self._broker.detach(asked.topic, subscription)
-            raise Conflict(f"subscription {subscription_id} is there already on this connection")
         self._subscriptions[subscription_id] = (asked.topic, subscription)
         return encode_reply(request_id, partitions)
 
     def _unsubscribe(self, frame: Frame) -> None:
         asked = r.Unsubscribe.parse(frame)
-        topic, subscription = self._subscription(asked.subscription_id)
-        del self._subscriptions[asked.subscription_id]
+        opening = self._opening.get(asked.subscription_id)
+        if opening is None:
+            self._subscription(asked.subscription_id)
 
         async def leave() -> bytes:
+            if opening is not None:
+                await opening.wait()
+            topic, subscription = self._subscription(asked.subscription_id)
+            del self._subscriptions[asked.subscription_id]
             await self._broker.unsubscribe(topic, subscription)
             return encode_reply(frame[1])
 

@@ -86,7 +86,8 @@ class Pointers:
 
     def all(self) -> list[StorePointer]:
         """All replicas installed here, by group."""
-        return [self._pointers[group] for group in sorted(self._pointers)]
+        pointers = self._pointers  # replaced as a whole by `update`, maybe on another thread
+        return [pointers[group] for group in sorted(pointers)]
 
     def mint(self, count: int = 1) -> range:
         """Store numbers that were never used before, and never will be again."""

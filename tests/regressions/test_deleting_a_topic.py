@@ -1,0 +1,87 @@
+"""Deleting a topic while something of it was under way ended the node, left half a topic, or pinned the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from tests.scenarios.raw_client import RawClient
+from tests.scenarios.small_node import small_config
+
+
+async def still_works(node: Serving) -> None:
+    client = await RawClient.connect(node.client_port)
+    async with client.stream:
+        assert (await client.create("other"))[0] == 0
+        assert (await client.produce(b"m", topic="other"))[0] == 0
+        assert (await client.call(Type.TOPIC_DELETE, "other"))[0] == 0
+
+
+@pytest.mark.parametrize("what", ["produce", "ack", "lease"])
+async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
+    async with run_node(small_config(tmp_path)) as node:
+        client, other = [await RawClient.connect(node.client_port) for _ in range(2)]
+        async with client.stream, other.stream:
+            await client.create(lease="1s")
+            await client.produce(*[b"m"] * 10)
+            if what == "produce":
+                for number in range(200):
+                    await client.send(Type.PRODUCE, number, "t", 0, 0, 0, 0, _batch())
+            else:
+                await client.subscribe(credit=5)
+                pushed = await client.push()
+                if what == "ack":
+                    await client.ack(pushed)
+            assert (await other.call(Type.TOPIC_DELETE, "t"))[0] == 0
+            # Timers of the topic were set for the trim (100 ms) and for the end of the lease (1 s).
+            await trio.sleep(1.2 if what == "lease" else 0.2)
+            await still_works(node)
+
+
+@pytest.mark.parametrize("kind", [Type.TOPIC_DELETE, Type.TOPIC_CREATE])
+async def test_a_client_that_hangs_up_meanwhile_leaves_no_half_topic(tmp_path: Path, kind: Type) -> None:
+    async with run_node(small_config(tmp_path)) as node:
+        for attempt in range(20):
+            client = await RawClient.connect(node.client_port)
+            if kind is Type.TOPIC_DELETE:
+                assert (await client.create())[0] == 0
+                await client.send(Type.TOPIC_DELETE, 99, "t")
+            else:
+                await client.send(Type.TOPIC_CREATE, 99, "t", "timer", 1, 1, {})
+            await trio.sleep(0.0002 * attempt)
+            await trio.aclose_forcefully(client.stream)
+            after = await RawClient.connect(node.client_port)
+            async with after.stream:
+                # Whatever became of the request, the topic is there whole or not at all.
+                answer = await after.call(Type.TOPIC_CREATE, "t", "timer", 1, 1, {})
+                assert answer[0] == 0 or answer[2] == "TOPIC_EXISTS"
+                assert (await after.produce(b"m"))[0] == 0
+                assert (await after.call(Type.TOPIC_DELETE, "t"))[0] == 0
+
+
+async def test_the_log_does_not_keep_what_was_of_it(tmp_path: Path) -> None:
+    config = small_config(tmp_path, STORAGE__SEGMENT_BYTES="65536", STORAGE__CHECKPOINT_BYTES="65536")
+    async with run_node(config) as node:
+        client = await RawClient.connect(node.client_port)
+        async with client.stream:
+            await client.create("t")
+            await client.create("u")
+            await client.produce(b"m")
+    async with run_node(config) as node:
+        client = await RawClient.connect(node.client_port)
+        async with client.stream:
+            await client.call(Type.TOPIC_DELETE, "t")
+            for _ in range(40):
+                await client.produce(b"x" * 30_000, topic="u")
+            # The stop below makes a checkpoint.
+    assert len(list((tmp_path / "data" / "wal").iterdir())) <= 4
+
+
+def _batch() -> bytes:
+    from sandq.model.batch import encode
+
+    return encode({1: [b"x" * 1000]})
