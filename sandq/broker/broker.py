@@ -237,7 +237,7 @@ class Broker:
     ) -> None:
         """`done` gets (base, count), or 16 bytes a message, once the batch is stored."""
         delivery = self.partition(topic, partition)
-        count = check_batch(batch, self.clock.now_ms(), self.limits).count
+        count = check_batch(batch, self.clock.now_ms(), self.limits)
         command = c.Append(batch, producer_id, epoch, sequence)
         delivery.host.submit(command, done, size=len(batch) + 64, messages=count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandq.model import offsets
-from sandq.model.batch import Batch, Column
+from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.times import LEAST_INSTANT_MS
@@ -12,8 +12,11 @@ TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
 
 
-def check_batch(raw: bytes, now_ms: int, limits: Limits) -> Batch:
-    """The batch, when it can be stored as it is. Raises InvalidRequest, TooLarge, InvalidTime."""
+def check_batch(raw: bytes, now_ms: int, limits: Limits) -> int:
+    """How many messages it has, when it can be stored as it is. Raises InvalidRequest, TooLarge, InvalidTime."""
+    value_bytes = plain_single(raw)
+    if value_bytes is not None and value_bytes <= limits.message_bytes:
+        return 1
     if len(raw) > limits.batch_bytes:
         raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
@@ -25,7 +28,7 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits) -> Batch:
         raise InvalidRequest(f"this version takes no {names} with a message")
     _check_sizes(batch, limits)
     _check_times(batch, now_ms)
-    return batch
+    return batch.count
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:

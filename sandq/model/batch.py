@@ -24,11 +24,13 @@ from sandq.model.batch_format import (
     ENTRY,
     FLAG_RELATIVE,
     HEADER_BYTES,
+    MAGIC,
     MAX_MESSAGES,
     TIMES,
     TYPE_BYTES,
     TYPE_INT64,
     TYPE_OF,
+    VERSION,
     Cells,
     Column,
     Encoded,
@@ -59,6 +61,7 @@ __all__ = [
     "headers_pack",
     "headers_unpack",
     "peek",
+    "plain_single",
 ]
 
 
@@ -70,6 +73,27 @@ class _Stored(NamedTuple):
     offsets: memoryview  # empty for int64
     data: memoryview
     bounds: list[int]  # the offsets, once more, as Python's ints; empty for int64
+
+
+_SINGLE = struct.Struct("<4sIBBHIIIQQ II HBBI ii")
+_SINGLE_FIXED = (MAGIC, VERSION, CODEC_NONE, 0, 1, 0, 0, 1, 0, Column.VALUE, TYPE_BYTES, 0, 0)
+
+
+def plain_single(raw: bytes) -> int | None:
+    """The bytes of the value, when this is a valid batch of one message with a value and nothing else.
+
+    What `Batch.parse` checks, in a fifth of the time, for the batch that comes most often. None: parse it.
+    """
+    if len(raw) < _SINGLE.size:
+        return None
+    (magic, crc, version, codec, flags, count, size, body, least, most, columns, zero, column, kind, nullable, length,
+     first, last) = _SINGLE.unpack_from(raw)  # fmt: skip
+    fixed = (magic, version, codec, flags, count, least, most, columns, zero, column, kind, nullable, first)
+    if fixed != _SINGLE_FIXED or last < 0 or size != len(raw) or body != size - HEADER_BYTES:
+        return None
+    if size != _SINGLE.size + _padded(last) or length != 8 + _padded(last) or any(raw[_SINGLE.size + last :]):
+        return None
+    return last if google_crc32c.value(raw[CRC_FROM:]) == crc else None
 
 
 def _body(raw: bytes, max_bytes: int) -> memoryview:

@@ -16,6 +16,8 @@ from .view import View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
+SCAN_RANGES = 8
+SCAN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,12 @@ class Reader:
         self._row: _BatchRow | None = None
         self._batch: Batch | None = None
         self._fields: list[Fields] | None = None
+        self._ahead: dict[bytes, bytes] = {}
+        """Log rows that were read together."""
 
     def pieces(self, view: View, ranges: Sequence[Range]) -> list[Piece]:
         pieces: list[Piece] = []
+        self._read_ahead(view, ranges)
         loose: list[Message] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
@@ -82,7 +87,15 @@ class Reader:
             pieces.append(self._piece(picked_row, picked))
         if loose:
             pieces.append(_from_messages(loose))
+        self._ahead = {}
         return pieces
+
+    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> None:
+        """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
+        self._ahead = {}
+        if len(ranges) >= SCAN_RANGES:
+            start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
+            self._ahead = dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
 
     def messages(self, view: View, ranges: Sequence[Range]) -> Iterator[Message]:
         """The messages themselves, decoded."""
@@ -102,8 +115,10 @@ class Reader:
         row = self._row
         if row is not None and _holds(row, offset):
             return row, None
-        value = view.get(rows.log_key(offset))
         key = rows.log_key(offset)
+        value = self._ahead.get(key)
+        if value is None:
+            value = view.get(key)
         if value is None:
             found = view.scan(rows.entry_start(offset), key, limit=1, max_bytes=1, reverse=True)
             if not found:

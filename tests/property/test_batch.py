@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack, peek
+from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack, peek, plain_single
 from sandq.model.errors import InvalidRequest
 
 BYTES = (Column.VALUE, Column.KEY, Column.HEADERS, Column.TENANT, Column.UNIQUE_KEY)
@@ -176,3 +176,31 @@ def test_any_bytes_are_headers_or_are_refused(cell: bytes) -> None:
     except InvalidRequest:
         return
     assert all(isinstance(key, str) for key in headers)
+
+
+@given(st.binary(max_size=40))
+def test_a_plain_single_is_one_that_parses(value: bytes) -> None:
+    raw = encode({Column.VALUE: [value]})
+    assert plain_single(raw) == len(value)
+    assert Batch.parse(raw).values() == [value]
+
+
+@given(st.binary(min_size=1, max_size=20), st.data())
+def test_a_changed_single_is_left_to_the_parser(value: bytes, data: st.DataObject) -> None:
+    raw = bytearray(encode({Column.VALUE: [value]}))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert plain_single(bytes(raw)) is None
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_taken_for_a_plain_single_by_mistake(raw: bytes) -> None:
+    assert plain_single(raw) is None
+    for other in (
+        encode({Column.VALUE: [None]}),
+        encode({Column.VALUE: [b"a", b"b"]}),
+        encode({Column.VALUE: [b"a"], Column.KEY: [b"k"]}),
+        encode({Column.VALUE: [b"a"], Column.DELIVER_MS: [5]}),
+        encode({Column.VALUE: [b"a" * 1000]}, compress=True),
+        encode({Column.VALUE: [raw]}) + b"\0",
+    ):
+        assert plain_single(other) is None

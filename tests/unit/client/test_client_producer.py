@@ -216,7 +216,8 @@ def test_send_many_takes_mappings(with_client: Any) -> None:
 def test_a_refused_batch_fails_its_receipts_and_the_block(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.script[Type.PRODUCE] += [StorageFailed("disk full")]
-        with pytest.raises(StorageFailed, match=r"^3 messages to topic 't' were not produced \(the outcome of 3 is unknown\); the first: disk full$"):
+        told = r"^3 messages to topic 't' were not produced \(the outcome of 3 is unknown\); the first: disk full$"
+        with pytest.raises(StorageFailed, match=told):
             async with client.producer("t") as producer:
                 for number in range(3):
                     await producer.send(str(number))
