@@ -54,12 +54,13 @@ def settle(frame: Frame, request_id: int, each: bool) -> tuple[bytes, int]:
     single messages that were handled together.
     """
     delivery = Deliver.parse(frame)
-    assert delivery.live is None, "the benchmark's leases are made of whole batches"
-    count = peek(delivery.batch).count
-    if each:
-        what = [[offset, 1] for offset in offsets_of(delivery, count)]
+    column = offsets_of(delivery, peek(delivery.batch).count)
+    live = delivery.live or [[0, len(column)]]
+    count = sum(length for _, length in live)
+    if each or len(delivery.offsets) > offsets.OFFSET_BYTES:
+        what = [[offset, 1] for first, length in live for offset in column[first : first + length]]
     else:
-        what = [[delivery.offsets[: offsets.OFFSET_BYTES], count]]
+        what = [[column[first], length] for first, length in live]
     ack = Ack(delivery.group_number, delivery.partition, [[delivery.token, what]])
     return ack.frame(request_id) + Credit(SUBSCRIPTION, count).frame(), count
 

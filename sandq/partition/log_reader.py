@@ -20,6 +20,8 @@ LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
 FEW = 16
 """Rows that are cheaper put in one by one than by sorting."""
+WHOLE_ROW_BYTES = 2 << 20
+"""A smaller row is not cut by a limit on bytes: a batch that is taken whole is sent as it is."""
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 
 
@@ -54,15 +56,17 @@ class LogReader:
 
     def take(self, view: View, until_ms: int, limit: int, max_bytes: int) -> tuple[list[Range], int]:
         """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
-        that reaches `max_bytes`. Returns the ranges passed, and their bytes."""
+        (of a small row: not beyond the row) that reaches `max_bytes`. Returns the ranges passed, and their bytes."""
         taken: list[Range] = []
         taken_bytes = 0
         while limit > 0 and taken_bytes < max_bytes:
             entry = self.head(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
-            average = max(1, entry.size // entry.length)
-            count = min(entry.length, limit, 1 + (max_bytes - taken_bytes - 1) // average)
+            count = min(entry.length, limit)
+            if entry.size > WHOLE_ROW_BYTES:
+                average = max(1, entry.size // entry.length)
+                count = min(count, 1 + (max_bytes - taken_bytes - 1) // average)
             size = entry.size if count == entry.length else max(1, entry.size * count // entry.length)
             taken.append(Range(entry.first, count))
             limit -= count
