@@ -23,7 +23,7 @@ class Options:
 
     # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
     back_off_first_s: float = 0.05
-    back_off_max_s: float = 2.0
+    back_off_max_s: float = 0.5
 
     # A PING every so often; when nothing at all came for the second time, the connection is given up.
     keepalive_s: float = 10.0
