@@ -162,10 +162,6 @@ class Group:
         return int(self._core._SyncObj__raftCurrentTerm)
 
     @property
-    def commit_index(self) -> int:
-        return int(self._core._SyncObj__raftCommitIndex)
-
-    @property
     def term_start(self) -> int:
         """Index of the no-op that opened this leader's term: once it is applied, everything that was ever
         acknowledged is applied too."""

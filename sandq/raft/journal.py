@@ -62,10 +62,6 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         """Of the commands kept."""
         return sum([len(command) for command, _, _ in self])
 
-    def term_at(self, index: int) -> int | None:
-        at = index - self.first_index
-        return self[at][2] if 0 <= at < len(self) else None
-
     def truncate_below(self, index: int) -> None:
         """Forget entries below `index`; the last two are always kept (PySyncObj looks one back)."""
         at = min(index - self.first_index, len(self) - 2)
