@@ -179,3 +179,17 @@ def test_a_missing_hook_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -
     monkeypatch.delattr(syncobj.SyncObj, hooks.PREFIX + name)
     with pytest.raises(StartupError, match=name):
         hooks.install()
+
+
+def test_a_group_removed_while_its_pass_is_written_is_not_ticked_again() -> None:
+    passes = Passes()
+    group, other = elected(passes, number=1), elected(passes, number=2)
+    for each in (group, other):
+        each.propose(b"x", lambda index, failure: None)
+        passes.mark(each)
+    passes.tick()
+    passes.remove(group)
+    passes.mark(group)
+    passes.synced()
+    _, ready = passes.tick()
+    assert [entry.group for entry in ready] == [2]
