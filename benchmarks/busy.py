@@ -18,7 +18,7 @@ def main(port: int, topic: str, per_s: int) -> None:
     batch = batch_of(BATCH)
     began, sent = time.monotonic(), 0
     while True:
-        wire.call(Produce(topic, 0, 0, 0, 0, batch).frame)
+        wire.call(Produce(topic, 0, 0, 0, 0, 0, batch).frame)
         sent += BATCH
         ahead_s = sent / per_s - (time.monotonic() - began)
         if ahead_s > 0:

@@ -91,7 +91,7 @@ def batch_of(size: int, rng: random.Random | None = None) -> bytes:
 
 def frames_of(batches: Sequence[bytes], partition: int) -> list[bytes]:
     """PRODUCE requests, numbered from 1."""
-    return [Produce(TOPIC, partition, 0, 0, 0, batch).frame(number) for number, batch in enumerate(batches, 1)]
+    return [Produce(TOPIC, partition, 0, 0, 0, 0, batch).frame(number) for number, batch in enumerate(batches, 1)]
 
 
 def produce(load: Load, where: Where, quick: bool) -> Result:

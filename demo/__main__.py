@@ -7,57 +7,79 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 import click
 from rich.console import Console
 
-from demo.node import Node, NodeFailed
-from demo.reminders import BadInput, plan, read_reminders
+from demo import line_scene, line_view
+from demo.line_report import LineLedger
+from demo.lines import BadInput, Survey, survey
+from demo.node import Node
+from demo.reminders import Reminder, plan, read_reminders
 from demo.report import Ledger, verdict
-from demo.scenario import Scene, play
+from demo.scenario import NodeFailed, Scene, now_ms, play
 from demo.view import Notes, Output, print_verdict, show
 from sandq.errors import SandqError
 
 REMINDERS = Path(__file__).with_name("reminders.jsonl")
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+_LARGE_BYTES = 50_000_000
+
+S = TypeVar("S", Scene, line_scene.LineScene)
+Run = Callable[[Node, Console], Awaitable[int]]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--input",
     "source",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send the lines of this file instead, whatever they are.",
+)
+@click.option(
+    "--reminders",
+    metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=REMINDERS,
-    help='Your reminders, a JSON object a line: {"id": "r-1", "customer": "Ada", "text": "...", "in": "4.2s"}.',
+    help='Other reminders, a JSON object a line: {"id": "r-1", "customer": "Ada", "text": "...", "in": "4.2s"}.',
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
-    help="Fit all reminders into this time. Default: delays as they are, or shortened to fit into 40 seconds.",
+    help="Fit everything into this time. Default: times as they are, or shortened to fit into 40 seconds (a file: 30; "
+    "lines without a time come within 5).",
 )
-@click.option("--no-kill", is_flag=True, help="Let the node live.")
+@click.option("--no-kill", is_flag=True, help="Let the node live (with a file it lives in any case).")
 @click.option("--keep", is_flag=True, help="Keep the node's data and log, and say where.")
-def main(source: Path, seconds: float | None, no_kill: bool, keep: bool) -> None:
+def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: bool, keep: bool) -> None:
     """A node, thousands of reminders, two workers; kill -9 half way; and a verdict.
 
     The node is a process of its own with its data in a temporary directory. What the broker confirmed, delivered and
     got acked is recorded here, outside of it. Exit code 1 when anything was lost or early.
+
+    With --input FILE each line of that file is a message, as it stands; empty lines are skipped. A line that is a JSON
+    object may have "text" (or "value"), "key", and "deliver_at" or "delay". The verdict then says whether each line was
+    delivered exactly as often as it stands in the file, and none early.
     """
+    console = Output()
     try:
-        reminders = read_reminders(source)
+        run = (
+            _with_reminders(reminders, seconds, not no_kill) if source is None else _with_file(source, seconds, console)
+        )
     except BadInput as error:
         raise click.UsageError(str(error)) from None
-    console = Output()
     directory = Path(tempfile.mkdtemp(prefix="sandq-demo-"))
     code = EXIT_FAILED
     try:
         node = Node(directory)
-        scene = Scene(node, reminders, plan(reminders, seconds), not no_kill, Ledger(len(reminders)))
         try:
-            code = anyio.run(run, scene, console, backend="trio")
+            code = anyio.run(run, node, console, backend="trio")
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
         finally:
@@ -70,41 +92,89 @@ def main(source: Path, seconds: float | None, no_kill: bool, keep: bool) -> None
     sys.exit(code)
 
 
-async def run(scene: Scene, console: Console) -> int:
-    """Play and show the scene; the exit code."""
+# Reminders, and the accident.
+
+
+def _with_reminders(path: Path, seconds: float | None, kill: bool) -> Run:
+    found: list[Reminder] = read_reminders(path)
+    planned = plan(found, seconds)
+
+    async def run(node: Node, console: Console) -> int:
+        scene = Scene(node, found, planned, kill, Ledger(len(found)))
+        if planned.scale != 1:
+            scene.note(f"delays are multiplied by {planned.scale:.3g}, to fit into {planned.total_s:.0f} s")
+        code = await _perform(scene, console, play, show)
+        total = verdict(scene.ledger)
+        if code == EXIT_INTERRUPTED:
+            console.print(
+                f"Interrupted: {total.produced:,} produced, {total.delivered:,} delivered, {total.acked:,} acked "
+                "so far.",
+                highlight=False,
+            )
+        elif not code:
+            print_verdict(total, scene, console)
+            return total.exit_code
+        return code
+
+    return run
+
+
+# Any file.
+
+
+def _with_file(path: Path, seconds: float | None, console: Console) -> Run:
+    found: Survey
+    if path.is_file() and path.stat().st_size > _LARGE_BYTES:
+        console.print(f"reading {path} ({path.stat().st_size:,} bytes)", highlight=False, soft_wrap=True)
+    found = survey(path, int(now_ms()))
+
+    async def run(node: Node, console: Console) -> int:
+        scene = line_scene.LineScene(node, found, seconds, LineLedger(found.lines))
+        line_view.print_input(scene, console)
+        code = await _perform(scene, console, line_scene.play, line_view.show)
+        ledger = scene.ledger
+        if code == EXIT_INTERRUPTED:
+            console.print(
+                f"Interrupted: {ledger.confirmed:,} produced, {ledger.delivered:,} delivered so far.", highlight=False
+            )
+        return code or line_view.print_verdict(scene, console)
+
+    return run
+
+
+# Both.
+
+
+async def _perform(
+    scene: S,
+    console: Console,
+    play: Callable[[S], Awaitable[None]],
+    show: Callable[[S, Console], Coroutine[Any, Any, None]],
+) -> int:
+    """Play and show a scene; 0 when it came to its end."""
     log = logging.getLogger("sandq.client")
-    log.addHandler(Notes(scene))
+    log.addHandler(Notes(scene.note))
     log.propagate = False
-    if scene.plan.scale != 1:
-        scene.note(f"delays are multiplied by {scene.plan.scale:.3g}, to fit into {scene.plan.total_s:.0f} s")
     failure: str | None = None
     interrupted = False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show, scene, console)
         with anyio.CancelScope() as playing:
-            tasks.start_soon(interrupt, playing)
+            tasks.start_soon(_interrupt, playing)
             try:
                 await play(scene)
-            except* (NodeFailed, SandqError) as group:
+            except* (NodeFailed, SandqError, BadInput) as group:
                 failure = "; ".join(dict.fromkeys(_texts(group)))
         interrupted = playing.cancel_called
         scene.done = True
         tasks.cancel_scope.cancel()
-    found = verdict(scene.ledger)
     if failure is not None:
         console.print(f"FAILED: {failure}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return EXIT_FAILED
-    if interrupted:
-        console.print(
-            f"Interrupted: {found.produced:,} produced, {found.delivered:,} delivered, {found.acked:,} acked so far.",
-            highlight=False,
-        )
-        return EXIT_INTERRUPTED
-    print_verdict(found, scene, console)
-    return found.exit_code
+    return EXIT_INTERRUPTED if interrupted else 0
 
 
-async def interrupt(playing: anyio.CancelScope) -> None:
+async def _interrupt(playing: anyio.CancelScope) -> None:
     """Ctrl-C and the like end the scene, and with it everything that it started."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for _ in signals:

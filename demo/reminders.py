@@ -1,4 +1,4 @@
-"""The input: one reminder a line.
+"""The reminders of the demo without a file of your own: one a line.
 
     {"id": "r-0001", "customer": "Ada Moreau", "text": "Water the ferns", "in": "4.2s"}
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from demo.lines import BadInput
 from sandq.errors import SandqError
 from sandq.model.times import duration_ms
 
@@ -22,10 +23,6 @@ SCHEDULE_PART = 0.4
 """Of the whole time, reminders are being scheduled so long; the last ones are due at its end."""
 LONGEST_S = 40.0
 SHORTEST_S = 2.0
-
-
-class BadInput(Exception):
-    """The input cannot be used; the text names file and line."""
 
 
 @dataclass(frozen=True, slots=True)

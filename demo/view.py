@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 from rich.console import Console, Group, RenderableType
@@ -21,7 +22,7 @@ LIVE_S = 0.1
 PLAIN_S = 1.0
 _NOTES = 8
 _BAR = 40
-_CLOCK_MOVED_MS = 5.0
+CLOCK_MOVED_MS = 5.0
 
 
 class Output(Console):
@@ -56,18 +57,19 @@ async def _plain(scene: Scene, console: Console) -> None:
     try:
         while not scene.done:
             for _ in range(int(PLAIN_S / LIVE_S)):
-                _print_notes(scene, console)
+                print_notes(scene.notes, console)
                 await anyio.sleep(LIVE_S)
                 if scene.done:
                     return
             console.print(_line(scene), highlight=False, soft_wrap=True)
     finally:
-        _print_notes(scene, console)
+        print_notes(scene.notes, console)
 
 
-def _print_notes(scene: Scene, console: Console) -> None:
-    while scene.notes:
-        console.print(scene.notes.popleft(), highlight=False, markup=False, soft_wrap=True)
+def print_notes(notes: deque[str], console: Console) -> None:
+    """Those that were not printed yet."""
+    while notes:
+        console.print(notes.popleft(), highlight=False, markup=False, soft_wrap=True)
 
 
 def _line(scene: Scene) -> str:
@@ -118,12 +120,12 @@ def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
 class Notes(logging.Handler):
     """What the client logs becomes notes of the scene: it would tear the live view."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._scene = scene
+        self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._scene.note(f"client: {record.getMessage()}")
+        self._note(f"client: {record.getMessage()}")
 
 
 def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
@@ -131,7 +133,7 @@ def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
     console.print()
     for name, text in verdict_rows(found):
         console.print(f"{name:<12}{text}", highlight=False, markup=False, soft_wrap=True)
-    if abs(scene.clock_moved_ms) > _CLOCK_MOVED_MS:
+    if abs(scene.clock_moved_ms) > CLOCK_MOVED_MS:
         console.print(
             f"{'note':<12}the machine's wall clock moved by {scene.clock_moved_ms:.0f} ms during the demo, "
             "and lateness is told by it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ import click
 from sandctl.jsonl import message_record
 from sandctl.output import to_json
 from sandctl.settings import common_options, run, settings
+from sandctl.times import DURATION, EARLIEST, PLACE
 
 if TYPE_CHECKING:
     from sandq.client import Client, Message, Subscription
@@ -27,17 +29,18 @@ QUIET_S = 0.5
 @click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: at the end the messages are given back to the group.")
-@click.option("--lease", metavar="DURATION", help="How long messages are held.  [default: the topic's]")
+@click.option("--lease", type=DURATION, metavar="DURATION", help="How long messages are held.  [default: the topic's]")
 @click.option(
     "--start",
-    type=click.Choice(["earliest", "latest"]),
-    default="earliest",
+    type=PLACE,
+    default=EARLIEST,
     show_default=True,
-    help="Where a new group begins.",
+    metavar="PLACE",
+    help="Where a new group begins: earliest, latest, an instant, or an offset.",
 )
 @common_options
 def consume(
-    topic: str, group: str, maximum: int | None, follow: bool, no_ack: bool, lease: str | None, start: str
+    topic: str, group: str, maximum: int | None, follow: bool, no_ack: bool, lease: timedelta | None, start: str | int
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
@@ -45,7 +48,12 @@ def consume(
     waits a second). Each message is printed as its bytes and a line feed; with -o jsonl as an object that
     `produce --jsonl` takes.
 
-    With --no-ack at most 10,000 messages are held, and it ends there.
+    \b
+      sandctl consume orders --group billing
+      sandctl consume orders --group audit --start -1h --follow -o jsonl
+
+    With --no-ack at most 10,000 messages are held, and it ends there. --start of a group that is there already does
+    nothing: see `group seek`.
     """
     if maximum is not None and follow:
         raise click.UsageError("--max and --follow: one of them, not both")

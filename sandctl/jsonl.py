@@ -6,9 +6,11 @@
     "key": "k" | "key_base64": "aw=="     optional
     "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
     "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds
+    "ttl": "1h" | seconds                 optional: dead when nobody took it so long after its delivery time
+    "unique_key": "order-7" | "unique_key_base64": "aw=="
 
-`consume` adds what it knows (offset, id, topic, partition, attempt, created_at, lease_token); `produce` passes over
-that and refuses every other name.
+`consume`, `message list --values` and `dead list --values` add what they know (offset, id, state, ...); `produce`
+passes over that and refuses every other name.
 """
 
 from __future__ import annotations
@@ -22,9 +24,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sandq.client import Message
 
-FROM_CONSUME = frozenset(("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token"))
+FROM_OTHERS = frozenset(
+    (
+        *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token"),  # consume
+        *("state", "due_at", "moves", "moved_at", "size"),  # message list, get
+        *("reason", "attempts", "error", "dead_at", "history"),  # dead list
+    )
+)
 _VALUES = ("text", "value", "json")
-_KNOWN = frozenset((*_VALUES, "key", "key_base64", "headers", "deliver_at", "delay"))
+_TIMES = ("deliver_at", "delay", "ttl")
+_KEYS = ("key", "unique_key")
+_KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES))
 
 
 class BadLine(Exception):
@@ -41,15 +51,17 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise BadLine("not JSON: nested too deep") from None
     if not isinstance(found, dict):
         raise BadLine("a JSON object is expected")
-    unknown = sorted(found.keys() - _KNOWN - FROM_CONSUME)
+    unknown = sorted(found.keys() - _KNOWN - FROM_OTHERS)
     if unknown:
         raise BadLine(f"{unknown[0]}: no such field of a message (this version knows {', '.join(sorted(_KNOWN))})")
     arguments: dict[str, Any] = {"value": _value(found)}
-    if found.get("key") is not None or found.get("key_base64") is not None:
-        arguments["key"] = _key(found)
+    for name in _KEYS:
+        key = _key(found, name)
+        if key is not None:
+            arguments[name] = key
     if found.get("headers") is not None:
         arguments["headers"] = _headers(found["headers"])
-    for name in ("deliver_at", "delay"):
+    for name in _TIMES:
         if found.get(name) is not None:
             arguments[name] = found[name]
     return arguments
@@ -67,14 +79,15 @@ def _value(found: Mapping[str, Any]) -> bytes:
     return _base64("value", found["value"]) if name == "value" else _utf8("text", found["text"])
 
 
-def _key(found: Mapping[str, Any]) -> bytes:
-    if found.get("key") is None:
-        return _base64("key_base64", found["key_base64"])
-    if found.get("key_base64") is not None:
-        raise BadLine("key and key_base64: one of them, not both")
-    if not isinstance(found["key"], str):
-        raise BadLine("key: text is expected")
-    return _utf8("key", found["key"])
+def _key(found: Mapping[str, Any], name: str) -> bytes | None:
+    encoded = f"{name}_base64"
+    if found.get(name) is None:
+        return None if found.get(encoded) is None else _base64(encoded, found[encoded])
+    if found.get(encoded) is not None:
+        raise BadLine(f"{name} and {encoded}: one of them, not both")
+    if not isinstance(found[name], str):
+        raise BadLine(f"{name}: text is expected")
+    return _utf8(name, found[name])
 
 
 def _headers(found: object) -> dict[str, Any]:
@@ -108,17 +121,7 @@ def message_record(message: Message) -> dict[str, Any]:
     """A delivered message as an object for JSON."""
     from sandq.model.times import format_instant
 
-    record: dict[str, Any] = {}
-    text = _text(message.value)
-    record.update({"value": _encoded(message.value)} if text is None else {"text": text})
-    if message.key is not None:
-        key = _text(message.key)
-        record.update({"key_base64": _encoded(message.key)} if key is None else {"key": key})
-    headers = message.headers
-    if headers:
-        record["headers"] = {
-            name: {"base64": _encoded(value)} if isinstance(value, bytes) else value for name, value in headers.items()
-        }
+    record = value_fields(message.value) | content_fields(message.key, message.headers)
     record["deliver_at"] = format_instant(message.deliver_at_ms)
     record["offset"] = message.offset
     record["id"] = message.id
@@ -130,12 +133,40 @@ def message_record(message: Message) -> dict[str, Any]:
     return record
 
 
-def _text(data: bytes) -> str | None:
+def value_fields(value: bytes | None) -> dict[str, Any]:
+    """The value as `text`, or as `value` when it is no UTF-8."""
+    if value is None:
+        return {}
+    text = text_or_none(value)
+    return {"value": encoded(value)} if text is None else {"text": text}
+
+
+def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
+    """A key as text, or in base64 when it is no UTF-8; {} when there is none."""
+    if key is None:
+        return {}
+    text = text_or_none(key)
+    return {f"{name}_base64": encoded(key)} if text is None else {name: text}
+
+
+def content_fields(key: bytes | None, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Key and headers; those that are there."""
+    fields = key_fields("key", key)
+    if headers:
+        fields["headers"] = {
+            name: {"base64": encoded(value)} if isinstance(value, bytes) else value for name, value in headers.items()
+        }
+    return fields
+
+
+def text_or_none(data: bytes) -> str | None:
+    """UTF-8 text; None when it is none."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _encoded(data: bytes) -> str:
+def encoded(data: bytes) -> str:
+    """Base64."""
     return base64.b64encode(data).decode()

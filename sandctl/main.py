@@ -16,7 +16,9 @@ import click
 
 from sandctl.cluster import cluster
 from sandctl.consume import consume
+from sandctl.dead import dead
 from sandctl.groups import group
+from sandctl.messages import message
 from sandctl.produce import produce
 from sandctl.settings import CannotConnect, common_options
 from sandctl.topics import topic
@@ -85,13 +87,14 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
 @common_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:
-    """Talk to a sandq cluster: topics, messages, consumer groups, the cluster itself.
+    """Talk to a sandq cluster: topics, messages, consumer groups, dead letters, the cluster itself.
 
-    Times: a delay is "90s", "5m", "3d" or seconds; an instant is "2030-01-31T08:00:00Z" or epoch milliseconds.
+    Times: a DURATION is "90s", "5m", "3d" or seconds; an INSTANT is "2030-01-31T08:00:00Z", epoch milliseconds, or a
+    duration from now with its sign: "+5m", "-1h". Lists show 100 rows at most, unless --limit says otherwise.
 
     Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached.
     """
 
 
-for command in (topic, produce, consume, group, cluster):
+for command in (topic, produce, consume, message, group, dead, cluster):
     main.add_command(command)

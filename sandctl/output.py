@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -48,18 +48,73 @@ def to_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, ensure_ascii=False)
 
 
-def show_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Rows; `columns` is what a table shows: key -> heading. JSON shows everything."""
+def show_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], limit: int | None = None) -> None:
+    """Rows, `limit` of them at most; `columns` is what a table shows: key -> heading. JSON shows everything."""
+    shown = rows[:limit]
     output = settings().output
     if output == "json":
-        click.echo(to_json(list(rows), indent=2))
+        click.echo(to_json(list(shown), indent=2))
     elif output == "jsonl":
-        for row in rows:
+        for row in shown:
             click.echo(to_json(row))
-    elif rows:
-        _table([[text_of(row.get(key)) for key in columns] for row in rows], list(columns.values()))
+    elif shown:
+        _table([[text_of(row.get(key)) for key in columns] for row in shown], list(columns.values()))
     else:
         click.echo("none", err=True)
+    if len(shown) < len(rows):
+        _there_is_more(len(shown))
+
+
+async def show_stream(
+    rows: AsyncIterator[Any],
+    record: Callable[[Any], Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Any], object]],
+    limit: int | None,
+) -> None:
+    """Rows as they come, each as `record` has it for JSON, or in a table with `columns`: heading -> cell.
+
+    `rows` must end by itself one row after the limit at the latest: that one tells that there is more.
+    """
+    output = settings().output
+    table: list[list[str]] = []
+    count = 0
+    more = False
+    async for row in rows:
+        if count == limit:
+            more = True
+            continue
+        if output == "table":
+            table.append([text_of(cell(row)) for cell in columns.values()])
+        elif output == "jsonl":
+            click.echo(to_json(record(row)))
+        else:
+            click.echo((",\n  " if count else "[\n  ") + to_json(record(row)), nl=False)
+        count += 1
+    if output == "json":
+        click.echo("\n]" if count else "[]")
+    elif table:
+        _table(table, list(columns))
+    elif not count:
+        click.echo("none", err=True)
+    if more:
+        _there_is_more(count)
+
+
+def _there_is_more(count: int) -> None:
+    click.echo(f"sandctl: only the first {count:,} are shown; --limit says how many", err=True)
+
+
+def counted(count: int, what: str) -> str:
+    """ "1 message", "1,200 messages"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def shortened(text: str, chars: int) -> str:
+    """Text on one line, and not longer than so many characters."""
+    text = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[: chars + 1]
+    )
+    return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
 def show_one(record: Mapping[str, Any]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
 from sandctl.jsonl import BadLine, parse_line
-from sandctl.output import to_json
+from sandctl.output import counted, to_json
 from sandctl.settings import common_options, run, settings
+from sandctl.times import DURATION, INSTANT, raw
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -29,8 +31,22 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
 @click.option("--key", help="Messages of one key go to one partition.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
-@click.option("--at", metavar="INSTANT", help="Deliver at this moment, never before.")
-@click.option("--in", "delay", metavar="DURATION", help="Deliver after this delay.")
+@click.option("--at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, never before.")
+@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="Deliver after this delay.")
+@click.option(
+    "--ttl",
+    type=DURATION,
+    metavar="DURATION",
+    help="Dead when nobody took it so long after its time.  [default: the topic's]",
+)
+@click.option("--unique-key", metavar="K", help="Only one pending message of TOPIC may have it.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["reject", "replace", "ignore"]),
+    default="reject",
+    show_default=True,
+    help="When the unique key is taken: fail, cancel the other message, or keep the other one.",
+)
 @click.option("--partition", type=int, help="Send to this partition.")
 @common_options
 def produce(
@@ -41,8 +57,11 @@ def produce(
     jsonl: bool,
     key: str | None,
     headers: tuple[str, ...],
-    at: str | None,
-    delay: str | None,
+    at: int | None,
+    delay: timedelta | None,
+    ttl: timedelta | None,
+    unique_key: str | None,
+    on_conflict: str,
     partition: int | None,
 ) -> None:
     """Send messages to TOPIC, and print the offset of each once it is stored.
@@ -50,9 +69,15 @@ def produce(
     PAYLOAD is one message. So is --file, its bytes as they are, unless --lines or --jsonl say that it holds many (then
     standard input is read when no file is named).
 
-    A JSON object has the value as "text", as "value" (base64) or as "json"; and may have "key", "headers", and
-    "deliver_at" or "delay". What `consume -o jsonl` prints is such an object; --key, --header, --at and --in hold for
-    those that do not say otherwise.
+    \b
+      sandctl produce orders '{"order": 17}' --key customer-7 --in 2h
+      sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
+      sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
+
+    A JSON object has the value as "text", as "value" (base64) or as "json"; and may have "key", "headers",
+    "deliver_at" or "delay", "ttl" and "unique_key" ("key_base64" and "unique_key_base64" where they are no text). What
+    `consume -o jsonl` prints is such an object. --key, --header, --at, --in and --ttl hold for those that do not say
+    otherwise.
     """
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl: one of them, not both")
@@ -62,13 +87,19 @@ def produce(
         raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
     if payload is None and path is None and not (lines or jsonl):
         raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
-    common: dict[str, Any] = {
-        "key": None if key is None else os.fsencode(key),
+    if unique_key is not None and (lines or jsonl):
+        raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
+    options = {
+        "key": raw(key),
         "headers": _headers(headers),
-        "deliver_at": _instant(at),
+        "deliver_at": at,
         "delay": delay,
+        "ttl": ttl,
+        "unique_key": raw(unique_key),
         "partition": partition,
     }
+    common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    common["on_conflict"] = on_conflict
     with _open(path) as source:
         if lines or jsonl:
             run(lambda client: _send_lines(client, topic, source, jsonl, common))
@@ -95,11 +126,6 @@ def _headers(headers: tuple[str, ...]) -> dict[str, str] | None:
     return found or None
 
 
-def _instant(at: str | None) -> str | int | None:
-    """Digits alone are epoch milliseconds."""
-    return int(at) if at is not None and at.isascii() and at.isdecimal() else at
-
-
 async def _send_lines(client: Client, topic: str, source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> None:
     import anyio
 
@@ -118,7 +144,8 @@ async def _send_lines(client: Client, topic: str, source: BinaryIO, jsonl: bool,
     if failure is None:
         failure = progress.failure
     if failure is not None:
-        raise click.ClickException(f"{failure}; {progress.stored} messages were sent")
+        more = f"; {progress.failed - 1:,} more failed" if progress.failed > 1 else ""
+        raise click.ClickException(f"{failure}{more}; {counted(progress.stored, 'message')} sent")
 
 
 class _Progress:
@@ -126,6 +153,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.stored = 0
+        self.failed = 0
         self.failure: Exception | None = None
         self._output = settings().output
 
@@ -150,6 +178,7 @@ async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], pro
             try:
                 offset = await receipt
             except SandqError as error:
+                progress.failed += 1
                 progress.failure = progress.failure or BadLine(f"line {number}: {error.message}")
             else:
                 progress.offset(offset)
@@ -191,9 +220,12 @@ async def _arguments(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> A
         except BadLine as error:
             yield error
             return
-        if "deliver_at" in own or "delay" in own:
-            own = {"deliver_at": None, "delay": None, **own}
-        yield {**common, **own}
+        yield {**common, **_without_times(own), **own}
+
+
+def _without_times(own: dict[str, Any]) -> dict[str, Any]:
+    """What a line with a time of its own has instead of the options'."""
+    return {"deliver_at": None, "delay": None} if "deliver_at" in own or "delay" in own else {}
 
 
 def _print_offsets(offsets: list[str]) -> None:

@@ -1,18 +1,21 @@
-"""`sandctl topic`: create, list, show, delete."""
+"""`sandctl topic`: create, list, show, update, purge, delete; `forecast` stands in `sandctl.forecast`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import done, show_one, show_rows
+from sandctl.asking import confirm_name, need_yes, yes_option
+from sandctl.forecast import forecast
+from sandctl.output import counted, done, show_one, show_rows
+from sandctl.progress import Progress
 from sandctl.settings import common_options, run
+from sandctl.times import limit_option
+from sandctl.topic_settings import settings_of, settings_options, shown
 
 if TYPE_CHECKING:
-    from sandq.client import Client, TopicRecord
+    from sandq.client import Client, JobResult, TopicRecord
 
 _COLUMNS = {
     "name": "TOPIC",
@@ -27,7 +30,7 @@ _COLUMNS = {
 
 @click.group()
 def topic() -> None:
-    """Create, list, show and delete topics."""
+    """Create, list, show, change, purge and delete topics; see when their messages are due."""
 
 
 @topic.command()
@@ -35,44 +38,58 @@ def topic() -> None:
 @click.option("--kind", default="timer", show_default=True, help="What the topic is; this version has timer.")
 @click.option("--partitions", type=int, default=1, show_default=True)
 @click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition.")
-@click.option("--lease", metavar="DURATION", help="How long a consumer may hold a message.  [default: 30s]")
-@click.option("--max-attempts", metavar="N|none", help="After so many deliveries a message is dead.  [default: 10]")
-@click.option(
-    "--backoff",
-    type=click.Choice(["exponential", "fixed", "linear", "none"]),
-    help="How long a nacked message waits.  [default: exponential]",
-)
-@click.option("--backoff-first", metavar="DURATION", help="The wait after the first attempt.  [default: 1s]")
-@click.option("--backoff-factor", type=float, help="Of exponential.  [default: 2]")
-@click.option("--backoff-cap", metavar="DURATION", help="The longest wait.  [default: 10m]")
-@click.option("--backoff-jitter", type=int, metavar="PERCENT", help="Spread around the wait.  [default: 20]")
-@click.option(
-    "--delete-on-ack/--retain",
-    default=None,
-    help="Whether messages go once every group acked them.  [default: delete-on-ack]",
-)
+@settings_options(update=False)
 @common_options
 def create(name: str, kind: str, partitions: int, replicas: int, **options: Any) -> None:
-    """Create the topic NAME."""
-    settings = _topic_settings(options)
+    """Create the topic NAME.
+
+    \b
+      sandctl topic create orders --partitions 4 --lease 1m --max-attempts 5
+      sandctl topic create log --retain --retain-for 30d --retain-bytes 10GiB
+    """
+    given = settings_of(options)
 
     async def work(client: Client) -> TopicRecord:
-        return await client.admin.create_topic(name, kind=kind, partitions=partitions, replicas=replicas, **settings)
+        return await client.admin.create_topic(name, kind=kind, partitions=partitions, replicas=replicas, **given)
 
     record = run(work)
-    count = len(record.partitions)
-    done(f"created topic {name} ({count} partition{'s' if count != 1 else ''})", _row(record))
+    done(f"created topic {name} ({counted(len(record.partitions), 'partition')})", _row(record))
+
+
+@topic.command()
+@click.argument("name")
+@settings_options(update=True)
+@common_options
+def update(name: str, **options: Any) -> None:
+    """Change settings of the topic NAME; those that are not named stay.
+
+    \b
+      sandctl topic update orders --ttl 1h --backoff-cap 1m
+      sandctl topic update orders --ttl none
+
+    They hold from now on; what has a lease or waits for a retry keeps its times.
+    """
+    given = settings_of(options)
+    if not given:
+        raise click.UsageError("nothing to change: give at least one setting")
+
+    async def work(client: Client) -> TopicRecord:
+        return await client.admin.update_topic(name, **given)
+
+    record = run(work)
+    done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings)})
 
 
 @topic.command("list")
+@limit_option
 @common_options
-def list_() -> None:
+def list_(limit: int | None) -> None:
     """List all topics."""
 
     async def work(client: Client) -> list[TopicRecord]:
         return await client.admin.list_topics()
 
-    show_rows([_row(record) for record in run(work)], _COLUMNS)
+    show_rows([_row(record) for record in run(work)], _COLUMNS, limit)
 
 
 @topic.command()
@@ -95,21 +112,18 @@ def show(name: str) -> None:
         }
         for row in record.partitions
     ]
-    show_one({**_row(record), "settings": dict(record.settings), "partitions": rows})
+    show_one({**_row(record), "settings": shown(record.settings), "partitions": rows})
 
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @common_options
 def delete(name: str, yes: bool) -> None:
     """Delete the topic NAME and all its messages."""
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("deleting a topic deletes its messages: say --yes")
-        typed = click.prompt(f"This deletes {name} and all its messages. Type its name to go on", err=True)
-        if typed != name:
-            raise click.UsageError("the name is another one: nothing was deleted")
+        need_yes("deleting a topic deletes its messages")
+        confirm_name(name, f"This deletes {name} and all its messages", "deleted")
 
     async def work(client: Client) -> None:
         await client.admin.delete_topic(name)
@@ -118,28 +132,45 @@ def delete(name: str, yes: bool) -> None:
     done(f"deleted topic {name}", {"deleted": name})
 
 
-def _topic_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, by the names of a topic's settings; the broker checks their values."""
-    settings: dict[str, Any] = {}
-    backoff = {
-        "kind": options["backoff"],
-        "first": options["backoff_first"],
-        "factor": options["backoff_factor"],
-        "cap": options["backoff_cap"],
-        "jitter_percent": options["backoff_jitter"],
-    }
-    backoff = {key: value for key, value in backoff.items() if value is not None}
-    if backoff:
-        settings["backoff"] = backoff
-    for key in ("lease", "delete_on_ack"):
-        if options[key] is not None:
-            settings[key] = options[key]
-    attempts = options["max_attempts"]
-    if attempts is not None:
-        if attempts != "none" and not attempts.isdecimal():
-            raise click.BadParameter(f"{attempts!r} is neither a number nor none", param_hint="--max-attempts")
-        settings["max_attempts"] = None if attempts == "none" else int(attempts)
-    return settings
+@topic.command()
+@click.argument("name")
+@click.option("--dead", is_flag=True, help="Purge the dead letters of all groups, too.")
+@yes_option
+@common_options
+def purge(name: str, dead: bool, yes: bool) -> None:
+    """Cancel all that is pending in the topic NAME; with --dead, delete its dead letters as well.
+
+    \b
+      sandctl topic purge orders
+      sandctl topic purge orders --dead --yes
+
+    The topic, its settings and its groups stay. What a group holds at that moment is not touched.
+    """
+    if not yes:
+        need_yes("purging a topic cancels its pending messages")
+        confirm_name(
+            name, f"This cancels all pending messages of {name}{' and purges its dead letters' * dead}", "purged"
+        )
+
+    async def work(client: Client) -> tuple[JobResult, int]:
+        with Progress("cancelled") as progress:
+            cancelled = await client.messages(name).cancel_all(progress=progress)
+        purged = 0
+        if dead:
+            for group in sorted({str(row["group"]) for row in await client.admin.groups(name)}):
+                with Progress(f"purged dead letters of group {group}:") as progress:
+                    purged += (await client.dead(name, group).purge(progress=progress)).done
+        return cancelled, purged
+
+    cancelled, purged = run(work)
+    text = f"cancelled {counted(cancelled.done, 'message')} of {name}"
+    if dead:
+        text += f", purged {counted(purged, 'dead letter')}"
+    record = {"matched": cancelled.matched, "done": cancelled.done, "too_late": cancelled.too_late}
+    done(text, {**record, "dead_purged": purged} if dead else record)
+
+
+topic.add_command(forecast)
 
 
 def _row(record: TopicRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import trio.lowlevel
 
 from sandq.metadata import commands as m
 from sandq.metadata.state import Topic
+from sandq.model import offsets
 from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
@@ -27,14 +28,14 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import Limits
 from sandq.model.names import check_name
-from sandq.model.settings import parse_settings
+from sandq.model.settings import parse_settings, update_settings
 from sandq.partition import commands as c
 
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery, Subscription
 from .engine import Engine
 from .host import Done, GroupHost, call_all
-from .publisher import check_batch
+from .publisher import Place, check_batch
 from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
 from .timers import Timers
@@ -52,6 +53,7 @@ class OpenTopic(NamedTuple):
 
     record: Topic
     partitions: dict[int, PartitionDelivery]
+    places: dict[int, Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Subscriber:
     consumer: str
     credit: int
     lease_ms: int | None
-    start: str
+    start: c.Position
     held: frozenset[tuple[int, int, int]]
 
 
@@ -132,7 +134,12 @@ class Broker:
             )
             for partition, host in enumerate(hosts)
         }
-        self._topics[topic.name] = OpenTopic(topic, deliveries)
+        places = {
+            partition: Place(partition, topic.initial_partitions, topic.settings["ordering"] == "key")
+            for partition in deliveries
+        }
+        await self._configure(topic, hosts)
+        self._topics[topic.name] = OpenTopic(topic, deliveries, places)
         for delivery in deliveries.values():
             self._by_group[delivery.host.number] = delivery
             delivery.status_changed()
@@ -191,6 +198,26 @@ class Broker:
 
         return await self._whole(create)
 
+    async def update_topic(self, name: str, settings: Mapping[str, Any]) -> Topic:
+        """Change some settings. Raises UnknownTopic, InvalidSetting, StorageFailed."""
+
+        async def update() -> Topic:
+            opened = self.topic(name)
+            record = update_settings(opened.record.settings, settings).record()
+            topic: Topic = await self._metadata.call(m.UpdateTopic(name, record))
+            await self._configure(topic, [delivery.host for delivery in opened.partitions.values()])
+            self._topics[name] = opened._replace(record=topic)
+            log.info("topic updated", topic=name)
+            return topic
+
+        return await self._whole(update)
+
+    async def _configure(self, topic: Topic, hosts: list[GroupHost]) -> None:
+        """Give partitions the topic's settings where they have others."""
+        await call_all(
+            [(host, c.Configure(topic.settings)) for host in hosts if host.status.settings != topic.settings]
+        )
+
     async def delete_topic(self, name: str) -> None:
         """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic, StorageFailed."""
 
@@ -233,13 +260,22 @@ class Broker:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def produce(
-        self, topic: str, partition: int, batch: bytes, producer_id: int, epoch: int, sequence: int, done: Done
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        on_conflict: int,
+        done: Done,
     ) -> None:
-        """`done` gets (base, count), or 16 bytes a message, once the batch is stored."""
+        """`done` gets (base, count), or `Stored`, once the batch is stored."""
         delivery = self.partition(topic, partition)
-        count = check_batch(batch, self.clock.now_ms(), self.limits)
-        command = c.Append(batch, producer_id, epoch, sequence)
-        delivery.host.submit(command, done, size=len(batch) + 64, messages=count)
+        place = self._topics[topic].places[partition]
+        messages, split = check_batch(batch, self.clock.now_ms(), self.limits, place)
+        command = c.Append(batch, producer_id, epoch, sequence, on_conflict, split)
+        delivery.host.submit(command, done, size=len(batch) + 64, messages=messages)
 
     def settle(self, group_number: int, partition: int, command: c.Ack | c.Nack | c.Extend, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
@@ -272,8 +308,8 @@ class Broker:
             asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested, ended
         )
         deliveries = list(topic.partitions.values())
-        opening = [d.host for d in deliveries if all(group.name != asked.group for group in d.host.status.groups)]
-        await call_all([(host, c.OpenGroup(asked.group, asked.start)) for host in opening])
+        opening = [d for d in deliveries if all(group.name != asked.group for group in d.host.status.groups)]
+        await call_all([(d.host, c.OpenGroup(asked.group, _start(asked.start, d.partition))) for d in opening])
         lost_pushes = await self._runner.ask(partial(_held_by, deliveries, asked, self.limits))
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
@@ -308,27 +344,16 @@ class Broker:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    async def group_list(self, topic: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for delivery in self.topic(topic).partitions.values():
-            replica = delivery.host.replica
-            assert isinstance(replica, PartitionReplica)
-            found += await self._runner.ask(replica.group_list)
-        return found
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Run on the thread that owns the state of all partitions."""
+        return await self._runner.ask(question)
 
-    def topic_stats(self, topic: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "partition": partition,
-                "messages": delivery.host.status.messages,
-                "bytes": delivery.host.status.bytes,
-                "floor_ms": delivery.host.status.floor_ms,
-                "now_ms": delivery.host.status.now_ms,
-                "applied_index": delivery.host.status.applied_index,
-                "groups": len(delivery.host.status.groups),
-            }
-            for partition, delivery in self.topic(topic).partitions.items()
-        ]
+
+def _start(start: c.Position, partition: int) -> c.Position:
+    """An offset is of one partition: the others begin at its time."""
+    if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
+        return offsets.deliver_ms(start)
+    return start
 
 
 def _held_by(

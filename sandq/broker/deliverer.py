@@ -1,12 +1,13 @@
-"""Leases what is due to consumers with credit, and pushes it when its time has come."""
+"""Leases what is due to consumers with credit, pushes it when its time has come, and keeps a partition's house."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from sandq.model.errors import SandqError
+from sandq.model.errors import SandqError, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.timer import GroupStatus, Status
@@ -22,8 +23,9 @@ SHARED_GRANT_MESSAGES = 64
 RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 FIRST_WINDOW = 8
-TRIM_INTERVAL_MS = 100
-TRIM_ROWS = 1000
+UPKEEP_PAUSE_MS = 100
+TOUCH_MS = 3_600_000
+"""How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
 
 class Subscription:
@@ -92,7 +94,11 @@ class PartitionDelivery:
         self._groups: dict[str, GroupStatus] = {}
         self._expiring = False
         self._expiry_timer_ms: int | None = None
-        self._trimming = False
+        self._keeping = False
+        """An upkeep is under way, or a timer is set for it ..."""
+        self._upkeep_timer_ms: int | None = None
+        """... for then."""
+        self._touched_ms = clock.now_ms()
         self.closed = False
         host.on_status = self.status_changed
 
@@ -113,6 +119,11 @@ class PartitionDelivery:
         pump.subscriptions.remove(subscription)
         return True
 
+    def consumers(self, group: str) -> int:
+        """How many take part here."""
+        pump = self._pumps.get(group)
+        return len(pump.subscriptions) if pump is not None else 0
+
     def close(self, error: SandqError) -> None:
         """The partition is gone: nothing more is leased or pushed."""
         for pump in self._pumps.values():
@@ -129,12 +140,20 @@ class PartitionDelivery:
             return
         status: Status = self.host.status
         self._groups = {group.name: group for group in status.groups}
-        for name in self._pumps:
-            self.pump(name)
+        for name in list(self._pumps):
+            if name in self._groups:
+                self.pump(name)
+            else:
+                self._end_group(name)
         self._expire(status)
-        if status.trim_due and not self._trimming:
-            self._trimming = True
-            self._timers.at(self._clock.now_ms() + TRIM_INTERVAL_MS, self._trim)
+        self._set_upkeep(status)
+
+    def _end_group(self, name: str) -> None:
+        """The group was deleted: whoever takes part is told, and may make it anew."""
+        for subscription in self._pumps.pop(name).subscriptions:
+            if not subscription.closed:
+                subscription.closed = True
+                subscription.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
 
     # -- leasing --------------------------------------------------------------------------------------------------
 
@@ -235,7 +254,8 @@ class PartitionDelivery:
         again when the consumer returns."""
 
         def send() -> None:
-            if not subscription.closed:
+            group = self._groups.get(subscription.group)
+            if not subscription.closed and group is not None and group.generation == delivery.generation:
                 subscription.push(self.host.number, self.partition, delivery)
 
         if delivery.due_ms <= self._clock.now_ms():
@@ -243,7 +263,7 @@ class PartitionDelivery:
         else:
             self._timers.at(delivery.due_ms, send)
 
-    # -- expiry and trimming --------------------------------------------------------------------------------------
+    # -- expiry and upkeep -----------------------------------------------------------------------------------------
 
     def _expire(self, status: Status) -> None:
         at_ms = status.next_expiry_ms
@@ -274,17 +294,57 @@ class PartitionDelivery:
         elif self.host.failed is None:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
-    def _trim(self) -> None:
-        if self.closed:
+    def _set_upkeep(self, status: Status) -> None:
+        """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
+        if self._keeping:
             return
-        try:
-            self.host.submit(c.Trim(TRIM_ROWS), self._trimmed)
-        except SandqError:
-            self._trimming = False
+        now_ms = self._clock.now_ms()
+        due_ms = max(status.upkeep_ms, now_ms + UPKEEP_PAUSE_MS) if status.upkeep_ms is not None else None
+        touch_ms = self._touched_ms + self._touch_interval_ms(status) if self._pumps else None
+        at_ms = min((at for at in (due_ms, touch_ms) if at is not None), default=None)
+        if at_ms is not None and (self._upkeep_timer_ms is None or at_ms < self._upkeep_timer_ms):
+            self._upkeep_timer_ms = at_ms
+            self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
 
-    def _trimmed(self, result: Any) -> None:
-        if result is True:
-            self._trim()  # there is more
+    def _touch_interval_ms(self, status: Status) -> int:
+        group_ttl_ms = status.settings["group_ttl_ms"]
+        return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
+
+    def _upkeep_due(self, at_ms: int) -> None:
+        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms:
+            return
+        self._upkeep_timer_ms = None
+        status: Status = self.host.status
+        now_ms = self._clock.now_ms()
+        if self._touched_ms + self._touch_interval_ms(status) <= now_ms:
+            self._touched_ms = now_ms
+            self._touch()
+        if status.upkeep_ms is not None and status.upkeep_ms <= now_ms:
+            self._upkeep()
         else:
-            self._trimming = False
-            self.status_changed()
+            self._set_upkeep(status)
+
+    def _touch(self) -> None:
+        names = [name for name, pump in self._pumps.items() if pump.subscriptions]
+        if names:
+            # Refused: the next one comes long before a group goes.
+            with suppress(SandqError):
+                self.host.submit(c.Touch(names), lambda result: None)
+
+    def _upkeep(self) -> None:
+        self._keeping = True
+        try:
+            self.host.submit(c.Upkeep(), self._upkept)
+        except SandqError as error:
+            self._upkept(error)
+
+    def _upkept(self, result: Any) -> None:
+        self._keeping = False
+        if self.closed or self.host.failed is not None:
+            return
+        if result is True:
+            self._upkeep()
+        elif isinstance(result, SandqError):
+            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.host.status))
+        else:
+            self._set_upkeep(self.host.status)

@@ -71,14 +71,18 @@ class GroupHost:
         group = self.group
         return group.is_leader and bool(self.status.applied_index >= group.term_start)
 
-    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
-        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+    def check_ready(self) -> None:
+        """Raises NotLeader, or what ended the group."""
         if self._closed is not None:
             raise self._closed
-        if self.failed is not None:
-            raise self.failed
         if not self.ready:
             raise NotLeader("this node does not lead the partition (yet); ask again", group=self.number)
+
+    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
+        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+        if self.failed is not None:
+            raise self.failed
+        self.check_ready()
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
-from sandq.model.limits import Limits
+from sandq.model.limits import FIXED, Limits
+from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS
 
-TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS})
+TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
+_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
+"""Columns that the log keeps message by message."""
 
 
-def check_batch(raw: bytes, now_ms: int, limits: Limits) -> int:
-    """How many messages it has, when it can be stored as it is. Raises InvalidRequest, TooLarge, InvalidTime."""
+class Place(NamedTuple):
+    """Where a batch goes, as far as checking it needs to know."""
+
+    partition: int
+    initial_partitions: int
+    ordered: bool
+
+
+class Checked(NamedTuple):
+    """A batch that can be stored as it is."""
+
+    messages: int
+    split: bool
+    """Whether the log keeps its messages one by one."""
+
+
+PLAIN_SINGLE = Checked(1, False)
+
+
+def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
+    """Raises InvalidRequest, TooLarge, InvalidTime."""
     value_bytes = plain_single(raw)
     if value_bytes is not None and value_bytes <= limits.message_bytes:
-        return 1
+        return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
         raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
@@ -28,7 +52,12 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits) -> int:
         raise InvalidRequest(f"this version takes no {names} with a message")
     _check_sizes(batch, limits)
     _check_times(batch, now_ms)
-    return batch.count
+    if Column.TTL_MS in batch.columns:
+        _check_ttls(batch)
+    if Column.UNIQUE_KEY in batch.columns:
+        _check_unique_keys(batch, place)
+    split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
+    return Checked(batch.count, split)
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:
@@ -36,6 +65,7 @@ def _check_sizes(batch: Batch, limits: Limits) -> None:
         (Column.VALUE, limits.message_bytes),
         (Column.KEY, limits.key_bytes),
         (Column.HEADERS, limits.headers_bytes),
+        (Column.UNIQUE_KEY, FIXED.unique_key_bytes),
     ):
         if column not in batch.columns:
             continue
@@ -64,4 +94,27 @@ def _check_times(batch: Batch, now_ms: int) -> None:
         if at_ms and at_ms < LEAST_INSTANT_MS:
             raise InvalidTime(
                 f"message {position} of the batch: delivery time {at_ms} looks like seconds; milliseconds are wanted"
+            )
+
+
+def _check_ttls(batch: Batch) -> None:
+    for position, ttl_ms in enumerate(batch.int_column(Column.TTL_MS) or ()):
+        if ttl_ms is not None and not 1 <= ttl_ms <= offsets.U48_MAX:
+            raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
+
+
+def _check_unique_keys(batch: Batch, place: Place) -> None:
+    """A unique key is unique only where all that have it come together: it routes its message."""
+    keys = batch.bytes_column(Column.KEY) or [None] * batch.count
+    for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
+        if unique_key is None:
+            continue
+        if not unique_key:
+            raise InvalidRequest(f"message {position} of the batch: an empty unique key")
+        if key is not None and key != unique_key:
+            raise InvalidRequest(f"message {position} of the batch: its key is another one than its unique key")
+        wanted = partition_for(unique_key, place.initial_partitions)
+        if wanted != place.partition:
+            raise InvalidRequest(
+                f"message {position} of the batch: its unique key belongs to partition {wanted}, not {place.partition}"
             )

@@ -11,6 +11,7 @@ from sandq.metadata.state import MetadataState
 from sandq.partition import commands
 from sandq.partition.delivery import Piece, Reader
 from sandq.partition.groups import Lease
+from sandq.partition.inspect import Inspector
 from sandq.partition.timer import TimerPartition
 from sandq.partition.view import Change, Row, View
 from sandq.storage.keys import store_prefix
@@ -66,6 +67,8 @@ class Delivery:
     due_ms: int
     """When the last of it is due: it is not sent before."""
     pieces: list[Piece]
+    generation: int
+    """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
 
 
 class PartitionReplica:
@@ -74,6 +77,8 @@ class PartitionReplica:
         self._view = View(self._rows)
         self._reader = Reader()
         self.machine = TimerPartition.load(partition, settings, self._view)
+        self.inspector = Inspector(self.machine, self._view)
+        """For calls on the apply thread."""
 
     @property
     def applied_index(self) -> int:
@@ -107,27 +112,14 @@ class PartitionReplica:
             if lease.token not in known:
                 yield self._delivery(lease)
 
-    def group_list(self) -> list[dict[str, Any]]:
-        machine = self.machine
-        return [
-            {
-                "partition": machine.partition,
-                "group": group.name,
-                "cursor": group.cursor,
-                "committed": group.done_below(),
-                "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
-                "waiting": sum(r.length for entry in group.waiting.values() for r in entry.ranges),
-                "dead": group.dead,
-                "reason": group.paused(),
-            }
-            for group in machine.book.groups.values()
-        ]
-
     def _delivery(self, lease: Lease) -> Delivery:
         ranges = lease.select(lease.live)
-        pieces = self._reader.pieces(self._view, ranges)
+        pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
         count = sum(piece.count for piece in pieces)
-        return Delivery(lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, lease.due_ms, pieces)
+        generation = self.machine.book.groups[lease.group_id].generation
+        return Delivery(
+            lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, lease.due_ms, pieces, generation
+        )
 
 
 class MetadataReplica:

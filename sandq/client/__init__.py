@@ -7,10 +7,15 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 
 from __future__ import annotations
 
+from sandq.client.admin import Forecast
 from sandq.client.batching import Receipt, Receipts
 from sandq.client.client import Client, connect
+from sandq.client.dead import DeadLetters
+from sandq.client.message_batch import BatchSettlement, MessageBatch
 from sandq.client.messages import Extension, Message, Settlement
+from sandq.client.pending import Messages
 from sandq.client.producer import Producer
+from sandq.client.stored import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.subscription import Subscription
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
@@ -26,15 +31,25 @@ def offset_time_ms(offset: str) -> int:
 
 
 __all__ = [
+    "Attempt",
+    "BatchSettlement",
     "Client",
+    "DeadLetter",
+    "DeadLetters",
     "Extension",
+    "FetchedMessage",
+    "Forecast",
+    "JobResult",
     "Message",
+    "MessageBatch",
+    "Messages",
     "Offset",
     "Partition",
     "Producer",
     "Receipt",
     "Receipts",
     "Settlement",
+    "StoredMessage",
     "Subscription",
     "TopicRecord",
     "connect",

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+from sandq.client.calls import call
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
+from sandq.client.jobs import run_job
+from sandq.client.points import Start, start_of
+from sandq.client.stored import JobResult
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, UnknownGroup
 from sandq.model.names import check_name
-from sandq.model.times import duration_ms, format_duration
+from sandq.model.times import TIME_MAX_MS, duration_ms, format_duration
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
+from sandq.protocol.replies_messages import ForecastReply
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
     SHOW,
     ClusterClock,
     ClusterInfo,
+    GroupDelete,
     GroupList,
+    GroupSeek,
+    GroupUpdate,
     TopicCreate,
     TopicDelete,
     TopicStats,
+    TopicUpdate,
 )
+from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
+from sandq.protocol.requests_messages import Forecast as ForecastRequest
+
+_EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
+
+
+class Forecast(NamedTuple):
+    """When messages come due: `(start_ms, messages)` for every second, minute or hour that has some, and how many
+    come after the last one that was asked for."""
+
+    now_ms: int
+    buckets: list[tuple[int, int]]
+    later: int
 
 
 class Admin:
@@ -47,19 +69,19 @@ class Admin:
             if type(count) is not int or not 1 <= count < 2**32:
                 raise InvalidRequest(f"{what}: an int from 1 on is expected, not {count!r}")
         request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
-        frame = await self._cluster.call(request.frame, idempotent=False)
+        frame = await call(self._cluster, request.frame, idempotent=False)
         self._cluster.forget(name)
         return TopicRecord.from_map(_field(frame))
 
     async def list_topics(self) -> list[TopicRecord]:
         """All topics, by name."""
-        reply = MetadataReply.parse(await self._cluster.call(Metadata(None).frame))
+        reply = MetadataReply.parse(await call(self._cluster, Metadata(None).frame))
         return sorted(reply.topics, key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> TopicRecord:
         """One topic; UnknownTopic when there is none of this name."""
         check_name("topic", name)
-        reply = MetadataReply.parse(await self._cluster.call(Metadata([name]).frame))
+        reply = MetadataReply.parse(await call(self._cluster, Metadata([name]).frame))
         for record in reply.topics:
             if record.name == name:
                 return record
@@ -68,8 +90,28 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages."""
         check_name("topic", name)
-        await self._cluster.call(TopicDelete(name).frame, idempotent=False)
+        await call(self._cluster, TopicDelete(name).frame, idempotent=False)
         self._cluster.forget(name)
+
+    async def update_topic(self, name: str, **settings: Any) -> TopicRecord:
+        """Change settings of a topic, `backoff` key by key; those that are not named stay. Its record, as it is now.
+
+        InvalidSetting names every mistake; `ordering` cannot be changed.
+        """
+        check_name("topic", name)
+        return TopicRecord.from_map(_field(await call(self._cluster, TopicUpdate(name, _plain(settings)).frame)))
+
+    async def purge_topic(self, name: str) -> JobResult:
+        """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
+
+        What is leased or waits to be delivered again stays (`too_late` counts it), and so do the groups.
+        """
+        check_name("topic", name)
+        results = [await run_job(self._cluster, name, "cancel", {**_EVERYTHING, "key_prefix": None})]
+        for group in sorted({str(row.get("group")) for row in await self.groups(name)}):
+            arguments = {**_EVERYTHING, "group": group, "reason": None}
+            results.append(await run_job(self._cluster, name, "purge_dead", arguments))
+        return JobResult._make(map(sum, zip(*results, strict=True)))
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
@@ -81,9 +123,52 @@ class Admin:
         rows = await self._of_all_leaders(topic, TopicStats(topic).frame)
         return sorted(rows, key=lambda row: row.get("partition", 0))
 
+    async def seek_group(self, topic: str, group: str, to: Start) -> dict[int, str]:
+        """Put a group elsewhere: "earliest", "latest", an instant, or an offset; its new cursor for each partition.
+
+        Everything from there on is delivered again; seeking forward, what it passes counts as acked. What the group
+        had leased, or was to get again, is revoked. An offset is of one partition: the others stay where they are.
+        """
+        request = GroupSeek(topic, check_name("group", group), start_of(to))
+        rows = [row for found in await self._of_group(topic, request.frame) for row in _rows(found, list)]
+        try:
+            return {partition: offset_model.to_text(cursor) for partition, cursor in sorted(rows)}
+        except (TypeError, ValueError, InvalidRequest):
+            raise ProtocolError(f"GROUP_SEEK reply: {str(rows)[:100]}") from None
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Forget a group and its dead letters. UnknownGroup when there is none, Conflict while it has consumers.
+
+        A TimedOut or ConnectionLost leaves open whether it was done everywhere.
+        """
+        request = GroupDelete(topic, check_name("group", group))
+        await self._of_group(topic, request.frame, idempotent=False)
+
+    async def update_group(self, topic: str, group: str, **settings: Any) -> None:
+        """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`; none at all: it
+        has the topic's again."""
+        request = GroupUpdate(topic, check_name("group", group), _plain(settings))
+        await self._of_group(topic, request.frame)
+
+    async def forecast(self, topic: str, unit: str = "minute", count: int = 60) -> Forecast:
+        """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
+        of the current one."""
+        if unit not in UNITS:
+            raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
+        if type(count) is not int or not 1 <= count <= BUCKETS_MAX:
+            raise InvalidRequest(f"count: an int within 1..{BUCKETS_MAX} is expected, not {count!r}")
+        found = map(ForecastReply.parse, await self._ask_leaders(topic, ForecastRequest(topic, unit, count).frame))
+        now_ms, later = 0, 0
+        buckets: dict[int, int] = {}
+        for reply in found:
+            now_ms, later = max(now_ms, reply.now_ms), later + reply.later
+            for start_ms, messages in reply.buckets:
+                buckets[start_ms] = buckets.get(start_ms, 0) + messages
+        return Forecast(now_ms, sorted(buckets.items()), later)
+
     async def cluster(self) -> dict[str, Any]:
         """The cluster as one of its nodes sees it."""
-        return _map(await self._cluster.call(ClusterInfo().frame))
+        return _map(await call(self._cluster, ClusterInfo().frame))
 
     async def clock(self, *, accept: bool = False) -> dict[str, Any]:
         """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`.
@@ -91,26 +176,47 @@ class Admin:
         `accept` makes it follow a step of the wall clock that it did not trust.
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
-        return _map(await self._cluster.call(request.frame, idempotent=not accept))
+        return _map(await call(self._cluster, request.frame, idempotent=not accept))
+
+    async def _ask_leaders(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+        """The answers of all nodes that lead a partition; each answers for its own."""
+        return [await call(self._cluster, build, node_id=node_id, idempotent=idempotent)
+                for node_id in await self._leaders(topic)]  # fmt: skip
+
+    async def _leaders(self, topic: str) -> list[str | None]:
+        """None, any node, while there is no leader at all."""
+        record = await self.topic(topic)
+        return [*sorted({row.leader for row in record.partitions if row.leader is not None})] or [None]
 
     async def _of_all_leaders(self, topic: str, build: Build) -> list[dict[str, Any]]:
-        """Ask every node that leads a partition; each answers for its own."""
-        record = await self.topic(topic)
-        leaders = sorted({row.leader for row in record.partitions if row.leader is not None})
-        rows: list[dict[str, Any]] = []
-        for leader in (*leaders,) or (None,):
-            frame = await self._cluster.call(build, node_id=leader)
-            found = _field(frame)
-            if type(found) is not list or not all(type(row) is dict for row in found):
-                raise ProtocolError(f"expected an array of maps, got {str(found)[:100]}")
-            rows += [{name: _shown(value) for name, value in row.items()} for row in found]
-        return rows
+        rows = [row for frame in await self._ask_leaders(topic, build) for row in _rows(frame, dict)]
+        return [{name: _shown(value) for name, value in row.items()} for row in rows]
+
+    async def _of_group(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+        """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
+        frames: list[Frame] = []
+        unknown: SandqError | None = None
+        for node_id in await self._leaders(topic):
+            try:
+                frames.append(await call(self._cluster, build, node_id=node_id, idempotent=idempotent))
+            except UnknownGroup as error:
+                unknown = error
+        if unknown is not None and not frames:
+            raise unknown
+        return frames
 
 
 def _field(frame: Frame) -> Any:
     if len(frame) < 3:
         raise ProtocolError("a reply without its field")
     return frame[2]
+
+
+def _rows(frame: Frame, kind: type) -> list[Any]:
+    found = _field(frame)
+    if type(found) is not list or not all(type(row) is kind for row in found):
+        raise ProtocolError(f"expected an array of rows, got {str(found)[:100]}")
+    return found
 
 
 def _map(frame: Frame) -> dict[str, Any]:

@@ -1,44 +1,31 @@
-"""What a producer collects: messages checked and put into columns, batches, receipts. No network in here.
+"""What a producer collects: messages put into columns, batches, receipts. No network in here.
 
 A batch is *open* while messages are added, *sealed* once it is encoded, *done* once it has offsets or an
-error. Messages of three kinds never share a batch: without a time (the broker then stores the batch
-whole), at an instant, after a delay (times relative to the leader's clock).
+error. The messages of a batch are of one lot (`checks.Lot`): those without a time (which the broker stores whole),
+at an instant and after a delay (times relative to the leader's clock) never share one, nor do those with different
+ways out of a conflict over their unique keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from enum import IntEnum
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import anyio
 
+from sandq.client.checks import DELAY, NOW, TIME_BITS, Lot
 from sandq.client.options import again
 from sandq.model import offsets as offset_model
-from sandq.model.batch import Column, encode, headers_pack
-from sandq.model.errors import InvalidRequest, SandqError, TooLarge
-from sandq.model.headers import HeaderValue
-from sandq.model.limits import DEFAULT
-from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+from sandq.model.batch import Column, encode
+from sandq.model.errors import DuplicateKey, SandqError
 from sandq.protocol.replies import Offsets
-
-Value = bytes | bytearray | memoryview | str
-Headers = Mapping[str, HeaderValue]
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Counted for each message beside its bytes: its cells' offsets, its receipt."""
 
 
-class Kind(IntEnum):
-    """What a message says about its time."""
-
-    NOW = 0
-    AT = 1
-    DELAY = 2
-
-
 class Batch:
-    """Messages of one kind for one partition, and what became of them."""
+    """Messages of one lot for one partition, and what became of them."""
 
     __slots__ = (
         "data",
@@ -47,7 +34,7 @@ class Batch:
         "event",
         "headers",
         "keys",
-        "kind",
+        "lot",
         "offsets",
         "opened_at",
         "partition",
@@ -55,18 +42,22 @@ class Batch:
         "sequence",
         "size_bytes",
         "times",
+        "ttls",
+        "unique_keys",
         "unknown",
         "values",
     )
 
-    def __init__(self, kind: Kind, partition: int, opened_at: float) -> None:
-        self.kind = kind
+    def __init__(self, lot: Lot, partition: int, opened_at: float) -> None:
+        self.lot = lot
         self.partition = partition
         self.opened_at = opened_at
         self.values: list[bytes] = []
         self.keys: list[bytes | None] = []
         self.headers: list[bytes | None] = []
         self.times: list[int] = []
+        self.ttls: list[int | None] = []
+        self.unique_keys: list[bytes | None] = []
         self.size_bytes = 0
         self.data: bytes | None = None  # once sealed
         self.epoch = self.sequence = 0  # once sent
@@ -74,7 +65,15 @@ class Batch:
         self.offsets: Offsets | None = None
         self.error: SandqError | None = None
         self.event: anyio.Event | None = None
-        self.raised = 0  # receipts that raised the error already
+        self.raised = 0  # receipts that raised their error already
+
+    def add_more(self, time: int, ttl_ms: int | None, unique_key: bytes | None) -> None:
+        """What the last message has beside value, key and headers, as far as the lot has it."""
+        if self.lot & TIME_BITS:
+            self.times.append(time)
+        if self.lot > TIME_BITS:
+            self.ttls.append(ttl_ms)
+            self.unique_keys.append(unique_key)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -95,9 +94,12 @@ class Batch:
                 Column.KEY: self.keys,
                 Column.HEADERS: self.headers,
             }
-            if self.kind is not Kind.NOW:
+            if self.lot & TIME_BITS != NOW:
                 columns[Column.DELIVER_MS] = self.times
-            self.data = encode(columns, relative=self.kind is Kind.DELAY)
+            if self.lot > TIME_BITS:
+                columns[Column.TTL_MS] = self.ttls
+                columns[Column.UNIQUE_KEY] = self.unique_keys
+            self.data = encode(columns, relative=self.lot & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data
 
@@ -115,19 +117,51 @@ class Batch:
             await self.event.wait()
 
     def offset(self, position: int) -> str:
-        """The text of a message's offset; raises the batch's error."""
-        if self.error is not None:
-            raise again(self.error)
+        """The text of a message's offset; raises its error."""
+        error = self.error_of(position)
+        if error is not None:
+            raise error
+        return self._offset_text(position)
+
+    def _offset_text(self, position: int) -> str:
         assert self.offsets is not None
-        base, _, column = self.offsets
+        base, _, column, _ = self.offsets
         if column is None:
             return offset_model.to_text(offset_model.shift(base, position))
         start = position * offset_model.OFFSET_BYTES
         return offset_model.to_text(column[start : start + offset_model.OFFSET_BYTES])
 
+    def error_of(self, position: int) -> SandqError | None:
+        """Why a message was not stored, once the batch is done."""
+        if self.error is not None:
+            return again(self.error)
+        if self.offsets is None or position not in self.offsets.conflicts:
+            return None
+        state, id_text = self.offsets.conflicts[position], self._offset_text(position)
+        text = f"a message has this unique key already: {id_text}, which is {state}"
+        if self.unknown:
+            text += " (an answer was lost before, and the batch sent again: it may be this very message)"
+        return DuplicateKey(text, id=id_text, state=state)
+
+    @property
+    def failures(self) -> int:
+        """Messages that were not stored, as far as no receipt has raised why."""
+        if self.error is not None:
+            return len(self) - self.raised
+        return len(self.offsets.conflicts) - self.raised if self.offsets is not None else 0
+
+    @property
+    def first_error(self) -> SandqError | None:
+        """The error of the first message that has one."""
+        conflicts = self.offsets.conflicts if self.offsets is not None else ()
+        return self.error_of(min(conflicts, default=0))
+
 
 class Receipt:
-    """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went wrong."""
+    """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went wrong.
+
+    DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
+    """
 
     __slots__ = ("_batch", "_position", "_raised")
 
@@ -152,10 +186,13 @@ class Receipt:
     async def _wait(self) -> str:
         batch = self._batch
         await batch.wait()
-        if batch.error is not None and not self._raised:
-            self._raised = True
-            batch.raised += 1
-        return batch.offset(self._position)
+        try:
+            return batch.offset(self._position)
+        except SandqError:
+            if not self._raised:
+                self._raised = True
+                batch.raised += 1
+            raise
 
 
 class Receipts:
@@ -190,96 +227,20 @@ class Receipts:
         return [await receipt for receipt in self]
 
 
-# Checks of single messages.
-
-
-def as_bytes(what: str, value: object) -> bytes:
-    """Bytes of a value or key: bytes-like as they are, text as UTF-8."""
-    if type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{what}: the text cannot be encoded as UTF-8: {error.reason}") from None
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise InvalidRequest(f"{what}: bytes or str is expected, not {type(value).__name__}")
-
-
-class Checks:
-    """The limits that messages are held to: the server's, or the defaults where it says nothing."""
-
-    __slots__ = ("batch_bytes", "headers_bytes", "key_bytes", "message_bytes")
-
-    def __init__(self, limits: Mapping[str, int]) -> None:
-        self.message_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
-        self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
-        self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
-        self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
-
-    def value(self, value: Value) -> bytes:
-        data = value if type(value) is bytes else as_bytes("value", value)
-        if len(data) > self.message_bytes:
-            raise _too_large("value", "message_bytes", self.message_bytes, len(data))
-        return data
-
-    def key(self, key: Value | None) -> bytes | None:
-        if key is None:
-            return None
-        data = as_bytes("key", key)
-        if len(data) > self.key_bytes:
-            raise _too_large("key", "key_bytes", self.key_bytes, len(data))
-        return data
-
-    def headers(self, headers: Headers | None) -> bytes | None:
-        if not headers:
-            return None
-        if not isinstance(headers, Mapping):
-            raise InvalidRequest(f"headers: a mapping is expected, not {type(headers).__name__}")
-        return headers_pack(headers, max_bytes=self.headers_bytes)
-
-
-def _too_large(what: str, limit: str, maximum: int, size: int) -> TooLarge:
-    return TooLarge(
-        f"{what} of {size} bytes: {maximum} is the limit ({limit})", limit=limit, maximum=maximum, size=size
-    )
-
-
-def time_of(deliver_at: Instant | None, delay: Duration | None) -> tuple[Kind, int]:
-    """The kind of a message, and its time: an instant (epoch ms), a delay (ms), or 0."""
-    if delay is not None:
-        if deliver_at is not None:
-            raise InvalidRequest("deliver_at and delay: one of them, not both")
-        delay_ms = duration_ms(delay)
-        return (Kind.DELAY, delay_ms) if delay_ms else (Kind.NOW, 0)
-    if deliver_at is not None:
-        return Kind.AT, instant_ms(deliver_at)
-    return Kind.NOW, 0
-
-
-def refuse_later(options: Mapping[str, object]) -> None:
-    """Options that the design has and this version has not: refused, never ignored."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidRequest(f"{name}: not supported by this version yet", option=name)
-
-
 def failure_of(topic: str, batches: Iterable[Batch]) -> SandqError | None:
     """One error for the batches that failed, as far as no receipt has raised it: the first, and how many."""
-    failed = [batch for batch in batches if batch.error is not None and batch.raised < len(batch)]
+    failed = [(error, batch) for batch in batches if batch.failures and (error := batch.first_error)]
     if not failed:
         return None
-    first = failed[0].error
-    assert first is not None
-    messages = sum(len(batch) - batch.raised for batch in failed)
-    unknown = sum(len(batch) - batch.raised for batch in failed if batch.unknown)
+    first = failed[0][0]
+    messages = sum(batch.failures for _, batch in failed)
+    unknown = sum(batch.failures for _, batch in failed if batch.unknown and batch.error is not None)
     text = first.message
     if messages > 1:
         maybe = f" (the outcome of {unknown} is unknown)" if unknown else ""
         text = f"{messages} messages to topic {topic!r} were not produced{maybe}; the first: {text}"
     failure = again(first, text)
-    for note in sorted({f"{batch.error.code}: {batch.error.message}" for batch in failed[1:] if batch.error}):
+    for note in sorted({f"{error.code}: {error.message}" for error, _ in failed[1:]}):
         if note != f"{first.code}: {first.message}":
             failure.add_note(note)
     return failure

@@ -9,9 +9,14 @@ import anyio
 import anyio.abc
 
 from sandq.client.admin import Admin
-from sandq.client.batching import Headers, Value
+from sandq.client.checks import Headers, Value, refuse_later
 from sandq.client.cluster import Cluster
+from sandq.client.dead import DeadLetters
+from sandq.client.errands import Errands
+from sandq.client.fetching import Fetched
 from sandq.client.options import DEFAULT_SERVER, Options, parse_server
+from sandq.client.pending import Messages, check_limit
+from sandq.client.points import Point, Start
 from sandq.client.producer import Producer
 from sandq.client.subscription import Subscription
 from sandq.model.errors import ClosedError, InvalidRequest
@@ -27,6 +32,7 @@ class Client:
         self.admin = Admin(cluster)
         self._cluster = cluster
         self._tasks = tasks
+        self._errands = Errands(cluster, tasks)
         self._producers: dict[str, Producer] = {}  # of `produce`, by topic
         self._stack = AsyncExitStack()
         self._is_open = True
@@ -46,18 +52,30 @@ class Client:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
         **later: object,
     ) -> str:
-        """Store one message; its offset (26 characters) once it is safe. Calls at the same time share
-        batches.
+        """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
+        share batches.
 
-        For many messages use `producer`. Retriable errors are raised after `delivery_timeout`; the message
-        then says whether the outcome is unknown. Delivery is at least once: a retry after a lost
-        connection may store the message twice.
+        The arguments are those of `Producer.send`; for many messages use `producer`. Retriable errors are raised
+        after `delivery_timeout`; the message then says whether the outcome is unknown. Delivery is at least once: a
+        retry after a lost connection may store the message twice. DuplicateKey: a message has the `unique_key`.
         """
+        refuse_later(later)
         producer = await self._producer_of(topic)
         receipt = await producer.send(
-            value, key=key, headers=headers, deliver_at=deliver_at, delay=delay, partition=partition, **later
+            value,
+            key=key,
+            headers=headers,
+            deliver_at=deliver_at,
+            delay=delay,
+            partition=partition,
+            ttl=ttl,
+            unique_key=unique_key,
+            on_conflict=on_conflict,
         )
         return await receipt
 
@@ -72,18 +90,19 @@ class Client:
         topic: str,
         *,
         group: str,
-        credit: int = 10,
+        credit: int | None = None,
         lease: Duration | None = None,
-        start: str = "earliest",
+        start: Start = "earliest",
         auto_extend: bool = True,
     ) -> Subscription:
         """`async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
-        (each gets at least one). `lease`: how long a message is held (None: the topic's setting);
-        `auto_extend` renews it as long as the message is not settled. `start` of a group that is new:
-        "earliest" or "latest".
+        (each gets at least one); 10, and 10,000 for who iterates over `subscription.batches()`. `lease`: how long a
+        message is held (None: the topic's setting); `auto_extend` renews it as long as the message is not settled.
+        `start` of a group that is new: "earliest", "latest", an instant, or the offset to begin with (in its partition;
+        the others begin at its time).
         """
         self._check_open()
         return Subscription(
@@ -97,6 +116,34 @@ class Client:
             start=start,
             auto_extend=auto_extend,
         )
+
+    def messages(self, topic: str) -> Messages:
+        """The stored messages of a topic: get, list, cancel, move, why."""
+        self._check_open()
+        return Messages(self._cluster, self._errands, check_name("topic", topic))
+
+    def dead(self, topic: str, group: str) -> DeadLetters:
+        """The dead letters of a group: list, counts, redrive, purge."""
+        self._check_open()
+        return DeadLetters(self._cluster, self.admin, check_name("topic", topic), check_name("group", group))
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        start: Point | None = None,
+        end: Point | None = None,
+        *,
+        limit: int | None = None,
+    ) -> Fetched:
+        """`async for message in client.fetch("orders", 0, start, end):` the log of a partition, read without a lease.
+
+        `start` and `end` (which is not included) are instants or offsets; None is the beginning, and all that is
+        closed: where nothing can come to lie any more.
+        """
+        self._check_open()
+        check_limit(limit)
+        return Fetched(self._cluster, check_name("topic", topic), partition, start, end, limit)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.abc
 
-from sandq.client.connection import Build, Connection
+from sandq.client.connection import Connection
 from sandq.client.links import Address, Known, Link
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
@@ -26,19 +26,15 @@ from sandq.model.errors import (
     ConnectionLost,
     InvalidRequest,
     NotFound,
-    NotLeader,
-    Overloaded,
     SandqError,
     Unavailable,
 )
-from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.requests import Metadata
 
 log = logging.getLogger("sandq.client")
 
 _ASK_AGAIN_S = 0.5  # at most: a new leader is there about a second after the old one went
-_NOTHING_DONE = (NotLeader, Overloaded, Unavailable)
 
 
 class Cluster:
@@ -150,61 +146,22 @@ class Cluster:
                     return known.record
                 self.refresh(name)
                 await self._changed.wait()
-        raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self._why()}")
+        raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self.why()}")
 
-    async def call(
-        self,
-        build: Build,
-        *,
-        node_id: str | None = None,
-        idempotent: bool = True,
-        timeout_s: float | None = None,
-    ) -> Frame:
-        """A request to a node, or to any; tried again while its error is retriable and there is time.
+    def knows(self, node_id: str) -> bool:
+        """Whether a node of this id has been heard of."""
+        return node_id in self._links
 
-        A request that is not idempotent is tried again only when it is certain that nothing was done.
-        """
-        timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
-        deadline = anyio.current_time() + timeout_s
-        last: SandqError | None = None
-        attempt = 0
-        while (left_s := deadline - anyio.current_time()) > 0:
-            connection = await self._some_connection(node_id, attempt, left_s)
-            if connection is None:
-                break
-            try:
-                return await connection.call(build, timeout_s=max(left_s, 0.001))
-            except SandqError as error:
-                if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
-                    raise
-                last = error
-                hint = error.details.get("node_id")
-                if isinstance(error, NotLeader) and isinstance(hint, str) and hint in self._links:
-                    node_id = hint
-            await anyio.sleep(min(self.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
-            attempt += 1
-        if last is not None:
-            raise again(last)
-        raise Unavailable(f"no node could be reached in {timeout_s:g} s{self._why()}")
-
-    async def _some_connection(self, node_id: str | None, attempt: int, timeout_s: float) -> Connection | None:
-        with anyio.move_on_after(timeout_s):
-            while True:
-                self.check_open()
-                found = self.connections()
-                if node_id is not None:
-                    found = [one for one in found if one.hello.node_id == node_id]
-                if found:
-                    return found[attempt % len(found)]
-                await self._changed.wait()
-        return None
+    async def change(self) -> None:
+        """Until anything of what is known here changes."""
+        await self._changed.wait()
 
     def check_open(self) -> None:
         """ClosedError once the client is closed."""
         if self._closed:
             raise ClosedError("the client is closed")
 
-    def _why(self) -> str:
+    def why(self) -> str:
         """The last errors of the links, for a message."""
         errors = [link.error.message for link in self._links.values() if link.error is not None]
         return ": " + "; ".join(errors) if errors else ""

@@ -61,7 +61,7 @@ class Connection:
         self.lost = Signal()
         self._options = options
         self._stream = stream
-        self._reader = FrameReader()
+        self._reader = FrameReader(control_bytes=DEFAULT.frame_bytes)
         self._next_id = _FIRST_REQUEST_ID
         self._pending: dict[int, OnReply] = {}
         self._out: list[bytes] = []
@@ -114,7 +114,7 @@ class Connection:
         self.hello = HelloReply.parse(frame)
         frame_bytes = self.hello.limits.get("frame_bytes")
         if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
-            self._reader = FrameReader(frame_bytes)  # the operator allows larger ones
+            self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger ones
         self._clock.note(self.hello.now_ms, sent_at)
 
     # What others use.

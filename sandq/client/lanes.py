@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 import anyio
 
-from sandq.client.batching import Batch, Kind
+from sandq.client.batching import Batch
+from sandq.client.checks import Lot, on_conflict_of
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Connection
 from sandq.client.options import Options, again
@@ -51,7 +52,7 @@ class Lane:
         on_answer: Callable[[Lane, Batch], None],
     ) -> None:
         self.partition = partition
-        self.open: dict[Kind, Batch] = {}
+        self.open: dict[Lot, Batch] = {}
         self._cluster = cluster
         self._topic = topic
         self._producer_id = producer_id
@@ -81,9 +82,9 @@ class Lane:
         places = (self._flying, self._returned, self._waiting, self.open.values())
         return sum(len(batch) for place in places for batch in place)
 
-    def seal(self, kind: Kind) -> None:
-        """Close the open batch of a kind: it is next to be sent."""
-        batch = self.open.pop(kind)
+    def seal(self, lot: Lot) -> None:
+        """Close the open batch of a lot: it is next to be sent."""
+        batch = self.open.pop(lot)
         batch.seal()
         self._waiting.append(batch)
 
@@ -154,7 +155,15 @@ class Lane:
             self._sequence += 1
             batch.epoch, batch.sequence = self._epoch, self._sequence
         assert batch.data is not None
-        request = Produce(self._topic, self.partition, self._producer_id, batch.epoch, batch.sequence, batch.data)
+        request = Produce(
+            self._topic,
+            self.partition,
+            self._producer_id,
+            batch.epoch,
+            batch.sequence,
+            on_conflict_of(batch.lot),
+            batch.data,
+        )
         request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply))
         self._flying[batch] = (connection, request_id)
 

@@ -1,4 +1,4 @@
-"""What a consumer gets, and what it says about it."""
+"""What a consumer gets, one by one, and what it says about it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from sandq.model import offsets as offset_model
-from sandq.model.batch import headers_unpack
+from sandq.client.pieces import LogMessage
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms
 
 if TYPE_CHECKING:
-    from sandq.client.leases import Chunk
+    from sandq.client.chunks import Chunk
 
 
-class Message:
+class Message(LogMessage["Chunk"]):
     """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
 
     `ack`, `nack` and `extend` take effect without being awaited: they are queued and leave within about a
@@ -27,80 +26,44 @@ class Message:
     ("sandq.client").
     """
 
-    __slots__ = ("_chunk", "_position", "value")
-
-    value: bytes
-
-    def __init__(self, chunk: Chunk, position: int, value: bytes) -> None:
-        self._chunk = chunk
-        self._position = position
-        self.value = value
-
-    @property
-    def id(self) -> str:
-        """The offset at birth: unique in the topic, and kept when the message is moved. 26 characters."""
-        return offset_model.to_text(self._chunk.id(self._position))
-
-    @property
-    def offset(self) -> str:
-        """Where the message stands in the topic's order of time: 26 characters that sort as it does."""
-        return offset_model.to_text(self._chunk.offset(self._position))
+    __slots__ = ()
 
     @property
     def topic(self) -> str:
-        return self._chunk.lease.desk.topic
+        return self._piece.lease.desk.topic
 
     @property
     def partition(self) -> int:
-        return self._chunk.lease.desk.partition
-
-    @property
-    def key(self) -> bytes | None:
-        return self._chunk.key(self._position)
-
-    @property
-    def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none."""
-        return headers_unpack(self._chunk.headers(self._position))
-
-    @property
-    def deliver_at_ms(self) -> int:
-        """When it was to be delivered, as the broker placed it: epoch milliseconds."""
-        return offset_model.deliver_ms(self._chunk.offset(self._position))
-
-    @property
-    def created_ms(self) -> int:
-        """When the broker stored it: epoch milliseconds."""
-        return self._chunk.created_ms(self._position)
+        return self._piece.lease.desk.partition
 
     @property
     def attempt(self) -> int:
         """1 for the first delivery to this group."""
-        return self._chunk.lease.attempt
+        return self._piece.lease.attempt
 
     @property
     def lease_token(self) -> str:
         """The lease, as HTTP and sandctl name it: group number, partition, token."""
-        return self._chunk.lease.text
+        return self._piece.lease.text
 
     def ack(self) -> Settlement:
         """Done with it: this group gets it no more. Acking twice is once."""
-        self._chunk.lease.desk.ack(self._chunk, self._position)
-        return Settlement(self._chunk, self._position)
+        self._piece.lease.desk.ack(self._piece, self._position)
+        return Settlement(self._piece, self._position)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
         delay_ms = None if delay is None else duration_ms(delay)
-        text = None if error is None else _error_text(error)
-        self._chunk.lease.desk.nack(self._chunk, self._position, delay_ms, text)
-        return Settlement(self._chunk, self._position)
+        text = None if error is None else error_text(error)
+        self._piece.lease.desk.nack(self._piece, self._position, delay_ms, text)
+        return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
         lease_ms = duration_ms(lease)
         if not lease_ms:
             raise InvalidRequest("extend: a lease cannot be extended by nothing")
-        return self._chunk.lease.desk.extend(self._chunk.lease, lease_ms)
+        return self._piece.lease.desk.extend(self._piece.lease, lease_ms)
 
     def __repr__(self) -> str:
         return (
@@ -154,7 +117,8 @@ class Extension:
         return self.deadline_ms
 
 
-def _error_text(error: str | BaseException) -> str:
+def error_text(error: str | BaseException) -> str:
+    """The error of a nack."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return text[: FIXED.error_chars]
 

@@ -13,25 +13,14 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from sandq.client.batching import (
-    MESSAGE_OVERHEAD_BYTES,
-    Batch,
-    Checks,
-    Headers,
-    Kind,
-    Receipt,
-    Receipts,
-    Value,
-    failure_of,
-    refuse_later,
-    time_of,
-)
+from sandq.client.batching import MESSAGE_OVERHEAD_BYTES, Batch, Receipt, Receipts, failure_of
+from sandq.client.checks import NOW, Checks, Headers, Lot, Value, refuse_later, time_of
 from sandq.client.cluster import Cluster
 from sandq.client.lanes import Lane
 from sandq.client.options import again
+from sandq.client.routing import Router
 from sandq.client.signals import Signal
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
-from sandq.model.partitioning import partition_for
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
@@ -51,7 +40,8 @@ class Producer:
     unknown.
 
     Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
-    instant and those with a delay travel in batches apart.
+    instant and those with a delay travel in batches apart, and so do those with a ttl and those with a unique key (for
+    each `on_conflict`).
     """
 
     def __init__(
@@ -70,11 +60,9 @@ class Producer:
         self._checks = Checks(cluster.limits)
         self._batch_bytes = min(self._options.batch_bytes, self._checks.batch_bytes // 2)
         self._producer_id = random.getrandbits(_PRODUCER_ID_BITS) | 1
-        self._partitions = 0
+        self._router = Router(topic, self._is_stuck)
         self._lanes: dict[int, Lane] = {}
         self._busy: dict[Lane, None] = {}
-        self._sticky: dict[Kind, int] = {}
-        self._turn = random.randrange(4096)
         self._buffered_bytes = 0
         self._outstanding = 0  # batches that are not done
         self._keep_failures = keep_failures
@@ -91,8 +79,7 @@ class Producer:
             raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
         self._entered = True
         self._cluster.check_open()
-        record = await self._cluster.topic(self.topic)
-        self._partitions = len(record.partitions)
+        self._router.update(await self._cluster.topic(self.topic))
         self._cluster.on_change[self._wake.set] = None
         self._tasks.start_soon(self._run)
         self._is_open = True
@@ -124,23 +111,35 @@ class Producer:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
         **later: object,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
 
         `deliver_at` is an instant, `delay` is counted from the moment the broker stores the message;
-        without both it is delivered at once. Messages of one key go to one partition; without key and
-        partition, to any.
+        without both it is delivered at once. `ttl`: so long after its delivery time a message that nobody
+        holds is dead. Messages of one key go to one partition; without key and partition, to any.
+
+        `unique_key` (1 to 1,024 bytes) is unique among the topic's pending messages, and for its `dedup_window`
+        after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey), "replace" (the
+        pending message is cancelled; one that is not pending any more stays), or "ignore" (nothing is stored, the
+        receipt gives the id of the message that has the key). It chooses the partition; a `key`, if any, must equal it.
         """
         if later:
             refuse_later(later)
         if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
             await self._wait_for_room()
-        kind, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (Kind.NOW, 0)
+        lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         checks = self._checks
         data, key_bytes = checks.value(value), checks.key(key) if key is not None else None
         packed = checks.headers(headers) if headers else None
-        batch, position, sealed = self._add(data, key_bytes, packed, kind, time, partition)
+        ttl_ms = unique = None
+        if ttl is not None or unique_key is not None or on_conflict != "reject":
+            more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes)
+            lot |= more
+        batch, position, sealed = self._add(data, key_bytes, packed, lot, time, partition, ttl_ms, unique)
         if sealed:
             await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
         return Receipt(batch, position)
@@ -154,6 +153,9 @@ class Producer:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
         **later: object,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
@@ -167,11 +169,15 @@ class Producer:
             "deliver_at": deliver_at,
             "delay": delay,
             "partition": partition,
+            "ttl": ttl,
+            "unique_key": unique_key,
+            "on_conflict": on_conflict,
         }
         refuse_later(later)
         checks = self._checks
-        kind, time = time_of(deliver_at, delay)
+        lot, time = time_of(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
+        extras: tuple[Lot, int | None, bytes | None] | None = None  # of what is no mapping
         receipts = Receipts()
         place = 0
         try:
@@ -183,7 +189,10 @@ class Producer:
                 if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
                     await self._wait_for_room()
                 data = checks.value(message)
-                batch, position, sealed = self._add(data, key_bytes, packed, kind, time, partition)
+                if extras is None:
+                    extras = checks.extras(ttl, unique_key, on_conflict, key_bytes)
+                    lot |= extras[0]
+                batch, position, sealed = self._add(data, key_bytes, packed, lot, time, partition, *extras[1:])
                 receipts.add(batch, position)
                 if sealed:
                     await anyio.lowlevel.checkpoint()
@@ -224,43 +233,25 @@ class Producer:
             await self._room.wait()
             self._check_open()
 
-    def _place(self, key: bytes | None, kind: Kind, partition: int | None) -> int:
-        """The partition of a message."""
-        if partition is not None:
-            if type(partition) is not int:
-                raise InvalidRequest(f"partition: int is expected, not {type(partition).__name__}")
-            if not 0 <= partition < self._partitions:
-                raise UnknownPartition(
-                    f"topic {self.topic!r} has partitions 0..{self._partitions - 1}, there is no {partition}"
-                )
-            return partition
-        if key is not None:
-            return partition_for(key, self._partitions)
-        sticky = self._sticky.get(kind)
-        if sticky is None:
-            sticky = self._sticky[kind] = self._next_partition()
-        return sticky
-
-    def _next_partition(self) -> int:
-        """The next in turn; one where nothing is stuck, if there is one."""
-        for _ in range(self._partitions):
-            self._turn += 1
-            lane = self._lanes.get(self._turn % self._partitions)
-            if lane is None or not lane.stuck:
-                break
-        return self._turn % self._partitions
+    def _is_stuck(self, partition: int) -> bool:
+        lane = self._lanes.get(partition)
+        return lane is not None and lane.stuck
 
     def _add(
         self,
         value: bytes,
         key: bytes | None,
         headers: bytes | None,
-        kind: Kind,
+        lot: Lot,
         time: int,
         partition: int | None,
+        ttl_ms: int | None,
+        unique_key: bytes | None,
     ) -> tuple[Batch, int, bool]:
         """Batch and position of the message, and whether a batch was sealed."""
-        place = self._place(key, kind, partition)
+        place = self._router.sticky.get(lot) if key is None and unique_key is None and partition is None else None
+        if place is None:
+            place = self._router.place(key, unique_key, lot, partition)
         lane = self._lanes.get(place)
         if lane is None:
             lane = self._lanes[place] = Lane(
@@ -271,13 +262,15 @@ class Producer:
             size += len(key)
         if headers is not None:
             size += len(headers)
+        if unique_key is not None:
+            size += len(unique_key)
         sealed = False
-        batch = lane.open.get(kind)
+        batch = lane.open.get(lot)
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
-            self._seal(lane, kind)
+            self._seal(lane, lot)
             batch, sealed = None, True
         if batch is None:
-            batch = lane.open[kind] = Batch(kind, place, anyio.current_time())
+            batch = lane.open[lot] = Batch(lot, place, anyio.current_time())
             self._busy[lane] = None
             self._outstanding += 1
             self._schedule(place)
@@ -285,12 +278,12 @@ class Producer:
         batch.values.append(value)
         batch.keys.append(key)
         batch.headers.append(headers)
-        if kind is not Kind.NOW:
-            batch.times.append(time)
+        if lot:
+            batch.add_more(time, ttl_ms, unique_key)
         batch.size_bytes += size
         self._buffered_bytes += size
         if position + 1 >= self._options.batch_messages:
-            self._seal(lane, kind)
+            self._seal(lane, lot)
             sealed = True
         return batch, position, sealed
 
@@ -302,16 +295,15 @@ class Producer:
         else:
             connection.flush_soon(self._seal_all)
 
-    def _seal(self, lane: Lane, kind: Kind) -> None:
-        lane.seal(kind)
-        if self._sticky.get(kind) == lane.partition:
-            del self._sticky[kind]
+    def _seal(self, lane: Lane, lot: Lot) -> None:
+        lane.seal(lot)
+        self._router.sealed(lot, lane.partition)
         lane.pump(anyio.current_time())
 
     def _seal_all(self) -> None:
         for lane in list(self._busy):
-            for kind in list(lane.open):
-                self._seal(lane, kind)
+            for lot in list(lane.open):
+                self._seal(lane, lot)
 
     def _on_answer(self, lane: Lane, batch: Batch) -> None:
         """A batch is done, or came back."""
@@ -320,7 +312,7 @@ class Producer:
             return
         self._outstanding -= 1
         self._buffered_bytes -= batch.size_bytes
-        if batch.error is not None and self._keep_failures:
+        if self._keep_failures and batch.failures:
             self._failed.append(batch)
         self._room.set()
         if not self._outstanding:
@@ -352,11 +344,11 @@ class Producer:
         """Seal, send and expire what is due; when to look again."""
         record = self._cluster.record(self.topic)
         if record is not None:
-            self._partitions = len(record.partitions)
+            self._router.update(record)
         due_at = math.inf
         for lane in list(self._busy):
-            for kind in [kind for kind, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now]:
-                self._seal(lane, kind)
+            for lot in [lot for lot, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now]:
+                self._seal(lane, lot)
             lane.expire(now)
             lane.pump(now)
             due_at = min(due_at, lane.next_time(now))

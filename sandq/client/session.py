@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from sandq.client.chunks import HELD, Chunk
 from sandq.client.connection import Connection
 from sandq.client.desk import Desk
-from sandq.client.leases import Chunk
-from sandq.client.messages import Message
 from sandq.client.signals import Signal
 from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
 from sandq.model.limits import DEFAULT
@@ -142,15 +141,14 @@ class Session:
             chunk = Chunk(lease, self, deliver)
         except InvalidRequest as error:
             raise ProtocolError(f"DELIVER: {error.message}") from None
-        pushed = sum(1 for state in chunk.state if state)
-        positions = desk.deliver(chunk)
+        pushed = chunk.state.count(HELD)
+        count = desk.deliver(chunk)
         lease.complete = lease.complete or deliver.last
         self._credit -= pushed
-        self.held += len(positions)
-        if positions:
-            values = chunk.values()
-            subscription.receive([Message(chunk, position, values[position] or b"") for position in positions])
-        if len(positions) < pushed:
+        self.held += count
+        if count:
+            subscription.receive(chunk)
+        if count < pushed:
             self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back
         subscription.watch(lease)
 

@@ -7,32 +7,61 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.abc
 
+from sandq.client.chunks import HELD, Chunk
 from sandq.client.cluster import Cluster
 from sandq.client.desk import Desk
-from sandq.client.leases import HELD, Lease
+from sandq.client.leases import Lease
+from sandq.client.message_batch import MessageBatch
 from sandq.client.messages import Message, lease_ms_of
 from sandq.client.options import again
+from sandq.client.points import Start, start_of
 from sandq.client.session import Session, closed
 from sandq.client.signals import Signal
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, Unavailable
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 from sandq.model.times import Duration
-from sandq.protocol.requests import EARLIEST, LATEST
 
 log = logging.getLogger("sandq.client")
 
+T = TypeVar("T")
+
+CREDIT: Final = 10
+BATCH_CREDIT: Final = 10_000
+"""Messages that may be held when the caller names no number: of who takes them one by one, and by the batch."""
 YIELD_S: Final = 0.001
 """The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
 _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
+
+
+class _Arrival:
+    """A chunk that waits to be taken by who iterates, and how far it was."""
+
+    __slots__ = ("_values", "chunk", "position")
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.position = 0
+        self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
+
+    def take(self) -> Message | None:
+        """The next message that is held; None at the end."""
+        chunk = self.chunk
+        position = chunk.state.find(HELD, self.position)
+        if position < 0:
+            return None
+        if self._values is None:
+            self._values = chunk.values()
+        self.position = position + 1
+        return Message(chunk, position, self._values[position] or b"")
 
 
 class Subscription:
@@ -55,30 +84,26 @@ class Subscription:
         topic: str,
         group: str,
         *,
-        credit: int,
+        credit: int | None,
         lease: Duration | None,
-        start: str,
+        start: Start,
         auto_extend: bool,
     ) -> None:
-        if type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max:
+        if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
-        if start not in (EARLIEST, LATEST):
-            raise InvalidRequest(
-                f"start: {EARLIEST!r} or {LATEST!r} is expected (others: not supported by this version yet), "
-                f"not {start!r}"
-            )
         self.topic = topic
         self.group = check_name("group", group)
         self.consumer_id = f"{client_name[:200]}-{secrets.token_hex(8)}"
         self.cluster = cluster
         self.lease_ms = lease_ms_of(lease)
-        self.start = start
-        self._credit = credit
+        self.start = start_of(start)
+        self._credit_given = credit is not None
+        self._credit = CREDIT if credit is None else credit
         self._auto_extend = auto_extend
         self._tasks = tasks
         self._desks: dict[tuple[int, int], Desk] = {}
         self._sessions: dict[str, Session] = {}
-        self._buffer: deque[Message] = deque()
+        self._arrivals: deque[_Arrival] = deque()
         self._arrived = Signal()
         self._quiet = Signal()
         self._changed = Signal()
@@ -118,22 +143,56 @@ class Subscription:
 
     async def __anext__(self) -> Message:
         """The next message; several tasks may iterate over one subscription, each message goes to one of them."""
+        # The short way, for one after another: what `_next` does when nothing special is the matter.
+        if self._arrivals and self._is_open and time.monotonic() - self._yielded_at <= YIELD_S and self._error is None:
+            message = self._arrivals[0].take()
+            if message is not None:
+                return message
+        return await self._next(self._take_message)
+
+    def batches(self) -> Batches:
+        """`async for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
+
+        Unless `credit` was given, up to 10,000 messages are held from now on.
+        """
+        if not self._credit_given and self._credit < BATCH_CREDIT:
+            self._credit = BATCH_CREDIT
+            self.wake()
+        return Batches(self)
+
+    async def next_batch(self) -> MessageBatch:
+        """The next batch, for `Batches`."""
+        return await self._next(self._take_batch)
+
+    async def _next(self, take: Callable[[], T | None]) -> T:
         while True:
             if self._error is not None:
                 raise again(self._error)
             if not self._is_open:
                 raise closed(self.topic)
-            if self._buffer:
+            if self._arrivals:
                 if time.monotonic() - self._yielded_at > YIELD_S:
                     await anyio.lowlevel.checkpoint()
                     self._yielded_at = time.monotonic()
                     continue
-                message = self._buffer.popleft()
-                if message._chunk.state[message._position] == HELD:
-                    return message
+                found = take()
+                if found is not None:
+                    return found
                 continue
             await self._arrived.wait()
             self._yielded_at = time.monotonic()
+
+    def _take_message(self) -> Message | None:
+        message = self._arrivals[0].take()
+        if message is None:
+            self._arrivals.popleft()
+        return message
+
+    def _take_batch(self) -> MessageBatch | None:
+        arrival = self._arrivals.popleft()
+        if arrival.chunk.state.find(HELD, arrival.position) < 0:
+            return None
+        return MessageBatch(arrival.chunk, arrival.position)
 
     # For sessions and desks.
 
@@ -145,9 +204,9 @@ class Subscription:
             self._desks[group_number, partition] = desk
         return desk
 
-    def receive(self, messages: Sequence[Message]) -> None:
+    def receive(self, chunk: Chunk) -> None:
         """Messages came: for the iterator."""
-        self._buffer.extend(messages)
+        self._arrivals.append(_Arrival(chunk))
         self._arrived.set()
 
     def wake(self) -> None:
@@ -291,4 +350,17 @@ class Subscription:
         error = closed(self.topic)
         for desk in self._desks.values():
             desk.give_up_all(error)
-        self._buffer.clear()
+        self._arrivals.clear()
+
+
+class Batches:
+    """An async iterator over a subscription's messages by the batch; several tasks may share one."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> MessageBatch:
+        return await self._subscription.next_batch()

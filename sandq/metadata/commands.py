@@ -52,8 +52,20 @@ class DeleteTopic:
         return (self.name,)
 
 
-Command = RegisterNode | CreateTopic | DeleteTopic
-_CLASSES: dict[int, type[Any]] = {c.type: c for c in (RegisterNode, CreateTopic, DeleteTopic)}
+@dataclass(frozen=True, slots=True)
+class UpdateTopic:
+    """`settings`: the whole settings record."""
+
+    type: ClassVar[int] = 4
+    name: str
+    settings: dict[str, Any]
+
+    def fields(self) -> tuple[Any, ...]:
+        return (self.name, self.settings)
+
+
+Command = RegisterNode | CreateTopic | DeleteTopic | UpdateTopic
+_CLASSES: dict[int, type[Any]] = {c.type: c for c in (RegisterNode, CreateTopic, DeleteTopic, UpdateTopic)}
 
 
 @dataclass(frozen=True, slots=True)

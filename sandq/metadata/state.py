@@ -10,7 +10,7 @@ Rows (relative to the metadata store), values msgpack. PERSISTED::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -110,6 +110,8 @@ class MetadataState:
                         results.append(self._create(command, entry.now_ms, put))
                     case c.DeleteTopic():
                         results.append(self._delete(command, put))
+                    case c.UpdateTopic():
+                        results.append(self._update(command, put))
             except (NotFound, Conflict, InvalidRequest) as refusal:
                 results.append(refusal)
         self.applied_index = index
@@ -144,6 +146,14 @@ class MetadataState:
         )
         self._next_topic += 1
         self.topics[topic.name] = topic
+        put(b"t" + topic.name.encode(), topic.row())
+        return topic
+
+    def _update(self, command: c.UpdateTopic, put: Put) -> Topic:
+        topic = self.topics.get(command.name)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {command.name!r}", topic=command.name)
+        topic = self.topics[command.name] = replace(topic, settings=command.settings)
         put(b"t" + topic.name.encode(), topic.row())
         return topic
 

@@ -13,7 +13,9 @@
     │   └── UnknownGroup          UNKNOWN_GROUP       404
     ├── Conflict                  CONFLICT            409
     │   ├── TopicExists           TOPIC_EXISTS        409
-    │   └── LeaseLost             LEASE_LOST          409
+    │   ├── LeaseLost             LEASE_LOST          409
+    │   ├── DuplicateKey          DUPLICATE_KEY       409
+    │   └── TooLate               TOO_LATE            409
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
@@ -139,6 +141,18 @@ class LeaseLost(Conflict):
     """The lease is not held any more: it expired, was given back, or was revoked."""
 
     code = "LEASE_LOST"
+
+
+class DuplicateKey(Conflict):
+    """A message has this unique key already; details: its `id` (text) and its `state`."""
+
+    code = "DUPLICATE_KEY"
+
+
+class TooLate(Conflict):
+    """The message cannot be cancelled or moved any more; details: its `state`: leased, acked, dead or gone."""
+
+    code = "TOO_LATE"
 
 
 class Retriable(SandqError):

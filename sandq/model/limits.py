@@ -56,7 +56,8 @@ class FixedLimits:
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000
     max_gaps: int = 10_000
-    trim_rows: int = 1000
+    key_window: int = 10_000
+    unique_key_bytes: int = 1024
 
 
 FIXED = FixedLimits()

@@ -28,3 +28,8 @@ def _jump(key: int, buckets: int) -> int:
         key = (key * _MULTIPLIER + 1) & _MASK
         following = int((bucket + 1) * (_TWO_31 / ((key >> 33) + 1)))
     return bucket
+
+
+def ordering_hash(key: bytes) -> int:
+    """What stands for a key where messages of one key follow one another: two keys with one hash share their order."""
+    return xxhash.xxh3_64_intdigest(key) >> 1

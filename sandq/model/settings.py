@@ -9,15 +9,25 @@
       factor           number    2    1 to 100                    of exponential
       cap              duration  10m  0s to 7d                    never longer than this, before the jitter
       jitter_percent   number    20   0 to 100                    spread evenly around it, so much each way
+    ttl                duration  none  1ms to 366d, or none       so long past its delivery time a message that nobody
+                                                                  holds is dead ("expired")
     delete_on_ack      yes, no   yes                              a batch goes once every group acked it
+    retention          duration  0s    0s to 366d                 how long what every group acked is kept still
+    retain             duration  none  1s to 3660d, or none       how old messages get; only without delete_on_ack
+    retain_bytes       size      none  1MiB to 1PiB, or none      how much a partition keeps; only without delete_on_ack
+    group_ttl          duration  7d    1m to 366d, or none        a group without consumers goes after so long
+    dedup_window       duration  10m   0s to 7d                   how long a unique key stays taken after its delivery
+    ordering           text            none (the default), key    key: one message of a key at a time; never changes
+
+A group may have its own `max_attempts` and `backoff`; what it has not is the topic's.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -26,10 +36,16 @@ from sandq.model.errors import InvalidSetting
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
+_MIB = 1024**2
+_PIB = 1024**5
+
+S = TypeVar("S", bound=schema.Section)
 
 
-def _attempts_or_none(value: object) -> int | None:
-    return None if value is None or value == "none" else schema.whole(value, 1, 1000)
+def _or_none(check: BeforeValidator) -> BeforeValidator:
+    """What `check` takes, or none: as None, or as the text a command line and YAML have for it."""
+    inner = cast(Callable[[object], object], check.func)
+    return BeforeValidator(lambda value: None if value is None or value == "none" else inner(value))
 
 
 class Backoff(schema.Section):
@@ -56,9 +72,20 @@ class TopicSettings(schema.Section):
     """Settings of one topic. Made by `parse_settings` or `from_record`."""
 
     lease_ms: Annotated[int, schema.duration(1000, _DAY_MS // 2)] = Field(default=30_000, alias="lease")
-    max_attempts: Annotated[int | None, BeforeValidator(_attempts_or_none)] = 10
+    max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = 10
     backoff: Backoff = Backoff()
+    ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
     delete_on_ack: bool = True
+    retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(default=0, alias="retention")
+    retain_ms: Annotated[int | None, _or_none(schema.duration(1000, 3660 * _DAY_MS))] = Field(
+        default=None, alias="retain"
+    )
+    retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
+    group_ttl_ms: Annotated[int | None, _or_none(schema.duration(60_000, 366 * _DAY_MS))] = Field(
+        default=7 * _DAY_MS, alias="group_ttl"
+    )
+    dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
+    ordering: Literal["none", "key"] = "none"
 
     def record(self) -> dict[str, Any]:
         """What msgpack stores and replicas read; persisted: a key is never renamed."""
@@ -66,17 +93,79 @@ class TopicSettings(schema.Section):
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
             "backoff": self.backoff.record(),
+            "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
+            "retention_ms": self.retention_ms,
+            "retain_ms": self.retain_ms,
+            "retain_bytes": self.retain_bytes,
+            "group_ttl_ms": self.group_ttl_ms,
+            "dedup_window_ms": self.dedup_window_ms,
+            "ordering": self.ordering,
         }
+
+    def contradictions(self) -> list[str]:
+        """What does not go together."""
+        if not self.delete_on_ack:
+            return []
+        return [
+            f"{key}: it goes with delete_on_ack false only; otherwise it must be none"
+            for key, value in (("retain", self.retain_ms), ("retain_bytes", self.retain_bytes))
+            if value is not None
+        ]
+
+
+class GroupSettings(schema.Section):
+    """What a group may have otherwise than its topic."""
+
+    max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = None
+    backoff: Backoff = Backoff()
 
 
 def parse_settings(mapping: Mapping[str, object]) -> TopicSettings:
     """The settings a user wrote, the rest by default; one InvalidSetting names every mistake."""
+    return _consistent(_validated(TopicSettings, mapping))
+
+
+def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object]) -> TopicSettings:
+    """The settings of a record with those that a user wrote changed, of `backoff` key by key.
+
+    InvalidSetting names every mistake; `ordering` stays what it was at the topic's creation. Only what is changed is
+    checked against the ranges.
+    """
+    present, given = from_record(record), _validated(TopicSettings, mapping)
+    changes = {field: getattr(given, field) for field in given.model_fields_set}
+    if given.ordering != present.ordering and "ordering" in changes:
+        raise _refused([f"ordering: it is {present.ordering!r} since the topic was created, and cannot be changed"])
+    if "backoff" in changes:
+        parts = {field: getattr(given.backoff, field) for field in given.backoff.model_fields_set}
+        changes["backoff"] = present.backoff.model_copy(update=parts)
+    return _consistent(present.model_copy(update=changes))
+
+
+def parse_group_settings(mapping: Mapping[str, object]) -> dict[str, Any]:
+    """The record of a group's own settings: only what was given, a `backoff` complete. {}: all as the topic has it."""
+    given = _validated(GroupSettings, mapping)
+    record: dict[str, Any] = {"max_attempts": given.max_attempts, "backoff": given.backoff.record()}
+    return {key: value for key, value in record.items() if key in given.model_fields_set}
+
+
+def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
     try:
-        return TopicSettings.model_validate(dict(mapping))
+        return model.model_validate(dict(mapping))
     except ValidationError as error:
-        mistakes = [str(mistake) for mistake in schema.mistakes_of(error, TopicSettings)]
-    raise InvalidSetting("; ".join(mistakes), mistakes=mistakes)
+        mistakes = [str(mistake) for mistake in schema.mistakes_of(error, model)]
+    raise _refused(mistakes)
+
+
+def _consistent(settings: TopicSettings) -> TopicSettings:
+    mistakes = settings.contradictions()
+    if mistakes:
+        raise _refused(mistakes)
+    return settings
+
+
+def _refused(mistakes: list[str]) -> InvalidSetting:
+    return InvalidSetting("; ".join(mistakes), mistakes=mistakes)
 
 
 def from_record(record: Mapping[str, Any]) -> TopicSettings:

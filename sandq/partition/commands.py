@@ -2,7 +2,7 @@
 
 Entry: msgpack `[version=1, now_ms, clock_epoch, [command, ...]]`, command `[type, fields...]`. The leader stamps
 `now_ms` from its guarded clock; replicas read no clock. Commands merged into one entry keep their order, and each
-has a result of its own.
+has a result of its own. A command's fields stand in the entry in the order in which its class names them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgpack
 
@@ -28,35 +28,60 @@ class CommandType(IntEnum):
     EXPIRE = 6
     RELEASE = 7
     OPEN_GROUP = 8
-    TRIM = 9
+    UPKEEP = 9
     CLOCK = 10
     CONFIGURE = 11
+    CANCEL = 12
+    MOVE = 13
+    SEEK = 14
+    DROP_GROUP = 15
+    CONFIGURE_GROUP = 16
+    TOUCH = 17
+    START_JOB = 18
+    STOP_JOB = 19
 
 
 What = list[list[Any]] | None
 """Messages of a lease: None (all), or `[[base offset, count | bitmap], ...]`."""
 
+Target = Sequence[Any]
+"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`."""
+
+TARGET_ID, TARGET_KEY = 0, 1
+REJECT, REPLACE, IGNORE = 0, 1, 2
+"""What becomes of a message whose unique key is taken: itself refused, the pending one cancelled, itself left out."""
+
+
+class Command:
+    """What every command can do; its fields are its slots."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    type: ClassVar[int]
+
+    def fields(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__match_args__])
+
+    @classmethod
+    def parse(cls, fields: Sequence[Any]) -> Self:
+        return cls(*fields)
+
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """A producer's batch (bytes, checked before it was proposed) of `count` messages."""
+class Append(Command):
+    """A producer's batch (bytes, checked before it was proposed). `split`: it has columns that the log keeps message
+    by message (a unique key, a ttl, a key in a topic ordered by key). `on_conflict`: for messages with unique keys."""
 
     type: ClassVar[int] = CommandType.APPEND
     batch: bytes
     producer_id: int = 0
     epoch: int = 0
     sequence: int = 0
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.producer_id, self.epoch, self.sequence, self.batch)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Append:
-        return cls(fields[3], fields[0], fields[1], fields[2])
+    on_conflict: int = REJECT
+    split: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Room at one consumer: at most `limit` messages, leased for `lease_ms`."""
 
     consumer: str
@@ -65,159 +90,158 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Command):
     """Lease to each grant in turn what is due at `horizon_ms` (at most `MAX_LEASE_AHEAD_MS` past the stamp)."""
 
     type: ClassVar[int] = CommandType.LEASE
     group: str
     horizon_ms: int
-    grants: tuple[Grant, ...]
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.group, self.horizon_ms, [(g.consumer, g.limit, g.lease_ms) for g in self.grants])
+    grants: Sequence[Grant]
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Lease:
-        return cls(fields[0], fields[1], tuple(Grant(*grant) for grant in fields[2]))
+        return cls(fields[0], fields[1], [Grant(*grant) for grant in fields[2]])
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Command):
     type: ClassVar[int] = CommandType.ACK
     items: Sequence[tuple[int, What]]
     """(token, what), ..."""
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.items,)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Ack:
-        return cls(fields[0])
-
 
 @dataclass(frozen=True, slots=True)
-class Nack:
+class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
     items: Sequence[tuple[int, What, int | None, str | None]]
     """(token, what, delay_ms (None: the back-off), error), ..."""
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.items,)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Nack:
-        return cls(fields[0])
-
 
 @dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(Command):
     type: ClassVar[int] = CommandType.EXTEND
     items: Sequence[tuple[int, int]]
     """(token, lease_ms from the stamp on), ..."""
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.items,)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Extend:
-        return cls(fields[0])
-
 
 @dataclass(frozen=True, slots=True)
-class Expire:
-    """End leases whose deadline is at or before the stamp; one that was extended since is left alone."""
+class Expire(Command):
+    """End leases whose deadline is at or before the stamp (one that was extended since is left alone), and bury what
+    has outlived its ttl at the head of a group."""
 
     type: ClassVar[int] = CommandType.EXPIRE
 
-    def fields(self) -> tuple[Any, ...]:
-        return ()
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Expire:
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Command):
     """A consumer leaves cleanly: what it holds is ready again, the attempt not counted."""
 
     type: ClassVar[int] = CommandType.RELEASE
     group: str
     consumer: str
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.group, self.consumer)
 
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Release:
-        return cls(*fields)
+Position = str | int | bytes
+"""Where a group begins: "earliest", "latest", an instant (epoch ms), or the offset that is delivered first."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGroup:
-    """Make the group unless it exists. start: "earliest" or "latest"."""
+class OpenGroup(Command):
+    """Make the group unless it exists."""
 
     type: ClassVar[int] = CommandType.OPEN_GROUP
     group: str
-    start: str
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.group, self.start)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> OpenGroup:
-        return cls(*fields)
+    start: Position
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
-    """Delete at most `limit` log rows that every group is done with."""
+class Upkeep(Command):
+    """A bounded step of everything that is unbounded: trimming, forgetting, jobs, groups nobody uses."""
 
-    type: ClassVar[int] = CommandType.TRIM
-    limit: int
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.limit,)
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Trim:
-        return cls(*fields)
+    type: ClassVar[int] = CommandType.UPKEEP
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Command):
     """Nothing but the entry's stamp: moves the closed time of an idle partition."""
 
     type: ClassVar[int] = CommandType.CLOCK
 
-    def fields(self) -> tuple[Any, ...]:
-        return ()
-
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Clock:
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
-class Configure:
+class Configure(Command):
     """The topic's settings as a record (`TopicSettings.record()`)."""
 
     type: ClassVar[int] = CommandType.CONFIGURE
     settings: dict[str, Any]
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.settings,)
 
-    @classmethod
-    def parse(cls, fields: Sequence[Any]) -> Configure:
-        return cls(*fields)
+@dataclass(frozen=True, slots=True)
+class Cancel(Command):
+    """Take pending messages out of the log."""
+
+    type: ClassVar[int] = CommandType.CANCEL
+    targets: Sequence[Target]
 
 
-Command = Append | Lease | Ack | Nack | Extend | Expire | Release | OpenGroup | Trim | Clock | Configure
+@dataclass(frozen=True, slots=True)
+class Move(Command):
+    """Give pending messages another delivery time."""
 
-_CLASSES: dict[int, type[Any]] = {
-    c.type: c for c in (Append, Lease, Ack, Nack, Extend, Expire, Release, OpenGroup, Trim, Clock, Configure)
-}
+    type: ClassVar[int] = CommandType.MOVE
+    items: Sequence[tuple[Target, int, bool]]
+    """(target, instant or, when relative, delay after the stamp (ms), relative), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seek(Command):
+    """Put a group's cursor elsewhere; its leases, retries and gaps are revoked."""
+
+    type: ClassVar[int] = CommandType.SEEK
+    group: str
+    to: Position
+
+
+@dataclass(frozen=True, slots=True)
+class DropGroup(Command):
+    type: ClassVar[int] = CommandType.DROP_GROUP
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureGroup(Command):
+    """Settings of a group that override the topic's; empty: none."""
+
+    type: ClassVar[int] = CommandType.CONFIGURE_GROUP
+    group: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch(Command):
+    """These groups have consumers; names that are no groups (any more) are passed over."""
+
+    type: ClassVar[int] = CommandType.TOUCH
+    groups: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob(Command):
+    """Begin bulk work that `Upkeep` goes on with. `job_id`: 16 bytes; one that is known is left as it is."""
+
+    type: ClassVar[int] = CommandType.START_JOB
+    job_id: bytes
+    kind: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob(Command):
+    type: ClassVar[int] = CommandType.STOP_JOB
+    job_id: bytes
+
+
+_CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import Corruption
 
 from . import rows
+from .log_reader import row_holding
 from .rows import Fields, Range
 from .view import View
 
@@ -61,7 +62,11 @@ class Reader:
         self._ahead: dict[bytes, bytes] = {}
         """Log rows that were read together."""
 
-    def pieces(self, view: View, ranges: Sequence[Range]) -> list[Piece]:
+    def pieces(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> list[Piece]:
+        """The messages of `ranges`; `kept_of`: a group that keeps them in rows of its own."""
+        if kept_of is not None:
+            kept = list(kept_messages(view, ranges, kept_of))
+            return [from_messages(kept[at : at + PIECE_MESSAGES]) for at in range(0, len(kept), PIECE_MESSAGES)]
         pieces: list[Piece] = []
         self._read_ahead(view, ranges)
         loose: list[Message] = []
@@ -74,7 +79,7 @@ class Reader:
                 loose.append(message)
                 loose_bytes += sum(len(v) for v in message.fields.values() if isinstance(v, bytes))
                 if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
-                    pieces.append(_from_messages(loose))
+                    pieces.append(from_messages(loose))
                     loose, loose_bytes = [], 0
                 continue
             if row is not picked_row:
@@ -86,7 +91,7 @@ class Reader:
         if picked_row is not None:
             pieces.append(self._piece(picked_row, picked))
         if loose:
-            pieces.append(_from_messages(loose))
+            pieces.append(from_messages(loose))
         self._ahead = {}
         return pieces
 
@@ -97,8 +102,11 @@ class Reader:
             start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
             self._ahead = dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
 
-    def messages(self, view: View, ranges: Sequence[Range]) -> Iterator[Message]:
+    def messages(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> Iterator[Message]:
         """The messages themselves, decoded."""
+        if kept_of is not None:
+            yield from kept_messages(view, ranges, kept_of)
+            return
         for base, count in ranges:
             row, message = self._find(view, base)
             if message is not None:
@@ -120,16 +128,14 @@ class Reader:
         if value is None:
             value = view.get(key)
         if value is None:
-            found = view.scan(rows.entry_start(offset), key, limit=1, max_bytes=1, reverse=True)
-            if not found:
+            found = row_holding(view, offset)
+            if found is None:
                 raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
-            key, value = found[0]
-        kind, count, created_ms = rows.LOG_HEADER.unpack_from(value)
-        if kind == rows.KIND_MESSAGE and key[1:] == offset:
-            return None, _load_message(view, offset, created_ms, value)
+            key, value = found
+        kind, _, count, created_ms = rows.LOG_HEADER.unpack_from(value)
+        if kind == rows.KIND_MESSAGE:
+            return None, load_message(view, offset, value)
         row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
-        if kind != rows.KIND_BATCH or not _holds(row, offset):
-            raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
         self._row, self._batch, self._fields = row, None, None
         return row, None
 
@@ -190,7 +196,9 @@ def _position(row: _BatchRow, offset: bytes) -> int:
     return behind
 
 
-def _load_message(view: View, offset: bytes, created_ms: int, value: bytes) -> Message:
+def load_message(view: View, offset: bytes, value: bytes) -> Message:
+    """The message of a log row of its own."""
+    created_ms = rows.LOG_HEADER.unpack_from(value)[3]
     stored = rows.unpack(value[rows.LOG_HEADER.size :])
     original_id = stored[0] or offset
     fields: Fields | None = stored[1]
@@ -200,10 +208,21 @@ def _load_message(view: View, offset: bytes, created_ms: int, value: bytes) -> M
             raise Corruption(f"the payload of message {offsets.to_text(original_id)} is gone")
         fields = rows.unpack(payload)[0]
     assert fields is not None
+    fields.pop(Column.ORDERING_HASH, None)
     return Message(offset, original_id, created_ms, fields)
 
 
-def _from_messages(messages: list[Message]) -> Piece:
+def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
+    """Messages that a group keeps in rows of its own."""
+    for base, count in ranges:
+        for offset in offsets.run(base, count):
+            row = view.get(rows.of_group(rows.KEPT, group_id, offset))
+            if row is None:
+                raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
+            yield Message(offset, *rows.unpack(row)[:3])
+
+
+def from_messages(messages: list[Message]) -> Piece:
     columns: dict[int, list[Any]] = {Column.VALUE: [m.fields.get(Column.VALUE) for m in messages]}
     for column in sorted({c for m in messages for c in m.fields} - {Column.VALUE}):
         columns[column] = [m.fields.get(column) for m in messages]

@@ -1,16 +1,18 @@
 """A consumer group within one partition: its cursor, its leases, what waits for another attempt, its dead.
 
-Every message at or below the cursor is in exactly one of these: a live lease, a waiting entry, dead, or acked
-(in none of them). That is why nothing is stored for an acked message.
+Every message at or below the cursor is in exactly one of these: a live lease, a waiting entry, blocked by its key
+(`order.py`), dead, or acked (in none of them). That is why nothing is stored for an acked message.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
@@ -18,9 +20,17 @@ from sandq.model.limits import FIXED
 from . import rows
 from .commands import What
 from .log_reader import LogReader
+from .order import KeyOrder
 from .rows import Range
 
 _ANY_LENGTH = 1 << 32
+HISTORY_ATTEMPTS = 5
+HISTORY_ERROR_CHARS = 200
+
+Attempt = tuple[int, str, int, int, str, str | None]
+"""An attempt that failed: its number, the consumer, leased_ms, ended_ms, how it ended, the error."""
+History = tuple[Attempt, ...]
+"""The last `HISTORY_ATTEMPTS` of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +45,13 @@ class Lease:
     due_ms: int
     """When the last of it is due: at most the lease-ahead after the grant."""
     ranges: list[Range]
+    leased_ms: int
+    since_ms: int
+    """When the first of it was first leased."""
+    kept: bool = False
+    """Its messages are in rows of the group's own: the log need not keep them for it."""
+    past: list[tuple[list[Range], History]] = field(default_factory=list)
+    """Earlier attempts of messages of the lease."""
     acked: int = 0
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
@@ -46,6 +63,10 @@ class Lease:
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reindex()
+
+    def reindex(self) -> None:
+        """Its ranges have changed (before it was granted)."""
         counts = [r.length for r in self.ranges]
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
@@ -120,16 +141,40 @@ class Lease:
         return chosen
 
     def first_live(self) -> bytes | None:
-        live = self.live
-        if not live:
-            return None
-        at = (live & -live).bit_length() - 1
+        return self.first_of(self.live) if self.live else None
+
+    def first_of(self, mask: int) -> bytes:
+        """The first message of a mask that is not empty."""
+        at = (mask & -mask).bit_length() - 1
         index = bisect_right(self.starts, at) - 1
         return offsets.shift(self.ranges[index].base, at - self.starts[index])
 
+    def holds(self, offset: bytes) -> bool:
+        """Whether a message is of this lease and still live in it."""
+        at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
+        behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
+        if behind is None or behind >= self.ranges[at].length:
+            return False
+        return bool(self.live >> self.starts[at] + behind & 1)
+
+    def past_of(self, offset: bytes) -> History:
+        """Earlier attempts of a message of the lease."""
+        return next((history for ranges, history in self.past if contains(ranges, offset)), ())
+
     def row(self) -> bytes:
-        ranges = rows.pack_ranges(self.ranges)
-        return rows.pack(self.group_id, self.consumer, self.attempt, self.deadline_ms, self.due_ms, ranges)
+        past = [(rows.pack_ranges(ranges), history) for ranges, history in self.past]
+        return rows.pack(
+            self.group_id,
+            self.consumer,
+            self.attempt,
+            self.deadline_ms,
+            self.due_ms,
+            rows.pack_ranges(self.ranges),
+            self.leased_ms,
+            self.since_ms,
+            self.kept,
+            past,
+        )
 
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
@@ -138,8 +183,20 @@ class Lease:
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
-        group_id, consumer, attempt, deadline_ms, due_ms, ranges = rows.unpack(row)
-        lease = cls(token, group_id, consumer, attempt, deadline_ms, due_ms, rows.unpack_ranges(ranges))
+        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past = rows.unpack(row)
+        lease = cls(
+            token,
+            group_id,
+            consumer,
+            attempt,
+            deadline_ms,
+            due_ms,
+            rows.unpack_ranges(ranges),
+            leased_ms,
+            since_ms,
+            kept,
+            [(rows.unpack_ranges(packed), load_history(history)) for packed, history in past],
+        )
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
@@ -155,13 +212,26 @@ class Waiting:
     attempt: int
     error: str | None
     ranges: list[Range]
+    since_ms: int
+    kept: bool = False
+    mortal: bool = False
+    """At `due_ms` their ttl has passed: they do not come back, they die."""
+    history: History = ()
 
     def row(self) -> bytes:
-        return rows.pack(self.attempt, self.error, rows.pack_ranges(self.ranges))
+        ranges = rows.pack_ranges(self.ranges)
+        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.mortal, self.history)
+
+    @classmethod
+    def load(cls, key: bytes, row: bytes) -> Waiting:
+        attempt, error, packed, since_ms, kept, mortal, history = rows.unpack(row)
+        due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
+        ranges = rows.unpack_ranges(packed)
+        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, mortal, load_history(history))
 
 
 class Group:
-    """State of one group. Rows are written by `TimerPartition`."""
+    """State of one group; its row is written by the book."""
 
     def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
         self.group_id = group_id
@@ -172,16 +242,34 @@ class Group:
         """By seq; `_queue` orders it by time."""
         self._queue: list[tuple[int, int]] = []
         """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
+        self.order = KeyOrder()
         self.gaps = 0
         """Ranges that wait."""
-        self.dead = 0
+        self.dead: Counter[str] = Counter()
+        """By reason."""
+        self.touched_ms = 0
+        """When a consumer was last known to be there."""
+        self.settings: dict[str, Any] = {}
+        """What overrides the topic's."""
+        self.seeking = False
+        self.generation = 0
+        """Rises when leases are revoked at once, by a seek; of this process alone."""
 
     @property
     def cursor(self) -> bytes:
         return self.reader.cursor
 
     def row(self) -> bytes:
-        return rows.pack(self.name, self.cursor, self.dead)
+        dead = sorted((reason, count) for reason, count in self.dead.items() if count)
+        return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken)
+
+    @classmethod
+    def load(cls, key: bytes, row: bytes) -> Group:
+        name, cursor, dead, touched_ms, settings, taken = rows.unpack(row)
+        group = cls(int.from_bytes(key[1:], "big"), name, cursor)
+        group.dead.update(dict(dead))
+        group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
+        return group
 
     def queue(self, entry: Waiting) -> None:
         self.waiting[entry.seq] = entry
@@ -199,15 +287,39 @@ class Group:
 
     def paused(self) -> str | None:
         """Why nothing new is leased, if so."""
-        if self.gaps <= FIXED.max_gaps:
-            return None
-        return f"{self.gaps} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
+        if self.seeking:
+            return "a seek is under way"
+        if self.gaps > FIXED.max_gaps:
+            return f"{self.gaps} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
+        return None
+
+    def stalled(self) -> str | None:
+        """Why nothing new is taken from the log, if so."""
+        if len(self.order.blocked) >= FIXED.key_window:
+            return (
+                f"{len(self.order.blocked)} messages wait for earlier ones of their keys (limit {FIXED.key_window}): "
+                f"nothing new is leased"
+            )
+        return self.paused()
+
+    def is_pending(self, offset: bytes) -> bool:
+        """No attempt of this message was made."""
+        return offset > self.cursor or offset in self.order.blocked
+
+    def lease_of(self, offset: bytes) -> Lease | None:
+        """The live lease that holds this message."""
+        return next((lease for lease in self.leases.values() if lease.holds(offset)), None)
+
+    def waiting_of(self, offset: bytes) -> Waiting | None:
+        return next((entry for entry in self.waiting.values() if contains(entry.ranges, offset)), None)
 
     def first_unacked(self) -> bytes | None:
-        """The lowest offset at or below the cursor that is leased or waits (dead ones have rows of their own)."""
+        """The lowest offset at or below the cursor that keeps the log: leased, waiting or blocked, and not in a row
+        of its own (as dead ones are)."""
         firsts: Iterable[bytes | None] = (
-            *(lease.first_live() for lease in self.leases.values()),
-            *(min(entry.ranges).base for entry in self.waiting.values()),
+            *(lease.first_live() for lease in self.leases.values() if not lease.kept),
+            *(min(entry.ranges).base for entry in self.waiting.values() if not entry.kept),
+            self.order.first(),
         )
         return min((first for first in firsts if first is not None), default=None)
 
@@ -233,3 +345,25 @@ def split(ranges: list[Range], limit: int) -> tuple[list[Range], list[Range]]:
         taken.append(Range(base, count))
         limit -= count
     return taken, []
+
+
+def merged(messages: Iterable[bytes]) -> list[Range]:
+    """Messages (rising offsets) as few ranges. Only for those that a group keeps: a range of the log lies within one
+    of its rows."""
+    found: list[Range] = []
+    for offset in messages:
+        if found and offsets.distance(found[-1].base, offset) == found[-1].length:
+            found[-1] = Range(found[-1].base, found[-1].length + 1)
+        else:
+            found.append(Range(offset, 1))
+    return found
+
+
+def contains(ranges: list[Range], offset: bytes) -> bool:
+    return any(
+        (behind := offsets.distance(base, offset)) is not None and 0 <= behind < length for base, length in ranges
+    )
+
+
+def load_history(history: list[list[Any]]) -> History:
+    return tuple((a, b, c, d, e, f) for a, b, c, d, e, f in history)

@@ -3,17 +3,26 @@
 Keys (relative to the store), one tag byte first; integers big-endian so that keys sort in numeric order::
 
     "a" token u64                      progress of a lease: acked and left bitmaps, when and how it ended
+    "b" group u32, offset 16           message behind the cursor that waits for its key (ordering: key)
     "d" group u32, offset 16           dead message of a group
+    "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
     "g" group u32                      group
+    "i" id 16                          where a moved message is now
+    "j" job id 16                      job
+    "k" group u32, offset 16           message of a group that the log need not keep for it
     "l" token u64                      lease
-    "m" offset 16                      log row: a whole batch, or one delayed message
-    "p" offset 16                      payload of a delayed message above `INLINE_BYTES`, kept apart
+    "m" offset 16                      log row: a whole batch, or one message
+    "n" hour u32, seq u64              how many messages stand in each second of an hour, or a change of that
+    "p" id 16                          payload of a message above `INLINE_BYTES`, kept apart
     "s"                                state of the partition
+    "t" offset 16                      tombstone: the message that stood here was cancelled or moved
+    "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
 
-Log rows open with `<B 3x I q`: kind u8, three zero bytes, count u32, created_ms i64 (16 bytes, so that the
-batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2: then msgpack
-`[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes]`.
+Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
+batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
+msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
+where the map has only what the log itself needs (ttl, unique key, ordering hash). Flag 1: there is some of that.
 All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
 """
 
@@ -25,17 +34,21 @@ from typing import Any, NamedTuple
 import msgpack
 
 from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.model.errors import Corruption
+from sandq.model.partitioning import ordering_hash
 
 from .view import Row, View
 
-LOG, PAYLOAD, GROUP, LEASE, PROGRESS, WAITING, DEAD = b"m", b"p", b"g", b"l", b"a", b"w", b"d"
+LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
+GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED = b"g", b"l", b"a", b"w", b"d", b"k", b"b"
+JOB = b"j"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2
+FLAG_EXTRA = 1
 INLINE_BYTES = 4096
-LOG_HEADER = struct.Struct("<B3xIq")
+LOG_HEADER = struct.Struct("<BB2xIq")
 RANGE_BYTES = 20
-TRIM_BYTES = 64 << 20
 _ALL = 1 << 40
 
 Fields = dict[int, Any]
@@ -49,12 +62,22 @@ class Range(NamedTuple):
     length: int
 
 
+class Extra(NamedTuple):
+    """What the log must know of a message beyond its place. `order`: hash of the key in a topic ordered by key."""
+
+    id: bytes
+    ttl_ms: int | None
+    unique_key: bytes | None
+    order: int | None
+
+
 class LogEntry(NamedTuple):
     """What leasing needs of a log row (or of what is left of one): its first offset, messages, bytes."""
 
     first: bytes
     length: int
     size: int
+    extra: Extra | None = None
 
 
 def log_key(offset: bytes) -> bytes:
@@ -73,8 +96,13 @@ def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
     return WAITING + group_id.to_bytes(4, "big") + due_ms.to_bytes(6, "big") + seq.to_bytes(8, "big")
 
 
-def dead_key(group_id: int, offset: bytes) -> bytes:
-    return DEAD + group_id.to_bytes(4, "big") + offset
+def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
+    """Key of a row that a group has of its own for a message (`DEAD`, `KEPT`, `BLOCKED`)."""
+    return tag + group_id.to_bytes(4, "big") + offset
+
+
+def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:
+    return of_group(tag, group_id), of_group(tag, group_id + 1)
 
 
 def after(key: bytes) -> bytes:
@@ -107,30 +135,69 @@ def unpack(value: bytes) -> list[Any]:
 
 
 def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
-    return LOG_HEADER.pack(KIND_BATCH, count, created_ms) + batch
+    return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 
 
-def message_rows(offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None) -> list[Row]:
-    """The log row of one delayed message, and behind it its payload row when it is too large to be moved about."""
-    header = LOG_HEADER.pack(KIND_MESSAGE, 1, created_ms)
+def needed_of(fields: Fields, ordered: bool) -> Fields:
+    """What of a message the log itself needs."""
+    light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
+    order = order_of(fields) if ordered else None
+    if order is not None:
+        light[Column.ORDERING_HASH] = order
+    return light
+
+
+def order_of(fields: Fields) -> int | None:
+    """The ordering hash of a message that has a key."""
+    key = fields.get(Column.KEY)
+    return None if key is None else ordering_hash(key)
+
+
+def message_rows(
+    offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None, ordered: bool
+) -> tuple[list[Row], LogEntry]:
+    """The log row of one message, before it its payload row when it is too large to be moved about; and its entry."""
+    light = needed_of(fields, ordered)
+    header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_EXTRA if light else 0, 1, created_ms)
+    extra = _extra(original_id or offset, light) if light else None
+    if Column.ORDERING_HASH in light:
+        fields = fields | {Column.ORDERING_HASH: light[Column.ORDERING_HASH]}
     inline = pack(original_id, fields)
     if len(inline) <= INLINE_BYTES:
-        return [(LOG + offset, header + inline)]
+        return [(LOG + offset, header + inline)], LogEntry(offset, 1, len(header) + len(inline), extra)
     payload = pack(fields)
-    return [
-        (LOG + offset, header + pack(original_id, None, len(payload))),
-        (PAYLOAD + (original_id or offset), payload),
-    ]
+    row = header + pack(original_id, None, len(payload), light)
+    return [(PAYLOAD + (original_id or offset), payload), (LOG + offset, row)], LogEntry(offset, 1, len(payload), extra)
+
+
+def moved_row(value: bytes, message_id: bytes) -> bytes:
+    """The log row of a message at another offset; its payload, when apart, stays where it is."""
+    return value[: LOG_HEADER.size] + pack(message_id, *unpack(value[LOG_HEADER.size :])[1:])
+
+
+def is_apart(value: bytes) -> bool:
+    """Whether the payload of a message's log row is kept apart."""
+    return unpack(value[LOG_HEADER.size :])[1] is None
+
+
+def _extra(message_id: bytes, fields: Fields) -> Extra:
+    return Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), fields.get(Column.ORDERING_HASH))
+
+
+def kept_row(message_id: bytes, created_ms: int, fields: Fields, *, immortal: bool = False) -> bytes:
+    """A message that a group keeps; an immortal one has no ttl any more."""
+    return pack(message_id, created_ms, fields, immortal)
 
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:
-    kind, count, _ = LOG_HEADER.unpack_from(value)
-    if kind == KIND_MESSAGE and len(value) < 64:
-        # Apart: the row is short and names the payload's size, which is what byte limits go by.
-        fields = unpack(value[LOG_HEADER.size :])
-        if len(fields) == 3:
-            return LogEntry(key[1:], 1, fields[2])
-    return LogEntry(key[1:], count, len(value))
+    kind, flags, count, _ = LOG_HEADER.unpack_from(value)
+    if kind == KIND_BATCH or (not flags and len(value) >= 64):
+        return LogEntry(key[1:], count, len(value))
+    # Apart: the row is short and names the payload's size, which is what byte limits go by.
+    fields = unpack(value[LOG_HEADER.size :])
+    apart = fields[1] is None
+    extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags else None
+    return LogEntry(key[1:], 1, fields[2] if apart else len(value), extra)
 
 
 def pack_ranges(ranges: list[Range]) -> bytes:

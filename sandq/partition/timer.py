@@ -3,9 +3,9 @@
 Invariants (the first three carry the promise "never skipped, never early, never leased twice at once"):
 
 * A message is placed at max(its time, `floor_ms`), and `floor_ms` is the greatest of every applied stamp and every
-  leased delivery time. With the Raft index behind it in the offset, no insert lands at or below a leased offset.
-* A group's cursor is the last leased offset. A lease takes what lies above it in order and leaves nothing out.
-* A message at or below the cursor is in one live lease, waits, is dead, or is acked.
+  delivery time that a cursor passed. With the Raft index behind it in the offset, no insert lands at or below a cursor.
+* A group's cursor is the last offset that was leased, or passed over. A lease takes what lies above it in order.
+* A message at or below the cursor is in one live lease, waits, is blocked by its key, is dead, or is acked.
 * Rows and memory say the same after every entry: a partition loaded from rows goes on exactly as the one that
   wrote them.
 """
@@ -16,24 +16,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.batch import Batch, Column, peek
-from sandq.model.errors import InvalidRequest, NotFound
-from sandq.model.limits import FIXED
+from sandq.model.errors import Conflict, InvalidRequest, NotFound
 
 from . import commands as c
 from . import rows
 from .book import GroupBook
-from .delivery import decode_fields
+from .forget import Forgetter
+from .granting import Granter
+from .group_admin import GroupAdmin
 from .groups import Group, Lease
-from .rows import LogEntry
+from .jobs import Jobs
+from .log import LogState, MessageLog, Stored
+from .pending import Pending
+from .settling import Settler
+from .trim import Trimmer
+from .unique import UniqueKeys
 from .view import View
 
 _STATE_VERSION = 1
 
 Result = Any
-"""Of Append: (base, count) or 16 bytes a message. Lease: [Lease]. Ack, Nack: per item what was lost (`book.Lost`).
-Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Trim: whether more
-is left. Of any: the SandqError that refused the command."""
+"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settling.Lost`).
+Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
+outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
+Of any: the SandqError that refused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class GroupStatus:
     next_ms: int | None
     """When something is next to be leased; None: nothing is there, or the group is paused."""
     paused: str | None
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,15 @@ class Status:
     now_ms: int
     floor_ms: int
     next_expiry_ms: int | None
+    upkeep_ms: int | None
+    """When an `Upkeep` has something to do."""
     messages: int
+    later: int
+    """Messages whose second has not come."""
+    trimmed: bytes
     bytes: int
-    trim_due: bool
+    dead: int
+    settings: dict[str, Any]
     groups: tuple[GroupStatus, ...]
 
 
@@ -66,29 +79,34 @@ class TimerPartition:
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
-        self.messages = 0
-        self.bytes = 0
-        self.book = GroupBook(settings)
-        self._trimmed = offsets.FIRST
-        """Nothing is left in the log at or below this offset."""
-        self._trim_due = False
+        self.forgetter = Forgetter()
+        unique = UniqueKeys(self.forgetter)
+        self.book = GroupBook(settings, unique)
+        self.log = MessageLog(partition, self.book, unique, self.forgetter)
+        self.jobs = Jobs(self.log, self.book)
+        self.pending = Pending(self.log, self.book, unique)
+        self._granter = Granter(self.book)
+        self._settler = Settler(self.book)
+        self._admin = GroupAdmin(self.log, self.book, self.jobs)
+        self._trimmer = Trimmer(self.log, self.book)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def write_state(self, view: View) -> None:
         """Put the state row. The host calls it once for each set of changes it writes."""
+        self.log.counts.write(view)
+        log = self.log.state
         state = (
             _STATE_VERSION,
             self.applied_index,
             self.now_ms,
             self.floor_ms,
             self.clock_epoch,
-            self.messages,
-            self.bytes,
-            self._trimmed,
-            self._trim_due,
-            self.book.next_group,
-            self.book.next_seq,
+            (log.messages, log.trimmed, log.bytes, log.gone),
+            self.log.counts.state(),
+            self.forgetter.state(),
+            self._trimmer.state(),
+            (self.book.next_group, self.book.next_seq, self.book.own_ttl),
             self.book.settings,
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
@@ -97,23 +115,18 @@ class TimerPartition:
     def load(cls, partition: int, settings: dict[str, Any], view: View) -> TimerPartition:
         """From rows; `settings` are those of a partition that has none stored yet."""
         self = cls(partition, settings)
-        state = view.get(rows.STATE_KEY)
-        if state is not None:
-            (
-                _,
-                self.applied_index,
-                self.now_ms,
-                self.floor_ms,
-                self.clock_epoch,
-                self.messages,
-                self.bytes,
-                self._trimmed,
-                self._trim_due,
-                self.book.next_group,
-                self.book.next_seq,
-                self.book.settings,
-            ) = rows.unpack(state)
+        row = view.get(rows.STATE_KEY)
+        if row is not None:
+            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
+            log, counts, forgetter, trimmer, book = parts
+            self.log.state = LogState(log[0], log[1], log[2], (log[3][0], log[3][1]))
+            self.log.counts.load(counts)
+            self.forgetter.load(forgetter)
+            self._trimmer.load(trimmer)
+            self.book.next_group, self.book.next_seq, self.book.own_ttl = book
+            self.book.settings = stored
             self.book.load(view)
+            self.jobs.load(view)
         return self
 
     # -- what the host asks ---------------------------------------------------------------------------------------
@@ -127,20 +140,22 @@ class TimerPartition:
             self.applied_index,
             self.now_ms,
             self.floor_ms,
-            self.book.next_expiry_ms(),
-            self.messages,
-            self.bytes,
-            self._trim_due,
+            self.book.next_expiry_ms(view),
+            self._upkeep_ms(),
+            self.log.state.messages,
+            self.log.counts.later,
+            self.log.state.trimmed,
+            self.log.state.bytes,
+            sum(group.dead.total() for group in self.book.groups.values()),
+            self.book.settings,
             tuple(
-                GroupStatus(group.group_id, group.name, _next_ms(group, view), group.paused())
+                GroupStatus(group.group_id, group.name, _next_ms(group, view), group.stalled(), group.generation)
                 for group in self.book.groups.values()
             ),
         )
 
-    def next_deadline(self, view: View) -> int | None:
-        """The earliest instant (ms) at which something is to be leased or expires."""
-        status = self.status(view)
-        times = [status.next_expiry_ms, *(group.next_ms for group in status.groups)]
+    def _upkeep_ms(self) -> int | None:
+        times = (self._trimmer.due_ms, self.forgetter.next_ms, self.jobs.next_ms, self._admin.idle_ms())
         return min((at for at in times if at is not None), default=None)
 
     # -- apply ----------------------------------------------------------------------------------------------------
@@ -151,127 +166,116 @@ class TimerPartition:
             return []
         self.now_ms = max(self.now_ms, entry.now_ms)
         self.floor_ms = max(self.floor_ms, self.now_ms)
+        self.log.counts.advance(self.now_ms, view)
         place = grants = 0
         results: list[Result] = []
         for command in entry.commands:
             try:
                 match command:
                     case c.Append():
-                        stored = self._append(index, place, command, view)
+                        stored = self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
+                        self._trimmer.appended(self.now_ms)
+                        place += stored.count if isinstance(stored, Stored) else stored[1]
                         results.append(stored)
-                        place += stored[1] if isinstance(stored, tuple) else len(stored) // offsets.OFFSET_BYTES
                     case c.Lease():
                         leases = self._lease(index, grants, command, view)
                         grants += len(leases)
                         results.append(leases)
+                    case c.Move():
+                        results.append(self._move(index, place, command, view))
+                        place += len(command.items)
+                    case c.Upkeep():
+                        place += self._upkeep(index, place, view)
+                        results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
                     case _:
                         results.append(self._other(index, place, command, view))
-            except (NotFound, InvalidRequest) as refusal:
+            except (NotFound, InvalidRequest, Conflict) as refusal:
                 results.append(refusal)
         self.applied_index = index
         return results
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
-        book, now_ms = self.book, self.now_ms
+        settler, admin, now_ms = self._settler, self._admin, self.now_ms
         match command:
             case c.Ack():
-                self._trim_due = self._trim_due or self.settings["delete_on_ack"]
-                return [book.ack(token, what, view) for token, what in command.items]
+                self._trimmer.settled(now_ms)
+                return [settler.ack(token, what, view) for token, what in command.items]
             case c.Nack():
-                self._trim_due = self._trim_due or self.settings["delete_on_ack"]
-                return [book.nack(item[0], item[1], item[2], item[3], now_ms, view) for item in command.items]
+                self._trimmer.settled(now_ms)
+                return [settler.nack(item[0], item[1], item[2], item[3], now_ms, view) for item in command.items]
             case c.Extend():
-                return [book.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
+                return [settler.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
             case c.Expire():
-                self._trim_due = self._trim_due or self.settings["delete_on_ack"]
-                return book.expire(now_ms, view)
+                self._trimmer.settled(now_ms)
+                return settler.expire(now_ms, view)
             case c.Release():
-                return book.release(command, now_ms, view)
+                return settler.release(command, now_ms, view)
+            case c.Cancel():
+                return [
+                    self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
+                    for target in command.targets
+                ]
             case c.OpenGroup():
-                # latest: above everything whose time has come, below everything that is still delayed.
-                # `place`: what this very entry stored before the command is below, what it stores after is above.
-                return book.open_group(command, _just_below(self.floor_ms, index, place), view)
-            case c.Trim():
-                return self._trim(command.limit, view)
+                return admin.open_group(command, self._latest(index, place), now_ms, view)
+            case c.Seek():
+                self._trimmer.settled(now_ms)
+                return admin.seek(command, self._latest(index, place), index, now_ms, view)
+            case c.DropGroup():
+                self._trimmer.settled(now_ms)
+                return admin.drop(command.group, index, now_ms, view)
+            case c.ConfigureGroup():
+                return admin.configure(command.group, command.settings, view)
+            case c.Touch():
+                return admin.touch(list(command.groups), now_ms, view)
+            case c.StartJob():
+                return self.jobs.start(command.job_id, command.kind, command.arguments, index, now_ms, view).shown()
+            case c.StopJob():
+                return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.Configure():
-                book.settings = command.settings
+                self.book.settings = command.settings
+                self._trimmer.settled(now_ms)
         return None
 
-    def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | bytes:
-        header = peek(command.batch)
-        latest_ms = header.max_deliver_ms + (self.now_ms if header.relative else 0)
-        if latest_ms <= self.floor_ms:
-            base = offsets.pack(self.floor_ms, index, place, self.partition)
-            row = rows.batch_row(header.count, self.now_ms, command.batch)
-            view.put(rows.log_key(base), row)
-            self._added([LogEntry(base, header.count, len(row))])
-            return base, header.count
-        batch = Batch.parse(command.batch)
-        start_ms = self.now_ms if header.relative else 0
-        added: list[LogEntry] = []
-        asked = batch.int_column(Column.DELIVER_MS)
-        assert asked is not None
-        for at, (asked_ms, fields) in enumerate(zip(asked, decode_fields(batch), strict=True)):
-            placed_ms = min(max(start_ms + (asked_ms or 0), self.floor_ms), offsets.U48_MAX)
-            offset = offsets.pack(placed_ms, index, place + at, self.partition)
-            stored = rows.message_rows(offset, self.now_ms, fields, None)
-            for key, value in stored:
-                view.put(key, value)
-            added.append(LogEntry(offset, 1, len(stored[-1][1])))
-        column = b"".join([entry.first for entry in added])
-        added.sort()
-        self._added(added)
-        return column
-
-    def _added(self, entries: list[LogEntry]) -> None:
-        """`entries`: in the order of the log."""
-        self.messages += sum([entry.length for entry in entries])
-        self.bytes += sum([entry.size for entry in entries])
-        for group in self.book.groups.values():
-            group.reader.insert(entries)
+    def _latest(self, index: int, place: int) -> bytes:
+        """The greatest offset below all that is stored from here on: above everything whose time has come, below
+        everything that is still delayed; of this entry's own commands, those before below and those after above."""
+        return (int.from_bytes(offsets.pack(self.floor_ms, index, place, 0), "big") - 1).to_bytes(16, "big")
 
     def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
-        average_bytes = self.bytes // max(self.messages, 1)
-        leases = self.book.lease(index, place, command, self.now_ms, average_bytes, view)
-        if leases:
-            cursor = self.book.group(command.group).cursor
-            self.floor_ms = max(self.floor_ms, offsets.deliver_ms(cursor))
+        average_bytes = self.log.state.bytes // max(self.log.state.messages, 1)
+        group = self.book.group(command.group)
+        dead = group.dead.total()
+        leases = self._granter.grant(index, place, command, self.now_ms, average_bytes, view)
+        self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
+        if group.dead.total() != dead:
+            self._trimmer.settled(self.now_ms)
         return leases
 
-    def _trim(self, limit: int, view: View) -> bool:
-        """Delete log rows that every group is done with, oldest first. Without groups messages stay."""
-        self._trim_due = False
-        done_below = self.book.done_below()
-        if done_below is None or not self.settings["delete_on_ack"]:
-            return False
-        limit = min(limit, FIXED.trim_rows)
-        # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
-        start = rows.after(rows.log_key(self._trimmed))
-        found = view.scan(start, rows.log_key(done_below), limit=limit, max_bytes=rows.TRIM_BYTES)
-        for key, value in found:
-            entry = rows.log_entry(key, value)
-            last = rows.last_of(entry)
-            if last >= done_below:
-                return False
-            view.delete(key)
-            if value[0] == rows.KIND_MESSAGE:
-                view.delete(rows.PAYLOAD + key[1:])
-            self.messages -= entry.length
-            self.bytes -= entry.size
-            self._trimmed = last
-        self._trim_due = bool(found)
-        return self._trim_due
+    def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
+        outcomes = []
+        for at, (target, at_ms, relative) in enumerate(command.items):
+            to_ms = self.now_ms + at_ms if relative else at_ms
+            outcomes.append(self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view))
+        return outcomes
 
-
-def _just_below(deliver_ms: int, index: int, place: int) -> bytes:
-    """The greatest offset below everything that is stored at this place or a later one."""
-    return (int.from_bytes(offsets.pack(deliver_ms, index, place, 0), "big") - 1).to_bytes(16, "big")
+    def _upkeep(self, index: int, place: int, view: View) -> int:
+        """A bounded part of all that is to be done. The places it used."""
+        while self._admin.drop_idle(index, self.now_ms, view):
+            self._trimmer.settled(self.now_ms)
+        self.forgetter.sweep(self.now_ms, view)
+        self._trimmer.step(self.now_ms, view)
+        return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
 
 
 def _next_ms(group: Group, view: View) -> int | None:
+    if group.seeking:
+        return None
     waiting = group.first_waiting()
     times = [waiting.due_ms] if waiting else []
-    if group.paused() is None:
+    free = group.order.first_free()
+    if free is not None and group.paused() is None:
+        times.append(offsets.deliver_ms(free))
+    if group.stalled() is None:
         head = group.reader.head(view)
         if head is not None:
             times.append(offsets.deliver_ms(head.first))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import Protocol
 
 Row = tuple[bytes, bytes]
@@ -30,20 +31,28 @@ class View:
     def __init__(self, base: Rows) -> None:
         self._base = base
         self._changes: dict[bytes, bytes | None] = {}
+        self._order: dict[int, list[bytes]] = {}
+        """Changed keys in order, by their first byte; of those first bytes that were scanned since the last drain."""
 
     def __len__(self) -> int:
         return len(self._changes)
 
     def put(self, key: bytes, value: bytes) -> None:
-        self._changes[key] = value
+        self._change(key, value)
 
     def delete(self, key: bytes) -> None:
-        self._changes[key] = None
+        self._change(key, None)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        if self._order and key not in self._changes and (keys := self._order.get(key[0])) is not None:
+            insort(keys, key)
+        self._changes[key] = value
 
     def drain(self) -> list[Change]:
         """The changes since the last drain. Call it only once they are about to be written."""
         changes = list(self._changes.items())
         self._changes.clear()
+        self._order.clear()
         return changes
 
     def get(self, key: bytes) -> bytes | None:
@@ -53,7 +62,7 @@ class View:
             return self._base.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
-        changed = {key: value for key, value in self._changes.items() if start <= key < stop}
+        changed = self._changed(start, stop)
         if not changed:
             return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
         while True:
@@ -75,6 +84,19 @@ class View:
                 stop = found[-1][0]
             else:
                 start = found[-1][0] + b"\x00"
+
+    def _changed(self, start: bytes, stop: bytes) -> dict[bytes, bytes | None]:
+        """Changes with start <= key < stop."""
+        if not self._changes or not start:
+            return {key: value for key, value in self._changes.items() if start <= key < stop}
+        found: dict[bytes, bytes | None] = {}
+        for tag in range(start[0], stop[0] + 1 if len(stop) > 1 else stop[0]):
+            keys = self._order.get(tag)
+            if keys is None:
+                keys = self._order[tag] = sorted([key for key in self._changes if key[0] == tag])
+            for key in keys[bisect_left(keys, start) : bisect_left(keys, stop)]:
+                found[key] = self._changes[key]
+        return found
 
 
 def _cut(rows: list[Row], limit: int, max_bytes: int) -> list[Row]:

@@ -27,12 +27,18 @@ _NAMES = {int: "int", str: "str", bytes: "bin", list: "array", dict: "map", bool
 
 
 class Field(NamedTuple):
-    """One field: its name, its type, whether nil may stand there, and the bound of an int (0..maximum)."""
+    """One field: its name, its type (or several), whether nil may stand there, and the bounds of an int."""
 
     name: str
-    kind: type
+    kind: type | tuple[type, ...]
     optional: bool = False
     maximum: int = U64_MAX
+    minimum: int = 0
+
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """What may stand there, beside nil."""
+        return self.kind if isinstance(self.kind, tuple) else (self.kind,)
 
 
 class Shape:
@@ -53,17 +59,19 @@ class Shape:
         self._exact = exact
         self._count = len(fields) + 2
         # int and bool are told apart by `type`, not `isinstance`: True is not the number 1 here.
-        self._types = [int, int, *(field.kind for field in fields)]
-        self._bounds = [(place, field.maximum) for place, field in enumerate(fields, 2) if field.kind is int]
+        self._types = [int, int, *(field.kinds[0] for field in fields)]
+        self._bounds = [
+            (place, field.minimum, field.maximum) for place, field in enumerate(fields, 2) if int in field.kinds
+        ]
 
     def check(self, frame: Sequence[Any]) -> None:
         """Raise `error` unless the frame's fields have these types and bounds."""
         if [*map(type, frame)] != self._types:
             self._check_each(frame)
-        for place, maximum in self._bounds:
+        for place, minimum, maximum in self._bounds:
             value = frame[place]
-            if value is not None and not 0 <= value <= maximum:
-                raise self.wrong(place - 1, f"{value} is not within 0..{maximum}")
+            if type(value) is int and not minimum <= value <= maximum:
+                raise self.wrong(place - 1, f"{value} is not within {minimum}..{maximum}")
 
     def wrong(self, number: int, problem: str) -> SandqError:
         """The error about field `number` (from 1)."""
@@ -75,11 +83,15 @@ class Shape:
             if number > got:
                 raise self.wrong(number, f"missing; the frame has {got} fields")
             value = frame[number + 1]
-            if type(value) is not field.kind and not (field.optional and value is None):
-                expected = _NAMES[field.kind] + (" or nil" if field.optional else "")
-                raise self.wrong(number, f"expected {expected}, got {kind_name(value)}")
+            if type(value) not in field.kinds and not (field.optional and value is None):
+                raise self.wrong(number, f"expected {_expected(field)}, got {kind_name(value)}")
         if self._exact and got > len(self.fields):
             raise self.error(f"{self.name} has {len(self.fields)} fields, and the frame has {got}")
+
+
+def _expected(field: Field) -> str:
+    *names, last = [*(_NAMES[kind] for kind in field.kinds), *(["nil"] if field.optional else [])]
+    return f"{', '.join(names)} or {last}" if names else last
 
 
 def kind_name(value: object) -> str:
@@ -94,3 +106,21 @@ def check_row(shape: Shape, number: int, row: object, item: int, kinds: Sequence
     for value in row:
         if type(value) is int and value < 0:
             raise shape.wrong(number, f"item {item}: {value} is negative")
+
+
+def check_offset(shape: Shape, number: int, value: bytes | None) -> None:
+    """Raise unless the bin in field `number` is nil or an offset."""
+    if value is not None and len(value) != OFFSET_BYTES:
+        raise shape.wrong(number, f"expected {OFFSET_BYTES} bytes, got {len(value)}")
+
+
+def check_choice(shape: Shape, number: int, value: str | None, choices: Sequence[str]) -> None:
+    """Raise unless the str in field `number` is nil or one of these."""
+    if value is not None and value not in choices:
+        raise shape.wrong(number, f"expected {one_of(choices)}, got {value[:40]!r}")
+
+
+def one_of(choices: Sequence[str]) -> str:
+    """These words, for a message."""
+    *words, last = [repr(choice) for choice in choices]
+    return f"{', '.join(words)} or {last}"

@@ -16,7 +16,8 @@ msgpack bin; ext types, floats and map keys that are not text have no place in a
 A frame from the network is decoded only when it is whole, and what may be made of its bytes is bounded: an
 array or a map has at most 65,536 items, and everything in a frame but the bin fields of its outermost
 array (the batches) is 4 MiB at most. Without the second bound a 32 MiB frame of empty arrays would become
-2 GiB of objects.
+2 GiB of objects. It holds for requests; a client reads from a node that it chose, and whose answers may bring
+values within maps: it lifts the bound.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ PROTOCOL_VERSION: Final = 1
 ITEMS_MAX: Final = 65_536
 """Items of one array or map in a frame."""
 CONTROL_BYTES: Final = 4 * 1024 * 1024
-"""Everything in a frame but the bin fields of its outermost array."""
+"""Everything in a request but the bin fields of its outermost array."""
 
 Frame = list[Any]
 """A decoded body; the first two items are ints: type and request id."""
 
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 _LENGTH_BYTES = 4
 _PREFIX_MAX_ITEMS = 14  # a fixarray has at most 15 items, and a tail is one of them
 _METHODS = (b"GET ", b"POST", b"PUT ", b"DELE", b"HEAD", b"OPTI", b"PATC", b"PRI ")
@@ -69,19 +70,26 @@ class Type(IntEnum):
     CANCEL = 15
     WHY = 16
     PING = 17
+    JOB_START = 18
+    JOB_STATUS = 19
+    FORECAST = 20
+    JOB_STOP = 21
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34
     GROUP_LIST = 40
     TOPIC_STATS = 41
+    GROUP_SEEK = 42
+    GROUP_DELETE = 43
+    GROUP_UPDATE = 44
+    DEAD_LIST = 45
     CLUSTER_INFO = 48
     CLUSTER_CLOCK = 49
     ERROR = 255
 
 
 RESERVED: Final = frozenset(
-    {Type.FETCH, Type.GET, Type.LIST, Type.MOVE, Type.CANCEL, Type.WHY, Type.TOPIC_UPDATE}
-    | {*range(64, 72)}  # KV_*
+    {*range(64, 72)}  # KV_*
     | {*range(80, 86)}  # SCHEDULE_*
 )
 """Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""
@@ -96,10 +104,11 @@ class FrameReader:
     `max_frame_bytes` at most.
     """
 
-    __slots__ = ("_kept", "_max_frame_bytes", "_started", "_wanted")
+    __slots__ = ("_control_bytes", "_kept", "_max_frame_bytes", "_started", "_wanted")
 
-    def __init__(self, max_frame_bytes: int = DEFAULT.frame_bytes) -> None:
+    def __init__(self, max_frame_bytes: int = DEFAULT.frame_bytes, control_bytes: int = CONTROL_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
+        self._control_bytes = control_bytes
         self._kept = bytearray()
         self._wanted = _LENGTH_BYTES  # decode nothing before this many bytes are kept
         self._started = False
@@ -119,7 +128,7 @@ class FrameReader:
             data = bytes(kept)
             kept.clear()
         frames: list[Frame] = []
-        add, unpack, length_at = frames.append, msgpack.unpackb, _LENGTH.unpack_from
+        add, unpack, length_at = frames.append, msgpack.unpackb, LENGTH.unpack_from
         end, start, limit = len(data), 0, self._max_frame_bytes
         self._wanted = _LENGTH_BYTES
         with memoryview(data) as view:
@@ -137,8 +146,8 @@ class FrameReader:
                     if length <= ITEMS_MAX:
                         frame = unpack(body)  # msgpack's own bound: no array has more items than the frame bytes
                     else:
-                        if length > CONTROL_BYTES:
-                            _check_control_bytes(body)
+                        if length > self._control_bytes:
+                            _check_control_bytes(body, self._control_bytes)
                         frame = unpack(body, max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
                     kind, request_id = frame[0], frame[1]
                 except SandqError:
@@ -178,7 +187,7 @@ def _undecodable(length: int, error: Exception) -> ProtocolError:
     return ProtocolError(f"a frame of {length} bytes cannot be decoded: {why}")
 
 
-def _check_control_bytes(body: memoryview) -> None:
+def _check_control_bytes(body: memoryview, limit: int) -> None:
     """Refuse a large frame that would become far more memory than it has bytes (see the module's docstring)."""
     try:
         skimmer = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
@@ -191,11 +200,11 @@ def _check_control_bytes(body: memoryview) -> None:
                 control_bytes += skimmer.tell() - start
     except Exception as error:
         raise _undecodable(len(body), error) from None
-    if control_bytes > CONTROL_BYTES:
+    if control_bytes > limit:
         raise FrameTooLarge(
-            f"a frame has {control_bytes} bytes beside its batches: {CONTROL_BYTES} is the limit",
+            f"a frame has {control_bytes} bytes beside its batches: {limit} is the limit",
             limit="control_bytes",
-            maximum=CONTROL_BYTES,
+            maximum=limit,
             size=control_bytes,
         )
 
@@ -207,7 +216,7 @@ _pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
 def encode_frame(*fields: Any) -> bytes:
     """The bytes of the frame `[fields...]`; the first two are type and request id. Tuples become arrays."""
     body: bytes = _pack(fields)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryview) -> bytes:
@@ -216,8 +225,8 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
     body = bytearray(_pack(fields))
     body[0] += 1  # the fixarray header: one item more
     size = len(tail)
-    body += b"\xc6" + _LENGTH.pack(size)
-    return b"".join((_LENGTH.pack(len(body) + size), body, tail))
+    body += b"\xc6" + LENGTH.pack(size)
+    return b"".join((LENGTH.pack(len(body) + size), body, tail))
 
 
 def encode_reply(request_id: int, *fields: Any) -> bytes:
@@ -229,7 +238,7 @@ def encode_error(request_id: int, error: SandqError) -> bytes:
     """The answer to a request that failed; details that msgpack does not know are sent as text."""
     code, message, retriable, details = to_wire(error)
     body: bytes = _pack_lenient((255, request_id, code, message, retriable, details))
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def decode_error(frame: Frame) -> SandqError:

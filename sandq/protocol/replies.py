@@ -1,8 +1,9 @@
-"""What a server answers and pushes: the fields after `[0, request id]`, and DELIVER.
+"""What a server answers to producers, consumers and administration, and pushes to consumers: the fields after
+`[0, request id]`, and DELIVER. The answers about stored messages are in `replies_messages`.
 
     HELLO          [server_version str, node_id str, cluster_uuid str, limits map, now_ms]
     METADATA       [nodes [[node_id, host, port]...], topics [topic record map...]]
-    PRODUCE        [offsets]            [base bin16, count] | bin of 16 bytes a message
+    PRODUCE        [offsets, conflicts]
     SUBSCRIBE      [partitions array]   those of the topic that this node leads
     UNSUBSCRIBE    []
     ACK, NACK      [results array]      one per item: nil (done) | [[base bin16, count]...] lost, []: all
@@ -10,10 +11,18 @@
     PING           [now_ms]
     TOPIC_CREATE   [topic record map]
     TOPIC_DELETE   []
+    TOPIC_UPDATE   [topic record map]
     GROUP_LIST     [rows array of maps]
     TOPIC_STATS    [rows array of maps]
+    GROUP_SEEK     [array of [partition, cursor bin16]]
+    GROUP_DELETE   []
+    GROUP_UPDATE   []
     CLUSTER_INFO   [map]
     CLUSTER_CLOCK  [map]
+
+    offsets      = [base bin16, count] | bin of 16 bytes a message
+    conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in
+                   this state; its id stands in the 16 bytes of the position
 
     DELIVER 7      [group_number, partition, token, attempt, deadline_ms, offsets, ids, created_ms, live,
                     last bool, batch bin]
@@ -34,7 +43,8 @@ newer broker's and are ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import ProtocolError
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX, Field, Shape
@@ -145,21 +155,65 @@ class MetadataReply(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The offsets of a batch, by position: a run (`column` None) or one each."""
+    """The offsets of a batch, by position: a run (`column` None) or one each; and the positions that were refused,
+    with the state of the message that has the unique key (its id is what stands as their offset)."""
 
     base: bytes
     messages: int
     column: bytes | None
+    conflicts: Mapping[int, str] = MappingProxyType({})
 
     @classmethod
     def parse(cls, frame: Frame) -> Offsets:
         """From a PRODUCE reply."""
-        value = frame[2] if len(frame) > 2 else None
+        value, rows = (frame[2], frame[3]) if len(frame) > 3 else (None, None)
         if type(value) is bytes and value and not len(value) % OFFSET_BYTES:
-            return cls(value[:OFFSET_BYTES], len(value) // OFFSET_BYTES, value)
-        if type(value) is list and [*map(type, value)] == [bytes, int] and len(value[0]) == OFFSET_BYTES:
-            return cls(value[0], value[1], None)
-        raise ProtocolError("PRODUCE reply field 1 (offsets): expected [base offset, count] or bin of 16 bytes each")
+            found = cls(value[:OFFSET_BYTES], len(value) // OFFSET_BYTES, value)
+        elif type(value) is list and [*map(type, value)] == [bytes, int] and len(value[0]) == OFFSET_BYTES:
+            found = cls(value[0], value[1], None)
+        else:
+            raise ProtocolError(
+                "PRODUCE reply field 1 (offsets): expected [base offset, count] or bin of 16 bytes each"
+            )
+        return found if rows is None else found._replace(conflicts=_conflicts(rows, found.messages))
+
+    def fields(self) -> tuple[Any, ...]:
+        """For `encode_reply`."""
+        offsets = [self.base, self.messages] if self.column is None else self.column
+        return offsets, [[*row] for row in sorted(self.conflicts.items())] or None
+
+
+def _conflicts(rows: object, messages: int) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for row in rows if type(rows) is list else (None,):
+        if type(row) is not list or [*map(type, row)] != [int, str] or not 0 <= row[0] < messages:
+            raise ProtocolError("PRODUCE reply field 2 (conflicts): expected nil or [position, state] items")
+        found[row[0]] = row[1]
+    return found
+
+
+PIECE: Final = (
+    Field("offsets", bytes),
+    Field("ids", bytes, optional=True),
+    Field("created_ms", (int, bytes), maximum=U48_MAX),
+    Field("live", list, optional=True),
+    Field("batch", bytes),
+)
+"""A batch with what the broker knows of its messages, as a frame carries it."""
+
+
+def check_piece(shape: Shape, number: int, fields: Sequence[Any]) -> None:
+    """Raise unless the fields of a piece, of which `number` is the first, fit together; their types are checked."""
+    offsets, ids, created_ms, live, _ = fields
+    if not offsets or len(offsets) % OFFSET_BYTES:
+        raise shape.wrong(number, "expected bin of 16 bytes a position")
+    if ids is not None and (not ids or len(ids) % OFFSET_BYTES):
+        raise shape.wrong(number + 1, "expected nil or bin of 16 bytes a position")
+    if type(created_ms) is bytes and (not created_ms or len(created_ms) % 8):
+        raise shape.wrong(number + 2, "expected int or bin of 8 bytes a position")
+    for row in live or ():
+        if type(row) is not list or [*map(type, row)] != [int, int] or row[0] < 0 or row[1] < 1:
+            raise shape.wrong(number + 3, "expected nil or [first position, count] items")
 
 
 _DELIVER = _shape(
@@ -169,12 +223,9 @@ _DELIVER = _shape(
     Field("token", int),
     Field("attempt", int),
     Field("deadline_ms", int, maximum=U48_MAX),
-    Field("offsets", bytes),
-    Field("ids", bytes, optional=True),
-    Field("created_ms", int, maximum=U48_MAX),
-    Field("live", list, optional=True),
+    *PIECE[:4],
     Field("last", bool),
-    Field("batch", bytes),
+    PIECE[4],
 )
 
 
@@ -196,19 +247,8 @@ class Deliver(NamedTuple):
 
     @classmethod
     def parse(cls, frame: Frame) -> Deliver:
-        if len(frame) > 9 and type(frame[9]) is bytes:
-            _DELIVER.check([*frame[:9], 0, *frame[10:]])
-            if not frame[9] or len(frame[9]) % 8:
-                raise _DELIVER.wrong(8, "expected int or bin of 8 bytes a position")
-        else:
-            _DELIVER.check(frame)
-        if not frame[7] or len(frame[7]) % OFFSET_BYTES:
-            raise _DELIVER.wrong(6, "expected bin of 16 bytes a position")
-        if frame[8] is not None and (not frame[8] or len(frame[8]) % OFFSET_BYTES):
-            raise _DELIVER.wrong(7, "expected nil or bin of 16 bytes a position")
-        for row in frame[10] or ():
-            if type(row) is not list or [*map(type, row)] != [int, int] or row[0] < 0 or row[1] < 1:
-                raise _DELIVER.wrong(9, "expected nil or [first position, count] items")
+        _DELIVER.check(frame)
+        check_piece(_DELIVER, 6, [*frame[7:11], frame[12]])
         return cls._make(frame[1:13])
 
 

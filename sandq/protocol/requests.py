@@ -1,4 +1,4 @@
-"""Requests about messages: what a client asks of a connection, a topic's partition or a lease.
+"""Requests of producers and consumers: what they ask of a connection, a topic's partition or a lease.
 
 Each class is one frame type: its fields in wire order, `parse` (server: from a decoded frame;
 InvalidRequest says which field is wrong) and `frame(request_id)` (client: the bytes). The grammar of all
@@ -6,7 +6,7 @@ of them:
 
     HELLO        1 [version u32, client_name str, options map]
     METADATA     2 [topics array of str | nil (all)]
-    PRODUCE      3 [topic, partition, producer_id u64, epoch u32, sequence u64, batch bin]
+    PRODUCE      3 [topic, partition, producer_id u64, epoch u32, sequence u64, on_conflict, batch bin]
     SUBSCRIBE    4 [subscription_id, topic, group, consumer_id, credit, lease_ms | nil, start,
                     held [[group_number, partition, token]...]]
     UNSUBSCRIBE  5 [subscription_id]
@@ -16,6 +16,8 @@ of them:
     EXTEND      11 [group_number, partition, [[token, lease_ms]...]]
     PING        17 []
 
+    on_conflict = 0 reject | 1 replace | 2 ignore, for messages whose unique key is taken
+    start   = "earliest" | "latest" | instant int (epoch ms) | bin16 (the first offset)
     what    = nil (the whole lease) | [[base offset bin16, count int | bitmap bin]...]
     bitmap  = bit i of byte i // 8, least significant first, is base + i places
 
@@ -31,7 +33,17 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
-from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U32_MAX, U48_MAX, Field, Shape, check_row
+from sandq.protocol.fields import (
+    OFFSET_BYTES,
+    PARTITION_MAX,
+    U32_MAX,
+    U48_MAX,
+    Field,
+    Shape,
+    check_choice,
+    check_offset,
+    check_row,
+)
 from sandq.protocol.frames import ITEMS_MAX, PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 
 What = list[list[Any]] | None
@@ -39,6 +51,11 @@ What = list[list[Any]] | None
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+START = Field("start", (str, int, bytes), maximum=U48_MAX)
+"""Where a group begins: EARLIEST, LATEST, an instant or an offset."""
+REJECT: Final = 0
+REPLACE: Final = 1
+IGNORE: Final = 2
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
@@ -96,18 +113,24 @@ _PRODUCE = Shape(
     Field("producer_id", int),
     Field("epoch", int, maximum=U32_MAX),
     Field("sequence", int),
+    Field("on_conflict", int, maximum=IGNORE),
     Field("batch", bytes),
 )
 
 
 class Produce(NamedTuple):
-    """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too."""
+    """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too.
+
+    `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
+    has the key is cancelled; IGNORE: it is left out, and answered with the id of the one that has the key.
+    """
 
     topic: str
     partition: int
     producer_id: int
     epoch: int
     sequence: int
+    on_conflict: int
     batch: bytes
 
     @classmethod
@@ -127,7 +150,7 @@ _SUBSCRIBE = Shape(
     Field("consumer_id", str),
     Field("credit", int, maximum=DEFAULT.credit_max),
     Field("lease_ms", int, optional=True, maximum=U48_MAX),
-    Field("start", str),
+    START,
     Field("held", list),
 )
 
@@ -141,17 +164,16 @@ class Subscribe(NamedTuple):
     consumer_id: str
     credit: int
     lease_ms: int | None
-    start: str
+    start: str | int | bytes
     held: Sequence[Sequence[int]]
 
     @classmethod
     def parse(cls, frame: Frame) -> Subscribe:
         _SUBSCRIBE.check(frame)
-        consumer_id, start, held = frame[5], frame[8], frame[9]
+        consumer_id, held = frame[5], frame[9]
         if not 1 <= len(consumer_id) <= DEFAULT.consumer_id_chars:
             raise _SUBSCRIBE.wrong(4, f"{len(consumer_id)} characters; 1..{DEFAULT.consumer_id_chars} are allowed")
-        if start not in (EARLIEST, LATEST):
-            raise _SUBSCRIBE.wrong(7, f"expected {EARLIEST!r} or {LATEST!r}, got {start[:40]!r}")
+        check_start(_SUBSCRIBE, 7, frame[8])
         for item, row in enumerate(held, 1):
             check_row(_SUBSCRIBE, 8, row, item, [int, int, int], "[group number, partition, token]")
         return cls._make(frame[2:])
@@ -285,6 +307,14 @@ class Ping(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.PING, request_id)
+
+
+def check_start(shape: Shape, number: int, start: str | int | bytes) -> None:
+    """Raise unless field `number` is a place in time; its type and bounds are checked already."""
+    if type(start) is bytes:
+        check_offset(shape, number, start)
+    elif type(start) is str:
+        check_choice(shape, number, start, (EARLIEST, LATEST))
 
 
 def check_what(shape: Shape, item: int, what: object) -> None:

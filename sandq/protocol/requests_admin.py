@@ -2,10 +2,20 @@
 
 TOPIC_CREATE   32 [name, kind str, partitions u32, replicas u32, settings map]
 TOPIC_DELETE   33 [name]
+TOPIC_UPDATE   34 [name, settings map]
 GROUP_LIST     40 [topic]
 TOPIC_STATS    41 [topic]
+GROUP_SEEK     42 [topic, group, to]
+GROUP_DELETE   43 [topic, group]
+GROUP_UPDATE   44 [topic, group, settings map]
+DEAD_LIST      45 [topic, partition, group, reason | nil, limit 1..1000, after bin16 | nil, values bool]
 CLUSTER_INFO   48 []
 CLUSTER_CLOCK  49 ["show" | "accept"]
+
+to     = as the start of a SUBSCRIBE
+reason = "nacked" | "lease_expired" | "expired"
+
+GROUP_* are about the partitions that the node asked leads: a client asks all leaders.
 """
 
 from __future__ import annotations
@@ -13,8 +23,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from sandq.protocol.fields import U32_MAX, Field, Shape
+from sandq.protocol.fields import PARTITION_MAX, U32_MAX, Field, Shape, check_choice, check_offset
 from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.requests import START, check_start
+from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX
 
 SHOW: Final = "show"
 ACCEPT: Final = "accept"
@@ -65,6 +77,24 @@ class TopicDelete(NamedTuple):
         return encode_frame(Type.TOPIC_DELETE, request_id, *self)
 
 
+_TOPIC_UPDATE = Shape("TOPIC_UPDATE", Field("name", str), Field("settings", dict))
+
+
+class TopicUpdate(NamedTuple):
+    """Change settings of a topic; those that are not named stay as they are."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> TopicUpdate:
+        _TOPIC_UPDATE.check(frame)
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.TOPIC_UPDATE, request_id, *self)
+
+
 _GROUP_LIST = Shape("GROUP_LIST", Field("topic", str))
 
 
@@ -97,6 +127,97 @@ class TopicStats(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.TOPIC_STATS, request_id, *self)
+
+
+_GROUP_SEEK = Shape("GROUP_SEEK", Field("topic", str), Field("group", str), START._replace(name="to"))
+
+
+class GroupSeek(NamedTuple):
+    """Put a group's cursor elsewhere; what it had leased or was to retry is revoked."""
+
+    topic: str
+    group: str
+    to: str | int | bytes
+
+    @classmethod
+    def parse(cls, frame: Frame) -> GroupSeek:
+        _GROUP_SEEK.check(frame)
+        check_start(_GROUP_SEEK, 3, frame[4])
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.GROUP_SEEK, request_id, *self)
+
+
+_GROUP_DELETE = Shape("GROUP_DELETE", Field("topic", str), Field("group", str))
+
+
+class GroupDelete(NamedTuple):
+    """Forget a group that has no consumers, with its dead letters."""
+
+    topic: str
+    group: str
+
+    @classmethod
+    def parse(cls, frame: Frame) -> GroupDelete:
+        _GROUP_DELETE.check(frame)
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.GROUP_DELETE, request_id, *self)
+
+
+_GROUP_UPDATE = Shape("GROUP_UPDATE", Field("topic", str), Field("group", str), Field("settings", dict))
+
+
+class GroupUpdate(NamedTuple):
+    """A group's own settings, instead of those that it had; {}: back to the topic's."""
+
+    topic: str
+    group: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> GroupUpdate:
+        _GROUP_UPDATE.check(frame)
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.GROUP_UPDATE, request_id, *self)
+
+
+_DEAD_LIST = Shape(
+    "DEAD_LIST",
+    Field("topic", str),
+    Field("partition", int, maximum=PARTITION_MAX),
+    Field("group", str),
+    Field("reason", str, optional=True),
+    Field("limit", int, minimum=1, maximum=PAGE_MAX),
+    Field("after", bytes, optional=True),
+    Field("values", bool),
+)
+
+
+class DeadList(NamedTuple):
+    """A page of a group's dead letters in the order of their offsets; `after` as in LIST."""
+
+    topic: str
+    partition: int
+    group: str
+    reason: str | None
+    limit: int
+    after: bytes | None
+    values: bool
+
+    @classmethod
+    def parse(cls, frame: Frame) -> DeadList:
+        _DEAD_LIST.check(frame)
+        check_choice(_DEAD_LIST, 4, frame[5], DEAD_REASONS)
+        check_offset(_DEAD_LIST, 6, frame[7])
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.DEAD_LIST, request_id, *self)
 
 
 _CLUSTER_INFO = Shape("CLUSTER_INFO")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
-from sandq.broker.broker import Broker, OpenTopic, Subscriber
+from sandq.broker.broker import Broker, Subscriber
 from sandq.broker.deliverer import Subscription
 from sandq.broker.replica import Delivery
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
 from sandq.model.names import check_name
 from sandq.partition import commands as c
+from sandq.partition.log import Stored
 from sandq.protocol import requests as r
-from sandq.protocol import requests_admin as admin
 from sandq.protocol.frames import PROTOCOL_VERSION, RESERVED, Frame, Type, encode_reply
 from sandq.protocol.replies import encode_deliver
 
 from .connection import Connection
+from .control_session import ControlSession
 from .info import ServerInfo
 
 
@@ -28,6 +29,7 @@ class ClientSession:
         self._broker = broker
         self._connection = connection
         self._info = info
+        self._control = ControlSession(broker, connection, info)
         self._subscriptions: dict[int, tuple[str, Subscription]] = {}
         self._opening: dict[int, trio.Event] = {}
         self._handlers: dict[int, Callable[[Frame], None]] = {
@@ -41,12 +43,7 @@ class ClientSession:
             Type.NACK: self._nack,
             Type.EXTEND: self._extend,
             Type.PING: self._ping,
-            Type.TOPIC_CREATE: self._topic_create,
-            Type.TOPIC_DELETE: self._topic_delete,
-            Type.GROUP_LIST: self._group_list,
-            Type.TOPIC_STATS: self._topic_stats,
-            Type.CLUSTER_INFO: self._cluster_info,
-            Type.CLUSTER_CLOCK: self._cluster_clock,
+            **self._control.handlers,
         }
 
     def handle(self, frame: Frame) -> None:
@@ -103,34 +100,30 @@ class ClientSession:
         names = r.Metadata.parse(frame).topics
         broker = self._broker
         topics = broker.topics() if names is None else [broker.topic(name) for name in dict.fromkeys(names)]
-        self._reply(frame[1], [self._info.node()], [self._record(topic) for topic in topics])
-
-    def _record(self, topic: OpenTopic) -> dict[str, Any]:
-        record = topic.record
-        return {
-            "name": record.name,
-            "number": record.number,
-            "kind": record.kind,
-            "partitions": [
-                [
-                    at,
-                    partition.group,
-                    self._info.node_id if at in topic.partitions and topic.partitions[at].host.ready else None,
-                ]
-                for at, partition in enumerate(record.partitions)
-            ],
-            "initial_partitions": record.initial_partitions,
-            "replicas": len(record.partitions[0].members),
-            "settings": record.settings,
-        }
+        self._reply(frame[1], [self._info.node()], [self._control.topic_record(topic) for topic in topics])
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     def _produce(self, frame: Frame) -> None:
         asked = r.Produce.parse(frame)
-        done = self._done(frame[1])
+
+        def done(result: Any) -> None:
+            if isinstance(result, SandqError):
+                self._connection.send_error(frame[1], result)
+            elif isinstance(result, Stored):
+                self._reply(frame[1], result.offsets, result.refused or None)
+            else:
+                self._reply(frame[1], result, None)
+
         self._broker.produce(
-            asked.topic, asked.partition, asked.batch, asked.producer_id, asked.epoch, asked.sequence, done
+            asked.topic,
+            asked.partition,
+            asked.batch,
+            asked.producer_id,
+            asked.epoch,
+            asked.sequence,
+            asked.on_conflict,
+            done,
         )
 
     def _ack(self, frame: Frame) -> None:
@@ -236,45 +229,3 @@ class ClientSession:
         if found is None:
             raise NotFound(f"there is no subscription {subscription_id} on this connection")
         return found
-
-    # -- administration -------------------------------------------------------------------------------------------
-
-    def _start(self, frame: Frame, work: Callable[[], Awaitable[Any]]) -> None:
-        async def answer() -> bytes:
-            result = await work()
-            return encode_reply(frame[1]) if result is None else encode_reply(frame[1], result)
-
-        self._connection.start(frame[1], answer)
-
-    def _topic_create(self, frame: Frame) -> None:
-        asked = admin.TopicCreate.parse(frame)
-
-        async def create() -> dict[str, Any]:
-            topic = await self._broker.create_topic(*asked)
-            return self._record(self._broker.topic(topic.name))
-
-        self._start(frame, create)
-
-    def _topic_delete(self, frame: Frame) -> None:
-        asked = admin.TopicDelete.parse(frame)
-        self._start(frame, lambda: self._broker.delete_topic(asked.name))
-
-    def _group_list(self, frame: Frame) -> None:
-        asked = admin.GroupList.parse(frame)
-        self._start(frame, lambda: self._broker.group_list(asked.topic))
-
-    def _topic_stats(self, frame: Frame) -> None:
-        self._reply(frame[1], self._broker.topic_stats(admin.TopicStats.parse(frame).topic))
-
-    def _cluster_info(self, frame: Frame) -> None:
-        admin.ClusterInfo.parse(frame)
-        self._reply(frame[1], self._info.cluster())
-
-    def _cluster_clock(self, frame: Frame) -> None:
-        asked = admin.ClusterClock.parse(frame)
-        clock = self._broker.clock
-        if asked.action not in ("show", "accept"):
-            raise InvalidRequest(f"CLUSTER_CLOCK takes show or accept, not {asked.action!r}")
-        status = clock.accept() if asked.action == "accept" else clock.status()
-        fields = ("guarded_ms", "wall_ms", "drift_ms", "alarm")
-        self._reply(frame[1], {field: getattr(status, field) for field in fields})

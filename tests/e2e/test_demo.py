@@ -49,7 +49,7 @@ def left(tmp_path: Path) -> list[Path]:
 
 
 def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
-    done = demo(environ, "--input", str(reminders), "--seconds", "4")
+    done = demo(environ, "--reminders", str(reminders), "--seconds", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kill -9: " in done.stdout
     assert "produced    120 of 120" in done.stdout
@@ -63,7 +63,7 @@ def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], 
 
 
 def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
-    done = demo(environ, "--input", str(reminders), "--seconds", "2", "--no-kill", "--keep")
+    done = demo(environ, "--reminders", str(reminders), "--seconds", "2", "--no-kill", "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kill -9" not in done.stdout
     assert "PASSED: nothing lost, nothing early\n" in done.stdout
@@ -75,9 +75,58 @@ def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, 
 def test_bad_input_is_named(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
     with reminders.open("a") as file:
         file.write('{"id": "x", "text": "no time"}\n')
-    done = demo(environ, "--input", str(reminders))
+    done = demo(environ, "--reminders", str(reminders))
     assert done.returncode == 2
     assert "reminders.jsonl:121: in: the delay is missing" in done.stderr
+    assert left(tmp_path) == []
+
+
+def test_any_file(tmp_path: Path, environ: dict[str, str]) -> None:
+    source = tmp_path / "any"
+    lines = [b"same", b"", b"same", b"\xff\x00 no text", b"{no json", b"with \r", b"[1, 2]"]
+    lines += [json.dumps({"text": f"t{n}", "key": f"k{n % 3}", "delay": n / 50}).encode() for n in range(40)]
+    lines += [b'{"value": {"a": 1}, "deliver_at": "2001-01-01T00:00:00Z"}', b'{"text": "late", "delay": "900d"}']
+    source.write_bytes(b"\n".join(lines))
+    done = demo(environ, "--input", str(source), "--seconds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        f"input       {source}: 48 lines, ",
+        "42 at their own times (multiplied by",
+        "skipped     1 empty lines",
+        "produced    48 of 48 lines",
+        "lost        0\n",
+        "too often   0\n",
+        "early       0 ",
+        "PASSED: each line was delivered exactly as often as it stands in the file, and none early\n",
+    ):
+        assert words in done.stdout
+    assert re.search(r"lateness    p50 [\d.]+ ms, p99 [\d.]+ ms", done.stdout)
+    assert left(tmp_path) == []
+
+
+def test_a_line_as_large_as_messages_get(tmp_path: Path, environ: dict[str, str]) -> None:
+    source = tmp_path / "large"
+    source.write_bytes(b"x" * (8 * 1024 * 1024) + b"\n" + b"y" * (8 * 1024 * 1024) + b"\n")
+    done = demo(environ, "--input", str(source), "--seconds", "1")
+    assert done.returncode == 0 and "produced    2 of 2 lines" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "nothing to send, it is empty"),
+        (b"\n\n", "its 2 lines are empty"),
+        (b"a\n" + b"x" * (8 * 1024 * 1024 + 1), "any:2: the line is longer than a message can be"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, environ: dict[str, str], content: bytes | None, words: str) -> None:
+    source = tmp_path / "any"
+    if content is not None:
+        source.write_bytes(content)
+    done = demo(environ, "--input", str(source))
+    assert done.returncode == 2 and words in done.stderr and done.stdout == ""
+    assert demo(environ, "--input", str(tmp_path)).returncode == 2
     assert left(tmp_path) == []
 
 
@@ -100,7 +149,7 @@ def test_the_node_never_stays_behind(how: signal.Signals, tmp_path: Path, enviro
 
 
 def test_who_reads_along_may_go(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
-    command = [sys.executable, "-m", "demo", "--input", str(reminders), "--seconds", "2", "--no-kill"]
+    command = [sys.executable, "-m", "demo", "--reminders", str(reminders), "--seconds", "2", "--no-kill"]
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.book import MAX_LEASE_AHEAD_MS
+from sandq.partition import trim
+from sandq.partition.granting import MAX_LEASE_AHEAD_MS
 from sandq.partition.groups import Lease
 from tests.unit.partition.bench import Bench, T
 
@@ -169,7 +171,8 @@ class Placing(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def trim(self, limit: int) -> None:
-        self.bench.trim(at=self.at, limit=limit)
+        with patch.object(trim, "TRIM_ROWS", limit):
+            self.bench.upkeep(at=self.at)
 
     @invariant()
     def leased_is_what_is_held(self) -> None:
@@ -192,8 +195,7 @@ class Placing(RuleBasedStateMachine):
                         self.model.acked.add((group, name))
                     assert self.bench.ack(lease.token, at=self.at) is None
         assert self.model.acked == {(group, name) for group in GROUPS for name in self.model.due}, "skipped"
-        while self.bench.trim(at=self.at, limit=1000):
-            pass
+        self.bench.trim(at=self.at)
         status = self.bench.status()
         assert (status.messages, status.bytes, self.bench.rows(b"m")) == (0, 0, [])
 

@@ -30,7 +30,7 @@ async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
             await client.produce(*[b"m"] * 10)
             if what == "produce":
                 for number in range(200):
-                    await client.send(Type.PRODUCE, number, "t", 0, 0, 0, 0, _batch())
+                    await client.send(Type.PRODUCE, number, "t", 0, 0, 0, 0, 0, _batch())
             else:
                 await client.subscribe(credit=5)
                 pushed = await client.push()

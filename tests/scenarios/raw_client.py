@@ -78,7 +78,7 @@ class RawClient:
         return await self.produce_batch(encode({Column.VALUE: list(values), **named}), topic, partition)
 
     async def produce_batch(self, batch: bytes, topic: str = "t", partition: int = 0) -> Frame:
-        return await self.call(Type.PRODUCE, topic, partition, 0, 0, 0, batch)
+        return await self.call(Type.PRODUCE, topic, partition, 0, 0, 0, 0, batch)
 
     async def subscribe(self, *, credit: int = 10, number: int = 1, group: str = "g", consumer: str = "c") -> Frame:
         return await self.call(Type.SUBSCRIBE, number, "t", group, consumer, credit, None, "earliest", [])

@@ -133,7 +133,7 @@ async def test_a_token_of_a_deleted_topic_is_foreign_to_the_next_of_its_name(cli
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (Type.PRODUCE, ("t", "0", 0, 0, 0, b"")),
+        (Type.PRODUCE, ("t", "0", 0, 0, 0, 0, b"")),
         (Type.PRODUCE, ("t",)),
         (Type.ACK, (1, 0, [[1]])),
         (Type.ACK, (1, 0, [[1, [[b"short", 1]]]])),

@@ -10,7 +10,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from sandq.broker.host import GroupHost
 from sandq.broker.replica import Delivery, PartitionReplica
 from sandq.metadata import commands as m
 from sandq.model import offsets
-from sandq.model.batch import Batch, Column, encode
+from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
@@ -32,9 +32,10 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.simulation.oracle import GROUPS, Oracle, Sent
+from tests.simulation.owner import Owner
 
 START_MS = 1_800_000_000_000
-GROUPS = ("a", "b")
 CONSUMERS = ("c1", "c2")
 LEASE_MS = 1000
 
@@ -67,76 +68,6 @@ class VirtualTimers:
     def fire(self) -> None:
         while self._heap and self._heap[0][0] <= self._clock.ms:
             heapq.heappop(self._heap)[2]()
-
-
-@dataclass
-class Sent:
-    payload: bytes
-    not_before_ms: int
-    offset: bytes | None = None
-    """Set once the producer has its answer."""
-
-
-@dataclass
-class Oracle:
-    """What clients know. A violation raises AssertionError."""
-
-    clock: VirtualClock
-    sent: dict[bytes, Sent] = field(default_factory=dict)
-    acked: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> payloads whose ack was confirmed."""
-    unsure: dict[str, set[tuple[bytes, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> (payload, token) whose ack was sent and not answered yet: a crash may leave it either way."""
-    holders: dict[tuple[str, bytes], tuple[int, int, str]] = field(default_factory=dict)
-    """(group, payload) -> (token, deadline, consumer) while nobody else may have it."""
-    deliveries: int = 0
-    redeliveries: int = 0
-    seen: set[tuple[str, bytes]] = field(default_factory=set)
-
-    def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        """Check a push; returns [(offset, payload), ...]."""
-        found = messages_of(delivery)
-        for offset, payload in found:
-            now_ms = self.clock.ms
-            sent = self.sent.get(payload)
-            assert sent is not None, f"{payload!r} was never sent"
-            assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
-            assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
-            assert sent.offset in (None, offset), f"{payload!r} is at another offset than its producer was told"
-            assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
-            holder = self.holders.get((group, payload))
-            if holder is not None and holder[0] != delivery.token:
-                assert holder[1] <= now_ms, f"{payload!r} is leased twice at once in {group}"
-                assert delivery.token > holder[0], f"{payload!r} comes with an older token"
-            self.holders[group, payload] = (delivery.token, delivery.deadline_ms, delivery.consumer)
-            self.deliveries += 1
-            self.redeliveries += (group, payload) in self.seen
-            self.seen.add((group, payload))
-        return found
-
-    def missing(self) -> list[tuple[str, bytes]]:
-        """Acknowledged messages whose ack is not confirmed."""
-        found: list[tuple[str, bytes]] = []
-        for group in GROUPS:
-            settled = self.acked[group] | {payload for payload, _ in self.unsure[group]}
-            stored = (sent.payload for sent in self.sent.values() if sent.offset is not None)
-            found += [(group, payload) for payload in stored if payload not in settled]
-        return found
-
-
-def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = []
-    for piece in delivery.pieces:
-        values = Batch.parse(piece.batch).values()
-        column = [piece.offsets[at : at + 16] for at in range(0, len(piece.offsets), 16)]
-        if len(column) == 1:
-            column = offsets.run(piece.offsets, len(values))
-        positions = range(len(values)) if piece.live is None else [p + i for p, n in piece.live for i in range(n)]
-        for position in positions:
-            value = values[position]
-            assert value is not None
-            found.append((column[position], value))
-    return found
 
 
 @dataclass
@@ -175,6 +106,10 @@ class Node:
         self.metadata = self.engine.open_metadata()
         self.host = self._open_topic()
         self.delivery = PartitionDelivery(self.host, 0, world.clock, self.timers, 5)  # type: ignore[arg-type]
+        self.owner = Owner(self)
+        for group, seeks in self.oracle.seeks.items():
+            for _ in range(seeks):
+                self.oracle.sought(group)  # whatever became of them is done by now
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         for group in GROUPS:
             for consumer in CONSUMERS:
@@ -183,7 +118,7 @@ class Node:
     def _open_topic(self) -> GroupHost:
         self._until(lambda: self.metadata.ready)
         if "t" not in self.metadata.status.topics:
-            settings = parse_settings({"lease": "1s", "max_attempts": None, "backoff": {"first": "100ms"}}).record()
+            settings = parse_settings(self.world.settings).record()
             self._call(self.metadata, m.RegisterNode("n1", "store", {}))
             self._call(self.metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
@@ -302,21 +237,21 @@ class Node:
                 message.not_before_ms = now_ms + delay
         else:
             relative = False
+        split = self.owner.add_columns(sent, columns)
+        on_conflict = rng.choice((c.REJECT, c.REPLACE, c.IGNORE))
         self.oracle.sent.update((s.payload, s) for s in sent)
+        if on_conflict == c.REPLACE:
+            for message in sent:
+                self.owner.may_replace(message)
 
         def done(result: Any) -> None:
             if isinstance(result, StorageFailed):
                 return  # it may be stored or not
             assert not isinstance(result, SandqError), result
-            column = (
-                offsets.run(*result)
-                if isinstance(result, tuple)
-                else [result[at : at + 16] for at in range(0, len(result), 16)]
-            )
-            for message, offset in zip(sent, column, strict=True):
-                message.offset = offset
+            self.owner.stored(sent, result, on_conflict)
 
-        self.host.submit(c.Append(encode(columns, relative=relative)), done, messages=len(sent))
+        batch = encode(columns, relative=relative)
+        self.host.submit(c.Append(batch, on_conflict=on_conflict, split=split), done, messages=len(sent))
 
     def settle(self) -> None:
         if not self.held:
@@ -358,7 +293,7 @@ class Node:
             gone = {offset for base, length in lost or () for offset in offsets.run(base, length)}
             for offset, payload in chosen:
                 if offset not in gone:
-                    self.oracle.acked[held.group].add(payload)
+                    self.oracle.confirm(held.group, payload)
                     self.oracle.holders.pop((held.group, payload), None)
             if again and lost is None:
                 self.host.submit(c.Ack([(held.token, what)]), repeated)
@@ -408,6 +343,8 @@ class Node:
         loaded = TimerPartition.load(0, {}, View(rows))
         live = self.replica.machine
         view = View(rows)
+        for group in live.book.groups.values():
+            group.generation = 0  # of the process, not of the state
         assert loaded.status(view) == live.status(view)
         for group_id, group in live.book.groups.items():
             twin = loaded.book.groups[group_id]
@@ -418,6 +355,7 @@ class Node:
             assert {w.seq: (w.due_ms, w.row()) for w in twin.waiting.values()} == {
                 w.seq: (w.due_ms, w.row()) for w in group.waiting.values()
             }
+            assert twin.order.blocked == group.order.blocked
 
 
 class World:
@@ -430,10 +368,24 @@ class World:
         """`files`, or a faulty twin over them."""
         self.stores = MemoryStores()
         self.clock = VirtualClock()
-        self.oracle = Oracle(self.clock)
+        self.settings = self._settings()
+        self.oracle = Oracle(self.clock, self.settings["ordering"] == "key")
         self.numbers = count()
         self.segment_bytes = self.rng.choice((4096, 16_384, 262_144))
         self.crashes = 0
+
+    def _settings(self) -> dict[str, Any]:
+        rng = self.rng
+        ordering = rng.choice(("none", "none", "key"))
+        return {
+            "lease": "1s",
+            "max_attempts": "none" if ordering == "key" else rng.choice(("none", 2)),
+            "backoff": {"first": "100ms"},
+            "ttl": "none" if ordering == "key" else rng.choice(("none", "none", "5s")),
+            "dedup_window": rng.choice(("0s", "1s", "10m")),
+            "retention": rng.choice(("0s", "0s", "1s")),
+            "ordering": ordering,
+        }
 
     def live(self, steps: int) -> None:
         """One life; it ends in a crash: power loss or kill -9, within an operation or between two, or in a disk that
@@ -467,6 +419,7 @@ class World:
             (node.credit, 2),
             (node.step_checkpoint, 2),
             (node.release, 1),
+            *node.owner.actions(),
         ]
         action = self.rng.choices([a for a, _ in actions], [w for _, w in actions])[0]
         action()
@@ -476,7 +429,9 @@ class World:
         self.files.crash_after(1 << 60)
         self.disk = self.files
         node = Node(self)
+        node.owner.drop_others()
         for _ in range(5000):
+            node.owner.redrive_all()
             idle = not node.engine.passes.has_work and not node.tasks and not node.published
             if idle and node.host.status.messages == 0 and not self.oracle.missing():
                 break
@@ -490,5 +445,3 @@ class World:
                 self.clock.ms = max(self.clock.ms + 1, at_ms if at_ms is not None else 0)
                 node.timers.fire()
         return node
-
-

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from demo.reminders import LONGEST_S, BadInput, Reminder, parse_reminders, plan
+from demo.line_report import LineLedger, faults, line_hash
+from demo.line_report import rows as line_rows
+from demo.lines import BadInput, Line, survey
+from demo.lines import parse as parse_line
+from demo.lines import read as read_lines
+from demo.reminders import LONGEST_S, Reminder, parse_reminders, plan
 from demo.report import Lateness, Ledger, Outage, Verdict, percentile, verdict
 from demo.view import verdict_rows
 
@@ -193,3 +200,154 @@ def test_the_plan_keeps_delays_that_fit_and_shortens_others() -> None:
     assert plan(long, None).scale == pytest.approx(LONGEST_S * 0.6 / 3600)
     assert plan(short, 5).scale == pytest.approx(0.25)
     assert plan([Reminder("a", None, 0, b"")], None).scale == 1.0
+
+
+# Any file: its lines.
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"hello", Line(1, b"hello")),
+        (b"  \r", Line(1, b"  \r")),
+        (b"\xff\x00", Line(1, b"\xff\x00")),
+        (b"{broken", Line(1, b"{broken")),
+        (b"[1]", Line(1, b"[1]")),
+        (b'{"a": 1}\r', Line(1, b'{"a": 1}\r')),
+        (b'{"a": ' + b"9" * 5000 + b"}", Line(1, b'{"a": ' + b"9" * 5000 + b"}")),
+        (b"{" + b'"a":{' * 100_000, Line(1, b"{" + b'"a":{' * 100_000)),
+        (b'\xef\xbb\xbf{"text": "x"}', Line(1, b"x")),
+        ('{"text": "é", "key": "k"}'.encode(), Line(1, "é".encode(), b"k")),
+        (b'{"value": {"b": [1, null]}, "text": "x"}', Line(1, b'{"b":[1,null]}')),
+        (b'{"value": "v", "key": 7}', Line(1, b"v", b"7")),
+        (b'{"text": ""}', Line(1, b"")),
+        (b'{"text": null, "key": null}', Line(1, b'{"text": null, "key": null}')),
+        (b'{"text": "\\ud800"}', Line(1, b'{"text": "\\ud800"}')),
+        (b'{"text": "x", "delay": "1.5s"}', Line(1, b"x", delay_ms=1500)),
+        (b'{"delay": 2}', Line(1, b'{"delay": 2}', delay_ms=2000)),
+        (b'{"text": "x", "deliver_at": "2030-01-01T00:00:00Z", "delay": 1}', Line(1, b"x", at_ms=1_893_456_000_000)),
+        (b'{"text": "x", "deliver_at": 1893456000000}', Line(1, b"x", at_ms=1_893_456_000_000)),
+        (b'{"text": "x", "deliver_at": "tomorrow"}', Line(1, b"x", odd_time=True)),
+        (b'{"text": "x", "delay": -1}', Line(1, b"x", odd_time=True)),
+        (b'{"text": "x", "delay": [1]}', Line(1, b"x", odd_time=True)),
+        (b'{"text": "x", "delay": NaN}', Line(1, b"x", odd_time=True)),
+        (b'{"text": "x", "key": "%s"}' % (b"k" * 70_000), Line(1, b"x")),
+    ],
+)
+def test_any_line_is_a_message(data: bytes, line: Line) -> None:
+    assert parse_line(1, data) == line
+
+
+def test_a_file_is_surveyed(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b'a\n\n\r\nb\r\n{"delay": "5s"}\n{"delay": "x"}\n{"deliver_at": %d}\nlast' % (T + 9000))
+    found = survey(file, T)
+    assert (found.lines, found.empty, found.timed, found.odd_times, found.latest_ms) == (6, 2, 2, 1, 9000)
+    assert (found.longest_bytes, found.size_bytes) == (29, 1 + 2 + 15 + 14 + 29 + 4)
+    assert [line and line.number for line in read_lines(file)] == [1, None, None, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "nothing to send, it is empty"),
+        (b"\n\r\n\n", "nothing to send, its 3 lines are empty"),
+        (b"a\n" + b"x" * (8 * 1024 * 1024 + 1), ":2: the line is longer than a message can be"),
+        (b"x" * (8 * 1024 * 1024 + 1) + b"\nb\n", ":1: the line is longer"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        survey(file, T)
+    assert words in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    for path, words in (
+        (tmp_path, "no regular file"),
+        (tmp_path / "none", "no such file"),
+        (Path("/dev/null"), "no regular"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            survey(path, T)
+
+
+def test_the_longest_line_is_a_message(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    for end in (b"", b"\n"):
+        file.write_bytes(b"x" * (8 * 1024 * 1024) + end)
+        assert survey(file, T).longest_bytes == 8 * 1024 * 1024
+
+
+def sent(*values: bytes) -> LineLedger:
+    """Lines 1, 3, 4, ... were sent, due at T; line 2 is empty."""
+    made = LineLedger(len(values))
+    for number, value in enumerate(values):
+        if number == 1:
+            made.skip()
+        made.send(Line(number + 1 + (number > 0), value), T)
+        made.confirmed += 1
+    return made
+
+
+def test_each_line_came_once() -> None:
+    made = sent(b"a", b"b", b"a")
+    for number, value, late_ms in ((1, b"a", 0.5), (3, b"b", 2.0), (4, b"a", 30.0)):
+        assert not made.complete
+        made.deliver(number, value, None, T + late_ms)
+    assert made.complete and faults(made) == []
+    assert made.lateness() == Lateness(3, 0.5, 2.0, 30.0, 30.0)
+    assert dict(line_rows(made))["delivered"] == "3 lines"
+
+
+def test_what_is_wrong_with_lines_is_named() -> None:
+    made = sent(b"a", b"b", b"c", b"d")
+    made.planned = 5
+    made.deliver(1, b"a", None, T - 1.5)
+    made.deliver(1, b"a", None, T + 1.0)
+    made.deliver(3, b"B", None, T + 1.0)
+    made.deliver(4, b"c", b"key", T + 1.0)
+    for stranger in (2, 99, -1, 0, None, "1"):
+        made.deliver(stranger, b"a", None, T + 1.0)
+    made.failed[5] = "no"
+    made.confirmed -= 1
+    assert faults(made) == [
+        "2 lost: sent, and never delivered (lines 3, 4)",
+        "1 delivered more often than they stand in the file (line 1)",
+        "2 delivered with another value or key than was sent",
+        "6 delivered that nobody sent",
+        "1 delivered before their time",
+        "1 could not be produced (line 5: no)",
+        "1 never sent",
+    ]
+
+
+def test_many_lost_lines_are_not_all_named() -> None:
+    made = sent(*[b"x"] * 100)
+    assert faults(made) == ["100 lost: sent, and never delivered (lines 1, 3, 4, 5, 6, ...)"]
+    made.planned = 90
+    assert faults(made)[1] == "the file has grown meanwhile by 10 lines"
+    made.confirmed = 0
+    assert faults(made)[2] == "100 never confirmed by the broker"
+
+
+def test_a_line_whose_storing_failed_may_come_all_the_same() -> None:
+    made = sent(b"a")
+    made.confirmed, made.failed[1] = 0, "timed out"
+    assert made.lost == 0
+    made.deliver(1, b"a", None, T + 1.0)
+    assert (made.lost, made.delivered, made.complete) == (0, 1, True)
+
+
+def test_hashes_tell_values_and_keys_apart() -> None:
+    pairs = [(b"", None), (b"", b""), (b"a", None), (b"a", b""), (b"a", b"k"), (b"ak", None), (b"k", b"a")]
+    assert len({line_hash(value, key) for value, key in pairs}) == len(pairs)
+
+
+def test_lateness_has_nearest_ranks() -> None:
+    made = sent(*[b"%d" % number for number in range(200)])
+    for number in range(200):
+        made.deliver(number + 1 + (number > 0), b"%d" % number, None, T + number + 1)
+    assert made.lateness() == Lateness(200, 1.0, 100.0, 198.0, 200.0)

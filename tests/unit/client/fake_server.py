@@ -17,17 +17,17 @@ import anyio
 import anyio.abc
 
 from sandq.model import offsets
-from sandq.model.batch import Batch, Column, encode
+from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, TopicExists, UnknownTopic
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
-from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Produce, Subscribe, Unsubscribe
+from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
 from sandq.protocol.requests_admin import ClusterClock, GroupList, TopicCreate, TopicDelete, TopicStats
+from tests.unit.client.fake_messages import NOW_MS, FakeMessages
 
 CUT = object()
 SILENCE = object()
 Reaction = object
-NOW_MS = 1_700_000_000_000
 GROUP_NUMBER = 7
 
 
@@ -39,19 +39,6 @@ class Subscribed:
     request: Subscribe
     credit: int
     tokens: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Stored:
-    """A message in auto mode."""
-
-    value: bytes
-    key: bytes | None
-    headers: bytes | None
-    offset: bytes
-    state: str = "ready"  # leased, acked
-    token: int = 0
-    attempt: int = 0
 
 
 class FakeConnection:
@@ -114,10 +101,11 @@ class FakeConnection:
             pass
 
 
-class FakeServer:
+class FakeServer(FakeMessages):
     """See the module's docstring."""
 
     def __init__(self, node_id: str = "n1", *, cluster_uuid: str = "c1", auto: bool = False) -> None:
+        super().__init__()
         self.node_id = node_id
         self.cluster_uuid = cluster_uuid
         self.auto = auto
@@ -129,13 +117,11 @@ class FakeServer:
         self.script: dict[int, deque[Any]] = defaultdict(deque)
         self.connections: list[FakeConnection] = []
         self.frames: list[Frame] = []
-        self.produced: list[Produce] = []
         self.acks: list[Ack] = []
         self.nacks: list[Nack] = []
         self.extends: list[Extend] = []
         self.subscribed: list[Subscribe] = []
         self.unsubscribed: list[int] = []
-        self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.index = 100
         self._started_at = time.monotonic()
 
@@ -235,19 +221,6 @@ class FakeServer:
         nodes = [Node(self.node_id, "127.0.0.1", self.port)] if self.nodes is None else self.nodes
         return MetadataReply(nodes, topics).fields()
 
-    def do_produce(self, connection: FakeConnection, frame: Frame) -> Any:
-        request = Produce.parse(frame)
-        self.record(request.topic)
-        self.produced.append(request)
-        batch = Batch.parse(request.batch)
-        self.index += 1
-        base = offsets.pack(self.now_ms, self.index, 0, request.partition)
-        keys = batch.bytes_column(Column.KEY) or [None] * batch.count
-        headers = batch.bytes_column(Column.HEADERS) or [None] * batch.count
-        rows = zip(batch.values(), keys, headers, offsets.run(base, batch.count), strict=True)
-        self.stored[request.topic, request.partition] += [Stored(row[0] or b"", *row[1:]) for row in rows]
-        return ([base, batch.count],)
-
     def do_subscribe(self, connection: FakeConnection, frame: Frame) -> Any:
         request = Subscribe.parse(frame)
         record = self.record(request.topic)
@@ -303,13 +276,15 @@ class FakeServer:
         return ()
 
     def do_group_list(self, connection: FakeConnection, frame: Frame) -> Any:
-        self.record(GroupList.parse(frame).topic)
-        row = {"partition": 0, "group": "g", "cursor": offsets.FIRST, "committed": offsets.FIRST, "leased": 1}
-        return ([row | {"waiting": 0, "dead": 0, "reason": None}],)
+        counts = [self.dead_reasons(rows) for _, rows in self.of_topic(GroupList.parse(frame).topic)]
+        dead = {reason: sum(one.get(reason, 0) for one in counts) for reason in {key for one in counts for key in one}}
+        row = {"partition": 0, "cursor": offsets.FIRST, "committed": offsets.FIRST, "leased": 1, "consumers": 1}
+        row |= {"waiting": 0, "ready": 2, "dead": sum(dead.values()), "dead_reasons": dead, "reason": None}
+        return ([row | {"group": name, "settings": group.get("settings")} for name, group in self.groups.items()],)
 
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:
         self.record(TopicStats.parse(frame).topic)
-        return ([{"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2}],)
+        return ([{"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}],)
 
     def do_cluster_info(self, connection: FakeConnection, frame: Frame) -> Any:
         return ({"cluster_uuid": self.cluster_uuid, "nodes": [{"node_id": self.node_id}]},)

@@ -26,8 +26,9 @@ def test_the_examples_run(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         server.add_topic("orders")
+        server.groups["billing"] = {}
         for example in EXAMPLES:
             await compiled(example)(client)
 
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 12
     with_client(body)

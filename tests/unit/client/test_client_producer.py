@@ -157,9 +157,14 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"x" * (8 * 2**20 + 1)}, TooLarge, "message_bytes"),
         ({"value": b"v", "key": b"x" * 65_537}, TooLarge, "key_bytes"),
         ({"value": b"v", "priority": 1}, InvalidRequest, "priority: not supported by this version yet"),
-        ({"value": b"v", "unique_key": "u"}, InvalidRequest, "unique_key"),
-        ({"value": b"v", "ttl": "5m"}, InvalidRequest, "ttl"),
-        ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict"),
+        ({"value": b"v", "unique_key": ""}, InvalidRequest, "unique_key: it must not be empty"),
+        ({"value": b"v", "unique_key": 5}, InvalidRequest, "unique_key: bytes or str"),
+        ({"value": b"v", "unique_key": "x" * 1025}, TooLarge, "unique_key_bytes"),
+        ({"value": b"v", "unique_key": "u", "key": "k"}, InvalidRequest, "it must equal the unique_key"),
+        ({"value": b"v", "unique_key": "u", "on_conflict": "merge"}, InvalidRequest, "'merge'"),
+        ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict: it needs a unique_key"),
+        ({"value": b"v", "ttl": -1}, InvalidTime, "is not"),
+        ({"value": b"v", "ttl": 0}, InvalidRequest, "ttl: it must be longer"),
         ({"value": b"v", "tenant": "a.b"}, InvalidRequest, "tenant"),
         ({"value": b"v", "partition": "1"}, InvalidRequest, "partition"),
     ],
@@ -284,8 +289,8 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
         first = {}
         for frame in server.of_type(Type.PRODUCE):
             assert tuple(frame[4:6]) == server.produced[0][2:4]
-            first.setdefault(frame[6], frame[7])
-            assert first[frame[6]] == frame[7]  # the same batch under the same number
+            first.setdefault(frame[6], frame[8])
+            assert first[frame[6]] == frame[8]  # the same batch under the same number
         assert sorted(first) == [1, 2, 3, 4, 5, 6]
         unique = {request.sequence: request for request in server.produced}
         assert [value for number in sorted(unique) for value in Batch.parse(unique[number].batch).values()] == [

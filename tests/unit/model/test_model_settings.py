@@ -6,8 +6,20 @@ import msgpack
 import pytest
 
 from sandq.model.errors import InvalidSetting
-from sandq.model.settings import Backoff, TopicSettings, from_record, parse_settings
+from sandq.model.settings import (
+    Backoff,
+    TopicSettings,
+    from_record,
+    parse_group_settings,
+    parse_settings,
+    update_settings,
+)
 
+KEYS = [
+    *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
+    *("dedup_window", "ordering"),
+]
+DAY_S = 86_400
 DEFAULT_RECORD = {
     "lease_ms": 30_000,
     "max_attempts": 10,
@@ -18,7 +30,14 @@ DEFAULT_RECORD = {
         "cap_ms": 600_000,
         "jitter_percent": 20,
     },
+    "ttl_ms": None,
     "delete_on_ack": True,
+    "retention_ms": 0,
+    "retain_ms": None,
+    "retain_bytes": None,
+    "group_ttl_ms": 604_800_000,
+    "dedup_window_ms": 600_000,
+    "ordering": "none",
 }
 
 
@@ -32,7 +51,14 @@ def test_every_key() -> None:
             "lease": timedelta(minutes=2),
             "max_attempts": "none",
             "backoff": {"kind": "linear", "first": "250ms", "factor": 1.5, "cap": 60, "jitter_percent": "0"},
+            "ttl": "1h",
             "delete_on_ack": "false",
+            "retention": "90s",
+            "retain": "30d",
+            "retain_bytes": "2GiB",
+            "group_ttl": "none",
+            "dedup_window": 0,
+            "ordering": "key",
         }
     )
     assert settings.record() == {
@@ -45,9 +71,36 @@ def test_every_key() -> None:
             "cap_ms": 60_000,
             "jitter_percent": 0,
         },
+        "ttl_ms": 3_600_000,
         "delete_on_ack": False,
+        "retention_ms": 90_000,
+        "retain_ms": 2_592_000_000,
+        "retain_bytes": 2 * 1024**3,
+        "group_ttl_ms": None,
+        "dedup_window_ms": 0,
+        "ordering": "key",
     }
-    assert parse_settings({"max_attempts": None}).max_attempts is None
+
+
+NONE_IS_A_VALUE = {
+    "max_attempts": "max_attempts",
+    "ttl": "ttl_ms",
+    "retain": "retain_ms",
+    "retain_bytes": "retain_bytes",
+    "group_ttl": "group_ttl_ms",
+}
+
+
+@pytest.mark.parametrize("key", NONE_IS_A_VALUE)
+def test_none_is_a_value_of_some(key: str) -> None:
+    for nothing in (None, "none"):
+        assert parse_settings({key: nothing}).record()[NONE_IS_A_VALUE[key]] is None
+
+
+@pytest.mark.parametrize("key", ["lease", "retention", "dedup_window", "ordering", "delete_on_ack"])
+def test_and_not_of_others(key: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{key}: "):
+        parse_settings({key: None})
 
 
 @pytest.mark.parametrize("mapping", [{}, {"max_attempts": None, "lease": 7}, {"backoff": {"factor": 1.25}}])
@@ -68,14 +121,25 @@ def test_a_record_of_another_version() -> None:
 
 @pytest.mark.parametrize(
     ("key", "least", "greatest"),
-    [("lease", 1, 43_200), ("max_attempts", 1, 1000)],
+    [
+        ("lease", 1, 43_200),
+        ("max_attempts", 1, 1000),
+        ("ttl", 0.001, 366 * DAY_S),
+        ("retention", 0, 366 * DAY_S),
+        ("retain", 1, 3660 * DAY_S),
+        ("retain_bytes", 1024**2, 1024**5),
+        ("group_ttl", 60, 366 * DAY_S),
+        ("dedup_window", 0, 7 * DAY_S),
+    ],
 )
-def test_ranges_include_their_ends(key: str, least: int, greatest: int) -> None:
+def test_ranges_include_their_ends(key: str, least: float, greatest: int) -> None:
+    more = {"delete_on_ack": False}
     for inside in (least, greatest):
-        parse_settings({key: inside})
-    for outside in (least - 1, greatest + 1):
+        parse_settings({key: inside, **more})
+    outsides = [greatest + 1] if not least else [0 if least < 1 else int(least) - 1, greatest + 1]
+    for outside in outsides:
         with pytest.raises(InvalidSetting, match=f"^{key}: .* is not within"):
-            parse_settings({key: outside})
+            parse_settings({key: outside, **more})
 
 
 def test_every_mistake_is_named_with_its_path() -> None:
@@ -106,7 +170,7 @@ def test_every_mistake_is_named_with_its_path() -> None:
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"zzz": 1}, "zzz: unknown key; known are backoff, delete_on_ack, lease, max_attempts"),
+        ({"zzz": 1}, "zzz: unknown key; known are " + ", ".join(sorted(KEYS))),
         ({"lease_ms": 5}, "lease_ms: unknown key; did you mean 'lease'?"),
         ({"backoff": 5}, "backoff: a mapping of keys is expected, not 5"),
         ({"backoff": None}, "backoff: a mapping of keys is expected, not None"),
@@ -115,9 +179,79 @@ def test_every_mistake_is_named_with_its_path() -> None:
         ({"max_attempts": "9" * 100}, f"max_attempts: '{'9' * 59}... is not a whole number"),
         ({"backoff": {"factor": float("nan")}}, "backoff.factor: nan should be greater than or equal to 1"),
         ({5: 6}, "5: Keys should be strings (given 5)"),
+        ({"ttl": "400d"}, "ttl: 400d is not within 1ms to 366d"),
+        ({"group_ttl": "5s"}, "group_ttl: 5s is not within 1m to 366d"),
+        (
+            {"retain_bytes": "much", "delete_on_ack": False},
+            "retain_bytes: 'much' is not a size: bytes, or text like \"64MiB\" is expected",
+        ),
+        ({"ordering": "time"}, "ordering: 'time' should be 'none' or 'key'"),
+        ({"retain": "1d"}, "retain: it goes with delete_on_ack false only; otherwise it must be none"),
+        (
+            {"retain": "1d", "retain_bytes": "1MiB"},
+            "retain: it goes with delete_on_ack false only; otherwise it must be none; "
+            "retain_bytes: it goes with delete_on_ack false only; otherwise it must be none",
+        ),
     ],
 )
 def test_one_mistake(mapping: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         parse_settings(mapping)
     assert caught.value.message == message
+
+
+def test_an_update_changes_what_it_names() -> None:
+    record = parse_settings(
+        {"lease": "1m", "backoff": {"kind": "linear", "first": "3s"}, "ttl": "1h", "ordering": "key"}
+    ).record()
+    changed = update_settings(record, {"max_attempts": None, "backoff": {"first": "5s"}, "ordering": "key"}).record()
+    expected = record | {"max_attempts": None, "backoff": record["backoff"] | {"first_ms": 5000}}
+    assert changed == expected
+    assert update_settings(changed, {"ttl": "none"}).record() == expected | {"ttl_ms": None}
+    assert update_settings(changed, {}).record() == expected
+    assert update_settings({}, {}).record() == DEFAULT_RECORD
+
+
+def test_an_update_back_to_a_default_is_one() -> None:
+    record = parse_settings({"max_attempts": 3, "backoff": {"factor": 3}}).record()
+    changed = update_settings(record, {"max_attempts": 10, "backoff": {"factor": 2}})
+    assert changed.record() == DEFAULT_RECORD
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        ({"ordering": "key"}, "^ordering: it is 'none' since the topic was created"),
+        ({"retain": "1d"}, "^retain: it goes with delete_on_ack false only"),
+        ({"zzz": 1, "lease": 0}, "^(?=.*zzz: unknown key)(?=.*lease: 0s is not within)"),
+        ({"backoff": {"first": "8d"}}, r"^backoff\.first: "),
+    ],
+)
+def test_an_update_that_is_refused(mapping: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        update_settings(DEFAULT_RECORD, mapping)
+
+
+def test_what_is_retained_must_be_let_go_of_before_acks_delete() -> None:
+    record = parse_settings({"delete_on_ack": False, "retain": "1d"}).record()
+    with pytest.raises(InvalidSetting, match=r"^retain: "):
+        update_settings(record, {"delete_on_ack": True})
+    assert update_settings(record, {"delete_on_ack": True, "retain": None}).record() == DEFAULT_RECORD
+
+
+def test_an_update_leaves_what_was_accepted_once() -> None:
+    older = parse_settings({}).record() | {"lease_ms": 1}
+    assert update_settings(older, {"ttl": "1s"}).lease_ms == 1
+
+
+def test_settings_of_a_group() -> None:
+    assert parse_group_settings({}) == {}
+    assert parse_group_settings({"max_attempts": "none"}) == {"max_attempts": None}
+    assert parse_group_settings({"max_attempts": 5, "backoff": {"kind": "fixed"}}) == {
+        "max_attempts": 5,
+        "backoff": DEFAULT_RECORD["backoff"] | {"kind": "fixed"},  # type: ignore[operator]
+    }
+    with pytest.raises(InvalidSetting, match=r"^lease: unknown key; known are backoff, max_attempts$"):
+        parse_group_settings({"lease": "1m"})
+    with pytest.raises(InvalidSetting, match=r"^max_attempts: 0 .*; backoff\.cap: "):
+        parse_group_settings({"max_attempts": 0, "backoff": {"cap": "9d"}})

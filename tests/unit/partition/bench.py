@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
+from sandq.partition import dead, rows
 from sandq.partition.delivery import Message, Reader
 from sandq.partition.groups import Lease
+from sandq.partition.log import Stored
 from sandq.partition.rows import Range
 from sandq.partition.timer import Status, TimerPartition
 from sandq.partition.view import View
@@ -18,6 +21,40 @@ from sandq.storage.stores import MemoryStores
 T = 1_800_000_000_000
 """The first stamp; tests count from it in ms."""
 ALL = 1 << 30
+FOREVER_MS = offsets.U48_MAX
+STEPS = 10_000
+"""More than any upkeep here takes."""
+
+Cell = str | bytes | int | None
+
+
+def batch_of(
+    values: Sequence[str],
+    *,
+    due: Sequence[int] | None = None,
+    relative: bool = False,
+    keys: Sequence[str | None] | None = None,
+    ttls: Sequence[int | None] | None = None,
+    unique: Sequence[str | None] | None = None,
+) -> bytes:
+    """An encoded batch. `due`: ms after T (or, relative, after the stamp)."""
+    columns: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
+    if due is not None:
+        columns[Column.DELIVER_MS] = list(due) if relative else [T + ms for ms in due]
+    for column, cells in ((Column.KEY, keys), (Column.UNIQUE_KEY, unique)):
+        if cells is not None:
+            columns[column] = [None if cell is None else cell.encode() for cell in cells]
+    if ttls is not None:
+        columns[Column.TTL_MS] = list(ttls)
+    return encode(columns, relative=relative)
+
+
+def by_id(message_id: bytes) -> c.Target:
+    return (c.TARGET_ID, message_id)
+
+
+def by_key(unique_key: str) -> c.Target:
+    return (c.TARGET_KEY, unique_key.encode())
 
 
 class Bench:
@@ -28,6 +65,9 @@ class Bench:
         self.view = View(self.stores)
         self.machine = TimerPartition.load(0, self.settings, self.view)
         self.index = 0
+        self.jobs = 0
+        self.written = 0
+        """Bytes of the changes that the last entry made."""
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry stamped T + at and write its rows."""
@@ -35,7 +75,9 @@ class Bench:
         entry = c.Entry.decode(c.Entry(T + at, commands).encode())
         results = self.machine.apply(self.index, entry, self.view)
         self.machine.write_state(self.view)
-        self.stores.write(self.view.drain())
+        changes = self.view.drain()
+        self.written = sum(len(key) + len(value or b"") for key, value in changes)
+        self.stores.write(changes)
         return results
 
     def restart(self) -> None:
@@ -45,16 +87,28 @@ class Bench:
 
     # -- commands, one an entry -----------------------------------------------------------------------------------
 
-    def open(self, group: str = "g", start: str = "earliest", at: int = 0) -> int:
+    def open(self, group: str = "g", start: c.Position = "earliest", at: int = 0) -> int:
         result: int = self.apply(at, c.OpenGroup(group, start))[0]
         return result
 
     def append(self, *values: str, at: int = 0, due: Sequence[int] | None = None, relative: bool = False) -> Any:
-        """`due`: ms after T (or, relative, after the stamp)."""
-        columns: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
-        if due is not None:
-            columns[Column.DELIVER_MS] = list(due) if relative else [T + ms for ms in due]
-        return self.apply(at, c.Append(encode(columns, relative=relative)))[0]
+        """(base, count) of a batch stored whole, or 16 bytes a message. `due`: ms after T (or, relative, after the
+        stamp)."""
+        made = self.apply(at, c.Append(batch_of(values, due=due, relative=relative)))[0]
+        return made.offsets if isinstance(made, Stored) else made
+
+    def send(self, *values: str, at: int = 0, on_conflict: int = c.REJECT, **columns: Any) -> Stored:
+        """Messages that the log keeps one by one: they have keys, ttls, unique keys."""
+        made = self.apply(at, c.Append(batch_of(values, **columns), on_conflict=on_conflict, split=True))[0]
+        assert isinstance(made, Stored)
+        return made
+
+    def put(self, value: str, at: int = 0, due: int | None = None, **columns: Any) -> bytes:
+        """One message; its offset. Columns by their names in the singular: key, ttl, unique; on_conflict."""
+        named = {"key": "keys", "ttl": "ttls", "unique": "unique"}
+        given = {named[name]: [cell] for name, cell in columns.items() if name in named}
+        on_conflict = columns.get("on_conflict", c.REJECT)
+        return self.send(value, at=at, due=None if due is None else [due], on_conflict=on_conflict, **given).offsets
 
     def lease(
         self, limit: int = 100, *, at: int = 0, ahead: int = 0, consumer: str = "c", group: str = "g", ms: int = 30_000
@@ -89,26 +143,92 @@ class Bench:
         result: int = self.apply(at, c.Release(group, consumer))[0]
         return result
 
-    def trim(self, at: int = 0, limit: int = 1000) -> bool:
-        result: bool = self.apply(at, c.Trim(limit))[0]
-        return result
+    def cancel(self, target: c.Target | bytes, at: int = 0) -> Any:
+        """The outcome; bytes are an id."""
+        named = by_id(target) if isinstance(target, bytes) else target
+        return self.apply(at, c.Cancel([named]))[0][0]
+
+    def move(self, target: c.Target | bytes, to: int, at: int = 0, *, relative: bool = False) -> Any:
+        """The outcome. `to`: ms after T (or, relative, after the stamp)."""
+        named = by_id(target) if isinstance(target, bytes) else target
+        return self.apply(at, c.Move([(named, to if relative else T + to, relative)]))[0][0]
+
+    def seek(self, to: c.Position, at: int = 0, group: str = "g") -> bytes:
+        """Seek, and what follows from it; an int is ms after T."""
+        cursor = self.apply(at, c.Seek(group, T + to if isinstance(to, int) else to))[0]
+        if not isinstance(cursor, bytes):
+            raise cursor
+        self.trim(at)
+        return cursor
+
+    def start_job(self, kind: str, at: int = 0, **arguments: Any) -> bytes:
+        """Start a job; its id. What is not given is everything."""
+        given: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False} | arguments
+        if kind in ("cancel", "move"):
+            given = {"key_prefix": None} | given
+        else:
+            given = {"group": "g", "reason": None} | given
+            if kind == "redrive":
+                given = {"rate": None} | given
+        self.jobs += 1
+        job_id = self.jobs.to_bytes(16, "big")
+        started = self.apply(at, c.StartJob(job_id, kind, given))[0]
+        if isinstance(started, Exception):
+            raise started
+        return job_id
+
+    def job(self, kind: str, at: int = 0, **arguments: Any) -> tuple[int, int, int]:
+        """Run a job to its end: (matched, done, too_late)."""
+        job_id = self.start_job(kind, at, **arguments)
+        self.trim(at)
+        shown = self.machine.jobs.find(job_id).shown()
+        assert shown["state"] == "done"
+        return shown["matched"], shown["done"], shown["too_late"]
+
+    def upkeep(self, at: int = 0) -> None:
+        self.apply(at, c.Upkeep())
+
+    def trim(self, at: int = 0) -> None:
+        """Upkeep until nothing more is due at this time."""
+        for _ in range(STEPS):
+            due_ms = self.status().upkeep_ms
+            if due_ms is None or due_ms > max(T + at, self.machine.now_ms):
+                return
+            self.upkeep(at)
+        raise AssertionError(f"upkeep is due for ever: {STEPS} steps did not end it")
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def read(self, ranges: Sequence[Range]) -> list[Message]:
-        return list(Reader().messages(self.view, ranges))
+    def read(self, ranges: Sequence[Range], kept_of: int | None = None) -> list[Message]:
+        return list(Reader().messages(self.view, ranges, kept_of))
+
+    def messages(self, lease: Lease) -> list[Message]:
+        """What a lease brings to its consumer."""
+        return self.read(lease.ranges, lease.group_id if lease.kept else None)
 
     def values(self, leases: Sequence[Lease]) -> list[str]:
-        return [m.fields[Column.VALUE].decode() for lease in leases for m in self.read(lease.ranges)]
+        return [m.fields[Column.VALUE].decode() for lease in leases for m in self.messages(lease)]
 
     def rows(self, tag: bytes) -> list[tuple[bytes, bytes]]:
         return self.view.scan(tag, bytes([tag[0] + 1]), limit=ALL, max_bytes=ALL)
 
+    def everything(self) -> list[tuple[bytes, bytes]]:
+        """All stored rows."""
+        return self.stores.scan(b"\x00", b"\xff")
+
     def status(self) -> Status:
         return self.machine.status(self.view)
 
+    def dead(self, group: str = "g") -> list[dead.DeadMessage]:
+        """The dead of a group, and their counts as its row has them."""
+        found = self.machine.book.group(group)
+        listed = dead.scan(found.group_id, None, ALL, ALL, self.view)
+        assert +found.dead == {r: n for r in found.dead if (n := sum(m.reason == r for m in listed))}
+        return listed
+
     def state_of(self, offset: bytes, group: str = "g") -> str:
-        """delayed, ready, leased, waiting, acked or dead; from what the partition holds, not from what it answered."""
+        """delayed, ready, leased, waiting, acked, dead or gone; from what the partition holds, not from what it
+        answered."""
         book = self.machine.book
         found = book.group(group)
         for lease in found.leases.values():
@@ -121,8 +241,13 @@ class Bench:
                 for base, length in entry.ranges
             ):
                 return "waiting"
-        if any(key[5:] == offset for key, _ in self.rows(b"d")):
+        if self.view.get(rows.of_group(rows.DEAD, found.group_id, offset)) is not None:
             return "dead"
+        if offset in found.order.blocked:
+            return "ready"
         if offset <= found.cursor:
             return "acked"
-        return "ready" if int.from_bytes(offset[:6], "big") <= self.machine.now_ms else "delayed"
+        in_log = self.machine.log.find(offset, self.view)
+        if self.view.get(rows.TOMBSTONE + offset) is not None or in_log is None or in_log.offset != offset:
+            return "gone"
+        return "ready" if offsets.deliver_ms(offset) <= self.machine.now_ms else "delayed"

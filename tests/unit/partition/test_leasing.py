@@ -8,6 +8,7 @@ from sandq.model import offsets
 from sandq.model.errors import UnknownGroup
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition import trim
 from sandq.partition.book import ENDED_LEASES
 from sandq.partition.rows import Range
 from tests.unit.partition.bench import Bench, T
@@ -138,7 +139,8 @@ def test_groups_are_independent(bench: Bench) -> None:
     bench.open("h")
     bench.append("m")
     bench.ack(bench.one(group="g").token)
-    assert bench.trim() is False
+    bench.trim()
+    assert bench.status().messages == 1
     assert bench.values(bench.lease(group="h")) == ["m"]
 
 
@@ -167,7 +169,8 @@ def test_an_unknown_group_is_refused_and_the_rest_of_the_entry_is_applied(bench:
 
 def test_without_groups_messages_stay(bench: Bench) -> None:
     bench.append("m")
-    assert bench.trim() is False
+    assert bench.status().upkeep_ms is None
+    bench.upkeep(at=10_000_000)
     assert bench.status().messages == 1
 
 
@@ -176,22 +179,24 @@ def test_kept_for_ever_without_delete_on_ack() -> None:
     bench.open()
     bench.append("m")
     bench.ack(bench.one().token)
-    assert bench.status().trim_due is False
-    bench.trim()
+    assert bench.machine._trimmer.due_ms is None
+    bench.upkeep(at=10_000_000)
     assert bench.status().messages == 1
 
 
-def test_trimming_is_bounded_and_goes_on(bench: Bench) -> None:
+def test_trimming_is_bounded_and_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trim, "TRIM_ROWS", 2)
     bench.open()
     for _ in range(5):
         bench.append("m")
     bench.ack(bench.one().token)
-    assert bench.status().trim_due
-    assert bench.trim(limit=2) is True
+    assert bench.machine._trimmer.due_ms == T
+    bench.upkeep()
     assert bench.status().messages == 3
-    while bench.trim(limit=2):
-        pass
-    assert (bench.status().messages, bench.status().trim_due) == (0, False)
+    bench.restart()
+    assert bench.machine._trimmer.due_ms == T
+    bench.trim()
+    assert (bench.status().messages, bench.machine._trimmer.due_ms) == (0, None)
 
 
 def test_a_large_delayed_message_is_kept_apart_and_leaves_with_its_row(bench: Bench) -> None:

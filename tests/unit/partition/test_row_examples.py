@@ -31,10 +31,10 @@ def test_batch() -> None:
 def test_log_rows() -> None:
     row = example("batch-row")
     assert row == rows.batch_row(2, T, encode({Column.VALUE: [b"a", b"b"]}))
-    assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row))
-    assert [(example("message-key"), example("message-row"))] == rows.message_rows(
-        OFFSET, T, {Column.VALUE: b"hi", Column.KEY: b"k"}, None
-    )
+    assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row), None)
+    stored, entry = rows.message_rows(OFFSET, T, {Column.VALUE: b"hi", Column.KEY: b"k"}, None, False)
+    assert stored == [(example("message-key"), example("message-row"))]
+    assert entry == rows.log_entry(*stored[0]) == (OFFSET, 1, len(stored[0][1]), None)
 
 
 def test_lease_and_progress() -> None:
@@ -42,12 +42,14 @@ def test_lease_and_progress() -> None:
     lease = Lease.load(token, example("lease-row"), example("progress-row"))
     assert (lease.group_id, lease.consumer, lease.attempt) == (1, "w1", 1)
     assert (lease.deadline_ms, lease.due_ms, lease.ranges) == (T + 30_000, T, [Range(OFFSET, 2)])
+    assert (lease.leased_ms, lease.since_ms, lease.kept, lease.past) == (T, T, False, [])
     assert (lease.acked, lease.left, lease.ended, lease.revoked) == (1, 0, 0, False)
     assert (lease.row(), lease.progress_row()) == (example("lease-row"), example("progress-row"))
 
 
 def test_waiting_and_group() -> None:
-    assert Waiting(T + 1000, 5, 1, "boom", [Range(OFFSET, 1)]).row() == example("waiting-row")
+    history = ((1, "w1", T, T + 500, "nacked", "boom"),)
+    assert Waiting(T + 1000, 5, 1, "boom", [Range(OFFSET, 1)], T, history=history).row() == example("waiting-row")
     assert Group(1, "g", OFFSET).row() == example("group-row")
 
 

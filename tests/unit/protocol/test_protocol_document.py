@@ -10,9 +10,11 @@ import pytest
 
 from sandq.model import errors
 from sandq.model.batch import Batch
-from sandq.protocol import requests
+from sandq.protocol import requests, requests_admin
+from sandq.protocol import requests_messages as messages
 from sandq.protocol.frames import Frame, FrameReader, Type, decode_error
 from sandq.protocol.replies import Deliver, HelloReply, Offsets
+from sandq.protocol.replies_messages import FetchReply, ForecastReply, JobRecord, MessageRecord, outcomes, page
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 HEX = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -38,6 +40,22 @@ def test_examples_decode(name: str) -> None:
         ("ack", requests.Ack),
         ("ack-bitmap", requests.Ack),
         ("credit", requests.Credit),
+        ("subscribe-instant", requests.Subscribe),
+        ("fetch", messages.Fetch),
+        ("get", messages.Get),
+        ("list", messages.List),
+        ("move", messages.Move),
+        ("cancel", messages.Cancel),
+        ("why", messages.Why),
+        ("job-start", messages.JobStart),
+        ("job-status", messages.JobStatus),
+        ("job-stop", messages.JobStop),
+        ("forecast", messages.Forecast),
+        ("topic-update", requests_admin.TopicUpdate),
+        ("group-seek", requests_admin.GroupSeek),
+        ("group-update", requests_admin.GroupUpdate),
+        ("group-delete", requests_admin.GroupDelete),
+        ("dead-list", requests_admin.DeadList),
     ],
 )
 def test_requests_are_what_the_client_sends(name: str, cls: type[requests.Produce]) -> None:
@@ -49,6 +67,15 @@ def test_replies_and_pushes() -> None:
     assert HelloReply.parse(decode("hello-reply")).node_id == "node1"
     assert Offsets.parse(decode("produce-reply")).messages == 1
     assert type(decode_error(decode("error"))) is errors.NotLeader
+    assert Offsets.parse(decode("produce-conflict")).conflicts == {1: "leased"}
+    (piece,) = FetchReply.parse(decode("fetch-reply")).pieces
+    assert Batch.parse(piece.batch).values() == [b"hi"]
+    assert MessageRecord.from_map(decode("get-reply")[2]).unique_key == b"order-7"
+    assert page(decode("list-reply"), MessageRecord.from_map)[0] == []
+    assert [outcome.verdict for outcome in outcomes(decode("move-reply"), 2)] == ["moved", "too_late"]
+    assert [outcome.verdict for outcome in outcomes(decode("cancel-reply"), 2)] == ["cancelled", "not_found"]
+    assert JobRecord.parse(decode("job-reply")).matched == 70
+    assert ForecastReply.parse(decode("forecast-reply")).later == 3
     deliver = Deliver.parse(decode("deliver"))
     assert Batch.parse(deliver.batch).values() == [b"hi"] and deliver.last
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import pack
 from sandq.protocol import requests, requests_admin
+from sandq.protocol import requests_messages as messages
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.protocol.replies import (
     Deliver,
@@ -27,22 +28,50 @@ from sandq.protocol.replies import (
 )
 
 BASE = pack(5, 6, 7, 1)
+JOB = bytes(range(16))
+RANGE = {"from_ms": 5, "until_ms": 2**48 - 1, "dry_run": True}
 
 EVERY: list[tuple[int, Any]] = [
     (Type.HELLO, requests.Hello(1, "me", {"a": 1})),
     (Type.METADATA, requests.Metadata(["a", "b"])),
     (Type.METADATA, requests.Metadata(None)),
-    (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, b"batch")),
+    (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, 2, b"batch")),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 10, None, "earliest", [[1, 2, 3]])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, 30_000, "latest", [])),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, 1_700_000_000_000, [])),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])),
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
     (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
     (Type.PING, requests.Ping()),
+    (Type.FETCH, messages.Fetch("t", 0, BASE, None, 1, 2**32 - 1)),
+    (Type.FETCH, messages.Fetch("t", 4095, BASE, BASE, 1000, 1)),
+    (Type.GET, messages.Get("t", 0, [0, BASE])),
+    (Type.LIST, messages.List("t", 0, None, 0, 2**48 - 1, None, 1000, None, False)),
+    (Type.LIST, messages.List("t", 0, "waiting", 5, 6, b"customer-", 1, BASE, True)),
+    (Type.MOVE, messages.Move("t", 0, [[[0, BASE], 5, False], [[1, b"u"], 2**48 - 1, True]])),
+    (Type.CANCEL, messages.Cancel("t", 0, [[0, BASE], [1, b"x" * 1024]])),
+    (Type.WHY, messages.Why("t", 0, [1, b"u"])),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "cancel", {**RANGE, "key_prefix": None})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"a", "to_ms": 9})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"", "shift_ms": 1 - 2**48})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "redrive", {**RANGE, "group": "g", "reason": None, "rate": 5})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "purge_dead", {**RANGE, "group": "g", "reason": "expired"})),
+    (Type.JOB_STATUS, messages.JobStatus("t", 0, JOB)),
+    (Type.JOB_STOP, messages.JobStop("t", 0, JOB)),
+    (Type.FORECAST, messages.Forecast("t", "hour", 3600)),
     (Type.TOPIC_CREATE, requests_admin.TopicCreate("t", "timer", 4, 3, {"lease": "30s"})),
     (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
+    (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
     (Type.GROUP_LIST, requests_admin.GroupList("t")),
+    (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
+    (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),
+    (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", BASE)),
+    (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g")),
+    (Type.GROUP_UPDATE, requests_admin.GroupUpdate("t", "g", {})),
+    (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1000, None, False)),
+    (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", "lease_expired", 1, BASE, True)),
     (Type.TOPIC_STATS, requests_admin.TopicStats("t")),
     (Type.CLUSTER_INFO, requests_admin.ClusterInfo()),
     (Type.CLUSTER_CLOCK, requests_admin.ClusterClock("accept")),
@@ -71,18 +100,27 @@ def test_credit_has_no_request_id() -> None:
 @pytest.mark.parametrize(
     ("cls", "frame", "words"),
     [
-        (requests.Produce, [3, 1, "t", "0", 0, 0, 0, b""], r"PRODUCE field 2 \(partition\): expected int, got str"),
-        (requests.Produce, [3, 1, "t", True, 0, 0, 0, b""], r"field 2 \(partition\): expected int, got bool"),
-        (requests.Produce, [3, 1, b"t", 0, 0, 0, 0, b""], r"field 1 \(topic\): expected str, got bin"),
-        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, "b"], r"field 6 \(batch\): expected bin, got str"),
-        (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),
-        (requests.Produce, [3, 1, "t", 0, -1, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
-        (requests.Produce, [3, 1, "t", 0, 0, 2**32, 0, b""], r"field 4 \(epoch\)"),
+        (requests.Produce, [3, 1, "t", "0", 0, 0, 0, 0, b""], r"PRODUCE field 2 \(partition\): expected int, got str"),
+        (requests.Produce, [3, 1, "t", True, 0, 0, 0, 0, b""], r"field 2 \(partition\): expected int, got bool"),
+        (requests.Produce, [3, 1, b"t", 0, 0, 0, 0, 0, b""], r"field 1 \(topic\): expected str, got bin"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 0, "b"], r"field 7 \(batch\): expected bin, got str"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 3, b""], r"field 6 \(on_conflict\): 3 is not within 0..2"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, b""], r"field 6 \(on_conflict\): expected int, got bin"),
+        (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),
+        (requests.Produce, [3, 1, "t", 0, -1, 0, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
+        (requests.Produce, [3, 1, "t", 0, 0, 2**32, 0, 0, b""], r"field 4 \(epoch\)"),
         (requests.Metadata, [2, 1, "t"], "expected array or nil, got str"),
         (requests.Metadata, [2, 1, ["a", 1]], "item 2: expected str"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "", 1, None, "earliest", []], r"field 4 \(consumer_id\)"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "x" * 256, 1, None, "earliest", []], "256 characters"),
-        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, "now", []], r"field 7 \(start\)"),
+        (
+            requests.Subscribe,
+            [4, 1, 1, "t", "g", "c", 1, None, "now", []],
+            "expected 'earliest' or 'latest', got 'now'",
+        ),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, b"now", []], r"\(start\): expected 16 bytes, got 3"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, -1, []], r"\(start\): -1 is not within 0..281"),
+        (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, None, []], "expected str, int or bin, got nil"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1_000_001, None, "latest", []], r"field 5 \(credit\)"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, "1", "latest", []], r"lease_ms\): expected int or nil"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "c", 1, None, "latest", [[1, 2, 3], [1, 2]]], "item 2: expected"),
@@ -106,11 +144,88 @@ def test_credit_has_no_request_id() -> None:
         (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
         (requests_admin.ClusterClock, [49, 1, "set"], "expected 'show' or 'accept'"),
         (requests_admin.TopicCreate, [32, 1, "t", "timer", 1, 1, []], r"field 5 \(settings\): expected map, got array"),
+        (messages.Fetch, [8, 1, "t", 0, b"short", None, 1, 1], r"FETCH field 3 \(start\): expected 16 bytes, got 5"),
+        (messages.Fetch, [8, 1, "t", 0, BASE, b"", 1, 1], r"field 4 \(end\): expected 16 bytes, got 0"),
+        (messages.Fetch, [8, 1, "t", 0, None, None, 1, 1], r"field 3 \(start\): expected bin, got nil"),
+        (messages.Fetch, [8, 1, "t", 0, BASE, None, 0, 1], r"field 5 \(max_messages\): 0 is not within 1..42949"),
+        (messages.Fetch, [8, 1, "t", 0, BASE, None, 1, 2**32], r"field 6 \(max_bytes\)"),
+        (messages.Get, [12, 1, "t", 0, [2, BASE]], r"GET field 3 \(target\): expected \[0, id\] or \[1, unique key\]"),
+        (messages.Get, [12, 1, "t", 0, [True, BASE]], r"expected \[0, id\]"),
+        (messages.Get, [12, 1, "t", 0, [0, b"short"]], "an id has 16 bytes, not 5"),
+        (messages.Get, [12, 1, "t", 0, [1, b""]], "a unique key has 1..1024 bytes, not 0"),
+        (messages.Why, [16, 1, "t", 0, [1, b"x" * 1025]], "not 1025"),
+        (messages.Why, [16, 1, "t", 0, BASE], r"\(target\): expected array, got bin"),
+        (
+            messages.List,
+            [13, 1, "t", 0, "dead", 0, 1, None, 1, None, True],
+            r"field 3 \(state\): .* or 'acked', got 'dead'",
+        ),
+        (messages.List, [13, 1, "t", 0, None, 0, 2**48, None, 1, None, True], r"field 5 \(until_ms\)"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, "a", 1, None, True], r"\(key_prefix\): expected bin or nil"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, bytes(65_537), 1, None, True], "a key_prefix of 65537 bytes"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, None, 0, None, True], r"\(limit\): 0 is not within 1..1000"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, None, 1001, None, True], "1001 is not within 1..1000"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, None, 1, b"", True], r"\(after\): expected 16 bytes"),
+        (messages.List, [13, 1, "t", 0, None, 0, 1, None, 1, None, 1], r"\(values\): expected bool, got int"),
+        (messages.Move, [14, 1, "t", 0, []], r"MOVE field 3 \(items\): 1..1000 items are allowed, not 0"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, 0]]], r"item 1: expected \[target, at_ms, relative\]"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], -5, True]]], "item 1: at_ms -5 is not within"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True], [[9, BASE], 5, True]]], "item 2: expected"),
+        (messages.Cancel, [15, 1, "t", 0, [[0, BASE]] * 1001], "1..1000 items are allowed, not 1001"),
+        (messages.Cancel, [15, 1, "t", 0, [[0, BASE], [0, b""]]], "item 2: an id has 16 bytes, not 0"),
+        (messages.JobStatus, [19, 1, "t", 0, b""], r"JOB_STATUS field 3 \(job_id\): expected 16 bytes, got 0"),
+        (messages.JobStop, [21, 1, "t", 0, b""], r"JOB_STOP field 3 \(job_id\): expected 16 bytes, got 0"),
+        (
+            messages.Forecast,
+            [20, 1, "t", "day", 5],
+            r"field 2 \(unit\): expected 'second', 'minute' or 'hour', got 'day'",
+        ),
+        (messages.Forecast, [20, 1, "t", "hour", 3601], r"FORECAST field 3 \(count\): 3601 is not within 1..3600"),
+        (requests_admin.TopicUpdate, [34, 1, "t", None], r"field 2 \(settings\): expected map, got nil"),
+        (requests_admin.GroupSeek, [42, 1, "t", "g", "first"], r"field 3 \(to\): expected 'earliest' or 'latest'"),
+        (requests_admin.GroupSeek, [42, 1, "t", "g", b""], r"field 3 \(to\): expected 16 bytes"),
+        (requests_admin.GroupUpdate, [44, 1, "t", "g", []], "expected map"),
+        (requests_admin.DeadList, [45, 1, "t", 0, "g", "old", 1, None, True], r"field 4 \(reason\): .* got 'old'"),
+        (requests_admin.DeadList, [45, 1, "t", 0, "g", None, 0, None, True], r"field 5 \(limit\)"),
+        (requests_admin.DeadList, [45, 1, "t", 0, "g", None, 1, b"", True], r"field 6 \(after\)"),
     ],
 )
 def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         cls.parse(frame)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        ("drop", {}, r"field 4 \(kind\): expected 'cancel', 'move', 'redrive' or 'purge_dead', got 'drop'"),
+        ("cancel", {}, r"JOB_START field 5 \(arguments\): from_ms is missing"),
+        ("cancel", {**RANGE, "group": "g"}, "'group' is no argument of 'cancel'"),
+        ("cancel", {**RANGE, "dry_run": 1}, "dry_run: expected bool, got int"),
+        ("cancel", {**RANGE, "dry_run": None}, "dry_run: expected bool, got nil"),
+        ("cancel", {**RANGE, "from_ms": -1}, "from_ms: -1 is not within 0.."),
+        ("cancel", {**RANGE, "key_prefix": "a"}, "key_prefix: expected bin, got str"),
+        ("cancel", {**RANGE, "key_prefix": bytes(65_537)}, "a key_prefix of 65537 bytes"),
+        ("move", RANGE, "one of to_ms and shift_ms is expected"),
+        ("move", {**RANGE, "to_ms": 5, "shift_ms": 5}, "one of to_ms and shift_ms is expected"),
+        ("move", {**RANGE, "to_ms": -5}, "to_ms: -5 is not within 0.."),
+        ("move", {**RANGE, "shift_ms": -(2**48)}, "shift_ms: -281474976710656 is not within -281474976710655.."),
+        ("redrive", RANGE, "group is missing"),
+        ("redrive", {**RANGE, "group": "g", "rate": 0}, "rate: 0 is not within 1.."),
+        ("purge_dead", {**RANGE, "group": "g", "reason": "old"}, "reason: expected 'nacked', .* got 'old'"),
+        ("purge_dead", {**RANGE, "group": "g", "rate": 5}, "'rate' is no argument"),
+    ],
+)
+def test_mistakes_in_a_jobs_arguments_are_named(kind: str, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        messages.JobStart.parse([18, 1, "t", 0, JOB, kind, arguments])
+
+
+def test_what_a_job_does_without_is_none() -> None:
+    started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "shift_ms": -5}])
+    assert started.arguments == {**RANGE, "key_prefix": None, "shift_ms": -5}
+    started = messages.JobStart.parse([18, 1, "t", 0, JOB, "redrive", {**RANGE, "group": "g"}])
+    assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}
 
 
 def test_another_version_is_told_before_anything_else() -> None:
@@ -159,9 +274,14 @@ def test_replies() -> None:
     for broken in ({}, {**record.to_map(), "partitions": [[1, 7, None]]}, {**record.to_map(), "name": 5}, None):
         with pytest.raises(ProtocolError):
             TopicRecord.from_map(broken)
-    assert Offsets.parse([0, 1, [BASE, 5]]) == (BASE, 5, None)
-    assert Offsets.parse([0, 1, BASE * 2]) == (BASE, 2, BASE * 2)
-    for broken in ([0, 1], [0, 1, b""], [0, 1, b"short"], [0, 1, [BASE]], [0, 1, None]):
+    assert Offsets.parse([0, 1, [BASE, 5], None]) == (BASE, 5, None, {})
+    assert Offsets.parse([0, 1, BASE * 2, [[1, "leased"]]]) == (BASE, 2, BASE * 2, {1: "leased"})
+    for offsets in (Offsets(BASE, 5, None), Offsets(BASE, 3, BASE * 3, {2: "ready", 0: "acked"})):
+        (frame,) = FrameReader().feed(encode_reply(3, *offsets.fields()))
+        assert Offsets.parse(frame) == offsets
+    for broken in ([0, 1], [0, 1, [BASE, 5]], [0, 1, b"", None], [0, 1, b"short", None], [0, 1, [BASE], None],
+                   [0, 1, None, None], [0, 1, BASE, 5], [0, 1, BASE, [[1, "ready"]]], [0, 1, BASE, [[-1, "ready"]]],
+                   [0, 1, BASE, [[0, None]]], [0, 1, BASE, [0]]):  # fmt: skip
         with pytest.raises(ProtocolError):
             Offsets.parse(broken)
     assert results([0, 1, [None, 5]], 2) == [None, 5]

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from sandctl.main import main
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.client.threaded_server import ThreadedServer
+from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected_to
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,3 +60,25 @@ def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """What sandctl talks to in `offline`. No clock goes on there."""
+    made = FakeClient()
+    monkeypatch.setattr("sandctl.settings.connected", connected_to(made))
+    for module in ("sandctl.times", "sandctl.changes", "sandctl.messages"):
+        monkeypatch.setattr(f"{module}.now_ms", lambda: NOW_MS)
+    return made
+
+
+@pytest.fixture
+def offline(client: FakeClient) -> Ctl:
+    """`ctl` without a server."""
+    return lambda *args, input=None: CliRunner().invoke(main, args, input=input)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody sits at the terminal: `input` is what is typed."""
+    monkeypatch.setattr("sandctl.asking.can_ask", lambda: True)

@@ -1,0 +1,56 @@
+"""How far long work is: a line on standard error that is written over, and only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sandq.client import JobResult
+
+_SHOW_S = 0.1
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+class Progress:
+    """`with Progress("cancelled") as progress: await ....cancel_all(progress=progress)`.
+
+    `total` is what was counted before; a job by itself only knows what it has come across so far.
+    """
+
+    def __init__(self, verb: str, total: int | None = None) -> None:
+        self._verb = verb
+        self._total = total
+        self._wanted = _is_terminal()
+        self._shown_at = 0.0
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._width:
+            click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
+
+    def __call__(self, result: JobResult) -> None:
+        """What is done by now."""
+        total = "" if self._total is None else f" of {max(self._total, result.matched):,}"
+        self._show(f"{self._verb} {result.done:,}{total}")
+
+    def _show(self, text: str) -> None:
+        """Replace the line; not more often than people can read."""
+        now = time.monotonic()
+        if not self._wanted or now - self._shown_at < _SHOW_S:
+            return
+        self._shown_at = now
+        click.echo("\r" + text.ljust(self._width), err=True, nl=False)
+        self._width = max(self._width, len(text))

@@ -1,0 +1,203 @@
+"""How times, windows, places and ids are written on the command line; all commands read them here.
+
+    INSTANT    2030-01-31T08:00:00Z | epoch milliseconds | +5m, -1h: from now, by this machine's clock | now
+    DURATION   90s, 5m, 1h30m, 250ms, or seconds
+    PLACE      earliest | latest | INSTANT | an offset
+    ID         26 characters, as `produce` and `message list` print them
+
+A sign tells "from now" from everything else: no instant begins with one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # which is not generic in each version of click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EARLIEST = "earliest"
+LATEST = "latest"
+DEFAULT_LIMIT = 100
+ALL = "all"
+
+
+def now_ms() -> int:
+    """This machine's wall clock, epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def instant(text: str) -> int:
+    """Epoch milliseconds of an instant; InvalidTime when it is none."""
+    from sandq.model.errors import InvalidTime
+    from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS, instant_ms
+
+    if text == "now":
+        ms = now_ms()
+    elif text[:1] in ("+", "-"):
+        ms = now_ms() + shift_ms(text)
+    else:
+        try:
+            ms = instant_ms(text)
+        except InvalidTime as error:
+            hint = '; nor is it a duration from now, which has its sign: "+5m", "-1h"'
+            raise InvalidTime(error.message + hint) from None
+    # What lies before 1973 is past all the same, and as a number it would be taken for seconds.
+    return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
+
+
+def shift_ms(text: str) -> int:
+    """Milliseconds of a duration that may have a sign."""
+    from sandq.model.times import duration_ms
+
+    sign = -1 if text.startswith("-") else 1
+    return sign * duration_ms(text[1:] if text[:1] in ("+", "-") else text)
+
+
+class _Checked(_Type):
+    """A type whose values one function reads; what that refuses is wrong usage."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from sandq.model.errors import InvalidRequest
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except InvalidRequest as error:
+            self.fail(error.message, param, ctx)
+
+
+def _duration(text: str) -> timedelta:
+    from sandq.model.times import duration_ms
+
+    return timedelta(milliseconds=duration_ms(text))
+
+
+def _shift(text: str) -> timedelta:
+    return timedelta(milliseconds=shift_ms(text))
+
+
+def _id(text: str) -> str:
+    from sandq.model.offsets import from_text, to_text
+
+    return to_text(from_text(text))
+
+
+def _place(text: str) -> str | int:
+    from sandq.model.errors import InvalidRequest
+
+    if text in (EARLIEST, LATEST):
+        return text
+    try:
+        return _id(text)
+    except InvalidRequest:
+        pass
+    try:
+        return instant(text)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{text!r} is no place in a topic: earliest, latest, an instant, or an offset (26 characters) is expected"
+        ) from None
+
+
+def _limit(text: str) -> int | None:
+    from sandq.model.errors import InvalidRequest
+
+    if text == ALL:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text)):
+        raise InvalidRequest(f"{text!r} is neither a number from 1 on nor {ALL}")
+    return int(text)
+
+
+INSTANT = _Checked("instant", instant)
+DURATION = _Checked("duration", _duration)
+SHIFT = _Checked("shift", _shift)
+PLACE = _Checked("place", _place)
+ID = _Checked("id", _id)
+_LIMIT = _Checked("limit", _limit)
+
+
+def limit_option(command: F) -> F:
+    """`--limit`, of every command that lists; None is all."""
+    return click.option(
+        "--limit",
+        type=_LIMIT,
+        default=str(DEFAULT_LIMIT),
+        metavar=f"N|{ALL}",
+        show_default=True,
+        help="Show so many at most; when there are more, standard error says so.",
+    )(command)
+
+
+def raw(text: str | None) -> bytes | None:
+    """An argument's bytes as they were typed."""
+    return None if text is None else os.fsencode(text)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which messages a command is about: those of a span of time, or whose keys begin alike, or all."""
+
+    since: int | None
+    until: int | None
+    key_prefix: bytes | None = None
+
+    @classmethod
+    def of(cls, since: int | None, until: int | None, key_prefix: str | None = None) -> Window:
+        """UsageError when nothing can lie within."""
+        if since is not None and until is not None and until <= since:
+            raise click.UsageError("--until is not later than --since: nothing lies between them")
+        return cls(since, until, raw(key_prefix))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds everything."""
+        return self.since is None and self.until is None and self.key_prefix is None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the client takes them; only those that are given."""
+        named = {"since": self.since, "until": self.until, "key_prefix": self.key_prefix}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def text(self, what: str) -> str:
+        """ "due from ... until ..., with keys that begin with ..."; nothing when it is open."""
+        from sandq.model.times import format_instant
+
+        parts = []
+        if self.since is not None:
+            parts.append(f"{what} from {format_instant(self.since)} on")
+        if self.until is not None:
+            parts.append(f"{'and ' if parts else f'{what} '}before {format_instant(self.until)}")
+        if self.key_prefix is not None:
+            parts.append(f"with keys that begin with {self.key_prefix.decode('utf-8', 'backslashreplace')!r}")
+        return "".join(f" {part}" for part in parts)
+
+
+def window_options(what: str, *, keys: bool = True) -> Callable[[F], F]:
+    """`--since`, `--until` and, if wanted, `--key-prefix`; `what` says of which moment."""
+
+    def add(command: F) -> F:
+        if keys:
+            command = click.option("--key-prefix", metavar="TEXT", help="Whose key begins like this.")(command)
+        command = click.option("--until", type=INSTANT, metavar="INSTANT", help=f"{what} before this moment.")(command)
+        return click.option("--since", type=INSTANT, metavar="INSTANT", help=f"{what} at this moment or later.")(
+            command
+        )
+
+    return add

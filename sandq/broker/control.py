@@ -1,0 +1,178 @@
+"""What producers and operators ask about stored messages, groups and jobs, partition by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict, InvalidTime, NotFound, UnknownGroup
+from sandq.model.names import check_name
+from sandq.model.settings import parse_group_settings
+from sandq.model.times import LEAST_INSTANT_MS
+from sandq.partition import commands as c
+from sandq.partition.delivery import Piece
+from sandq.partition.inspect import UNITS_S, Inspector
+
+from .broker import Broker
+from .deliverer import PartitionDelivery
+from .host import Done, call_all
+from .replica import PartitionReplica
+
+T = TypeVar("T")
+
+CLOCK_PAUSE_MS = 100
+"""An idle partition's closed time is moved for a reader at most this often."""
+
+
+class Control:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # -- pending messages -----------------------------------------------------------------------------------------
+
+    def cancel(self, topic: str, partition: int, targets: Sequence[c.Target], done: Done) -> None:
+        """`done` gets an outcome for each target."""
+        host = self._broker.partition(topic, partition).host
+        host.submit(c.Cancel(targets), done, size=64 + 96 * len(targets))
+
+    def move(self, topic: str, partition: int, items: Sequence[Any], done: Done) -> None:
+        """`done` gets an outcome for each item. Raises InvalidTime."""
+        for position, (_, at_ms, relative) in enumerate(items):
+            if not relative and at_ms < LEAST_INSTANT_MS:
+                raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
+        host = self._broker.partition(topic, partition).host
+        host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
+
+    async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        return _found(await self._ask(topic, partition, lambda inspector: inspector.get(target)))
+
+    async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        told = _found(await self._ask(topic, partition, lambda inspector: inspector.why(target)))
+        delivery = self._broker.partition(topic, partition)
+        for group in told["groups"]:
+            group["consumers"] = delivery.consumers(group["group"])
+            if group["state"] == "ready" and not group["consumers"]:
+                group["reason"] += "; the group has none on this node"
+        return told
+
+    async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
+        """`asked`: as `Inspector.page` takes it."""
+        return await self._ask(topic, partition, lambda inspector: inspector.page(*asked))
+
+    async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
+        return await self._ask(topic, partition, lambda inspector: inspector.dead_page(*asked))
+
+    async def fetch(
+        self, topic: str, partition: int, start: bytes, end: bytes | None, max_messages: int, max_bytes: int
+    ) -> tuple[list[Piece], bytes | None, int]:
+        """Pieces, where to go on, and the closed time (ms), below which nothing is inserted any more."""
+        host = self._broker.partition(topic, partition).host
+        until_ms = self._broker.clock.now_ms()
+        if end is not None:
+            until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
+        if until_ms - host.status.now_ms >= CLOCK_PAUSE_MS:
+            await host.call(c.Clock())
+        return await self._ask(topic, partition, lambda inspector: inspector.fetch(start, end, max_messages, max_bytes))
+
+    async def forecast(self, topic: str, unit: str, count: int) -> tuple[int, list[tuple[int, int]], int]:
+        """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""
+        now_ms = self._broker.clock.now_ms()
+        total: dict[int, int] = {}
+        later = 0
+        for partition in self._broker.topic(topic).partitions:
+            buckets, more = await self._ask(
+                topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
+            )
+            later += more
+            for start_ms, messages in buckets:
+                total[start_ms] = total.get(start_ms, 0) + messages
+        return now_ms, sorted(total.items()), later
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    async def start_job(
+        self, topic: str, partition: int, job_id: bytes, kind: str, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        host = self._broker.partition(topic, partition).host
+        job: dict[str, Any] = await host.call(c.StartJob(job_id, kind, dict(arguments)))
+        return job
+
+    async def stop_job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
+        job: dict[str, Any] = await self._broker.partition(topic, partition).host.call(c.StopJob(job_id))
+        return job
+
+    async def job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
+        return await self._ask(topic, partition, lambda inspector: inspector.job(job_id))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for partition, delivery in self._broker.topic(topic).partitions.items():
+            for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
+                rows.append(row | {"consumers": delivery.consumers(row["group"])})
+        return rows
+
+    async def seek(self, topic: str, group: str, to: c.Position) -> list[tuple[int, bytes]]:
+        """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
+        chosen = self._with_group(topic, group)
+        if isinstance(to, bytes):
+            partition = offsets.unpack(to).partition
+            chosen = [delivery for delivery in chosen if delivery.partition == partition]
+        cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
+        return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        chosen = self._with_group(topic, group)
+        consumers = max(delivery.consumers(group) for delivery in chosen)
+        if consumers:
+            raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
+        await call_all([(delivery.host, c.DropGroup(group)) for delivery in chosen])
+
+    async def update_group(self, topic: str, group: str, settings: Mapping[str, Any]) -> None:
+        record = parse_group_settings(settings)
+        chosen = self._with_group(topic, group)
+        await call_all([(delivery.host, c.ConfigureGroup(group, record)) for delivery in chosen])
+
+    def _with_group(self, topic: str, group: str) -> list[PartitionDelivery]:
+        """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
+        check_name("group", group)
+        found = []
+        for delivery in self._broker.topic(topic).partitions.values():
+            delivery.host.check_ready()
+            if any(status.name == group for status in delivery.host.status.groups):
+                found.append(delivery)
+        if not found:
+            raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
+        return found
+
+    def topic_stats(self, topic: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "partition": partition,
+                "messages": delivery.host.status.messages,
+                "delayed": delivery.host.status.later,
+                "dead": delivery.host.status.dead,
+                "bytes": delivery.host.status.bytes,
+                "floor_ms": delivery.host.status.floor_ms,
+                "now_ms": delivery.host.status.now_ms,
+                "applied_index": delivery.host.status.applied_index,
+                "groups": len(delivery.host.status.groups),
+            }
+            for partition, delivery in self._broker.topic(topic).partitions.items()
+        ]
+
+    async def _ask(self, topic: str, partition: int, question: Callable[[Inspector], T]) -> T:
+        """Ask a partition that is led here, on the thread that owns its state."""
+        host = self._broker.partition(topic, partition).host
+        host.check_ready()
+        replica = host.replica
+        assert isinstance(replica, PartitionReplica)
+        return await self._broker.ask(lambda: question(replica.inspector))
+
+
+def _found(shown: dict[str, Any] | None) -> dict[str, Any]:
+    if shown is None:
+        raise NotFound("there is no such message here (any more)")
+    return shown

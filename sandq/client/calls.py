@@ -1,0 +1,154 @@
+"""Single requests: whom to ask, and when to ask again.
+
+A request is tried again while its error is retriable and there is time (`timeout_s`); one that is not idempotent only
+when it is certain that nothing was done. What fails for good is raised at once, as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
+
+import anyio
+
+from sandq.client.cluster import Cluster
+from sandq.client.connection import Build, Connection
+from sandq.client.options import again
+from sandq.model.errors import (
+    ConnectionLost,
+    NotLeader,
+    Overloaded,
+    SandqError,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from sandq.protocol.frames import Frame
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_NOTHING_DONE = (NotLeader, Overloaded, Unavailable)
+_STALE = (NotLeader, ConnectionLost, Unavailable, UnknownTopic, UnknownPartition)
+_AT_ONCE = 16
+"""Requests of one `each` that are under way together."""
+
+
+class _Route(Protocol):
+    """Where a request goes."""
+
+    def pick(self, attempt: int) -> Connection | None: ...
+
+    def failed(self, error: SandqError) -> None: ...
+
+
+async def call(cluster: Cluster, build: Build, *, node_id: str | None = None, idempotent: bool = True) -> Frame:
+    """A request to a node, or to any."""
+    return await _call(cluster, _Node(cluster, node_id), build, idempotent)
+
+
+async def call_leader(cluster: Cluster, topic: str, partition: int, build: Build, *, idempotent: bool = True) -> Frame:
+    """A request to the node that leads a partition, wherever it moves meanwhile."""
+    return await _call(cluster, _Leader(cluster, topic, partition), build, idempotent)
+
+
+async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]:
+    """`work` done for every item, several at a time; the first error ends the rest and is raised as it is."""
+    found: dict[int, V] = {}
+    errors: list[SandqError] = []
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def one(place: int, item: K) -> None:
+        async with limiter:
+            try:
+                found[place] = await work(item)
+            except SandqError as error:
+                errors.append(error)
+                tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for place, item in enumerate(items):
+            tasks.start_soon(one, place, item)
+    if errors:
+        raise errors[0]
+    return [found[place] for place in sorted(found)]
+
+
+class _Node:
+    """One node, or whichever is connected; a node that names another is believed."""
+
+    def __init__(self, cluster: Cluster, node_id: str | None) -> None:
+        self._cluster = cluster
+        self._node_id = node_id
+
+    def pick(self, attempt: int) -> Connection | None:
+        found = self._cluster.connections()
+        if self._node_id is not None:
+            found = [one for one in found if one.hello.node_id == self._node_id]
+        return found[attempt % len(found)] if found else None
+
+    def failed(self, error: SandqError) -> None:
+        hint = error.details.get("node_id")
+        if isinstance(error, NotLeader) and isinstance(hint, str) and self._cluster.knows(hint):
+            self._node_id = hint
+
+
+class _Leader:
+    """The leader of a partition: the one that was hinted at last, once, else what metadata says."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self._hint: str | None = None
+
+    def pick(self, attempt: int) -> Connection | None:
+        hint, self._hint = self._hint, None
+        hinted = self._cluster.connection(hint) if hint is not None else None
+        if hinted is not None:
+            return hinted
+        missing = self._cluster.missing(self._topic)
+        if missing is not None:
+            raise again(missing)
+        return self._cluster.leader(self._topic, self._partition)
+
+    def failed(self, error: SandqError) -> None:
+        if isinstance(error, _STALE):
+            self._cluster.refresh(self._topic)
+        hint = error.details.get("node_id")
+        if isinstance(error, NotLeader) and isinstance(hint, str):
+            self._hint = hint
+
+
+async def _call(cluster: Cluster, route: _Route, build: Build, idempotent: bool) -> Frame:
+    timeout_s = cluster.options.timeout_s
+    deadline = anyio.current_time() + timeout_s
+    last: SandqError | None = None
+    attempt = 0
+    while (left_s := deadline - anyio.current_time()) > 0:
+        connection = await _wait_for(cluster, route, attempt, left_s)
+        if connection is None:
+            break
+        try:
+            return await connection.call(build, timeout_s=max(left_s, 0.001))
+        except SandqError as error:
+            route.failed(error)
+            if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
+                raise
+            last = error
+        await anyio.sleep(min(cluster.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
+        attempt += 1
+    if last is not None:
+        raise again(last)
+    raise Unavailable(f"no node could be reached in {timeout_s:g} s{cluster.why()}")
+
+
+async def _wait_for(cluster: Cluster, route: _Route, attempt: int, timeout_s: float) -> Connection | None:
+    with anyio.move_on_after(timeout_s):
+        while True:
+            cluster.check_open()
+            connection = route.pick(attempt)
+            if connection is not None:
+                return connection
+            await cluster.change()
+    return None

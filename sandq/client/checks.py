@@ -1,0 +1,139 @@
+"""What a message is held to before it goes into a batch: types, limits, times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sandq.model.batch import headers_pack
+from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.headers import HeaderValue
+from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+
+Value = bytes | bytearray | memoryview | str
+Headers = Mapping[str, HeaderValue]
+
+Lot = int
+"""Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then two bits
+for the conflict (0: without a unique key, else 1 + what is done), and one for a ttl: what the broker has to look
+at message by message does not slow down the rest."""
+
+NOW, AT, DELAY = 0, 1, 2
+"""Without a time, at an instant, after a delay."""
+TIME_BITS = 3
+UNIQUE_SHIFT = 2
+UNIQUE_BITS = 3 << UNIQUE_SHIFT
+TTL_BIT = 16
+
+_ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
+
+
+def on_conflict_of(lot: Lot) -> int:
+    """What a PRODUCE of this lot says about unique keys that are taken."""
+    return max((lot & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
+
+
+def as_bytes(what: str, value: object) -> bytes:
+    """Bytes of a value or key: bytes-like as they are, text as UTF-8."""
+    if type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{what}: the text cannot be encoded as UTF-8: {error.reason}") from None
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise InvalidRequest(f"{what}: bytes or str is expected, not {type(value).__name__}")
+
+
+def too_large(what: str, limit: str, maximum: int, size: int) -> TooLarge:
+    """The error about something that exceeds a named limit."""
+    return TooLarge(
+        f"{what} of {size} bytes: {maximum} is the limit ({limit})", limit=limit, maximum=maximum, size=size
+    )
+
+
+def as_unique_key(key: Value) -> bytes:
+    """The bytes of a unique key; its limit is the same everywhere."""
+    data = as_bytes("unique_key", key)
+    if not data:
+        raise InvalidRequest("unique_key: it must not be empty")
+    if len(data) > FIXED.unique_key_bytes:
+        raise too_large("unique_key", "unique_key_bytes", FIXED.unique_key_bytes, len(data))
+    return data
+
+
+class Checks:
+    """The limits that messages are held to: the server's, or the defaults where it says nothing."""
+
+    __slots__ = ("batch_bytes", "headers_bytes", "key_bytes", "message_bytes")
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        self.message_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
+        self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
+        self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
+        self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
+
+    def value(self, value: Value) -> bytes:
+        data = value if type(value) is bytes else as_bytes("value", value)
+        if len(data) > self.message_bytes:
+            raise too_large("value", "message_bytes", self.message_bytes, len(data))
+        return data
+
+    def key(self, key: Value | None) -> bytes | None:
+        if key is None:
+            return None
+        data = as_bytes("key", key)
+        if len(data) > self.key_bytes:
+            raise too_large("key", "key_bytes", self.key_bytes, len(data))
+        return data
+
+    def headers(self, headers: Headers | None) -> bytes | None:
+        if not headers:
+            return None
+        if not isinstance(headers, Mapping):
+            raise InvalidRequest(f"headers: a mapping is expected, not {type(headers).__name__}")
+        return headers_pack(headers, max_bytes=self.headers_bytes)
+
+    def extras(
+        self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None
+    ) -> tuple[int, int | None, bytes | None]:
+        """The lot's part, the ttl (ms) and the unique key of a message that may have them."""
+        conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
+        if conflict is None:
+            raise InvalidRequest(f'on_conflict: "reject", "replace" or "ignore" is expected, not {on_conflict!r}')
+        lot, ttl_ms, unique = 0, None, None
+        if ttl is not None:
+            ttl_ms = duration_ms(ttl)
+            lot |= TTL_BIT
+            if not ttl_ms:
+                raise InvalidRequest("ttl: it must be longer than nothing")
+        if unique_key is not None:
+            unique = as_unique_key(unique_key)
+            lot |= (1 + conflict) << UNIQUE_SHIFT
+            if key is not None and key != unique:
+                raise InvalidRequest("key: it must equal the unique_key, which routes the message")
+        elif conflict != REJECT:
+            raise InvalidRequest("on_conflict: it needs a unique_key")
+        return lot, ttl_ms, unique
+
+
+def time_of(deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, int]:
+    """What kind of time a message has, and it: an instant (epoch ms), a delay (ms), or 0."""
+    if delay is not None:
+        if deliver_at is not None:
+            raise InvalidRequest("deliver_at and delay: one of them, not both")
+        delay_ms = duration_ms(delay)
+        return (DELAY, delay_ms) if delay_ms else (NOW, 0)
+    if deliver_at is not None:
+        return AT, instant_ms(deliver_at)
+    return NOW, 0
+
+
+def refuse_later(options: Mapping[str, object]) -> None:
+    """Options that the design has and this version has not: refused, never ignored."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidRequest(f"{name}: not supported by this version yet", option=name)

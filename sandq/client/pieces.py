@@ -1,0 +1,129 @@
+"""A piece of a partition's log as a frame brings it: a batch, and what the broker knows of its messages.
+
+Messages are known by their position in the batch. Columns are cut into cells when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from sandq.model import offsets as offset_model
+from sandq.model.batch import Batch, Column, headers_unpack
+from sandq.model.errors import ProtocolError
+
+BYTES: Final = offset_model.OFFSET_BYTES
+
+
+class LogPiece:
+    """See the module's docstring. ProtocolError when the columns do not fit the batch."""
+
+    __slots__ = ("_batch", "_headers", "_keys", "count", "created", "ids", "offsets")
+
+    def __init__(self, offsets: bytes, ids: bytes | None, created_ms: int | bytes, raw: bytes) -> None:
+        batch = Batch.parse(raw)
+        count = batch.count
+        for what, column, size in (
+            ("offsets", offsets if len(offsets) > BYTES else None, BYTES),
+            ("ids", ids, BYTES),
+            ("created_ms", created_ms if type(created_ms) is bytes else None, 8),
+        ):
+            if column is not None and len(column) != count * size:
+                raise ProtocolError(f"{what} has {len(column) // size} entries for {count} messages")
+        self.count = count
+        self.offsets = offsets
+        self.ids = ids
+        self.created = created_ms
+        self._batch = batch
+        self._keys: Sequence[bytes | None] | None = None
+        self._headers: Sequence[bytes | None] | None = None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether position i is base + i places."""
+        return len(self.offsets) == BYTES
+
+    def values(self) -> Sequence[bytes | None]:
+        return self._batch.values()
+
+    def keys(self) -> Sequence[bytes | None]:
+        """Of every position; empty when no message has a key."""
+        if self._keys is None:
+            self._keys = self._batch.bytes_column(Column.KEY) or ()
+        return self._keys
+
+    def key(self, position: int) -> bytes | None:
+        keys = self.keys()
+        return keys[position] if keys else None
+
+    def headers(self, position: int) -> bytes | None:
+        if self._headers is None:
+            self._headers = self._batch.bytes_column(Column.HEADERS) or ()
+        return self._headers[position] if self._headers else None
+
+    def offset(self, position: int) -> bytes:
+        if self.is_run:
+            return offset_model.shift(self.offsets, position)
+        return self.offsets[position * BYTES : (position + 1) * BYTES]
+
+    def id(self, position: int) -> bytes:
+        if self.ids is None:
+            return self.offset(position)
+        return self.ids[position * BYTES : (position + 1) * BYTES]
+
+    def created_ms(self, position: int) -> int:
+        if isinstance(self.created, int):
+            return self.created
+        return int.from_bytes(self.created[position * 8 : position * 8 + 8], "little", signed=True)
+
+
+P = TypeVar("P", bound=LogPiece)
+
+
+class LogMessage(Generic[P]):
+    """One message of a piece, as a reader sees it."""
+
+    __slots__ = ("_piece", "_position", "value")
+
+    value: bytes
+
+    def __init__(self, piece: P, position: int, value: bytes) -> None:
+        self._piece = piece
+        self._position = position
+        self.value = value
+
+    @property
+    def id(self) -> str:
+        """The offset at birth: unique in the topic, and kept when the message is moved. 26 characters."""
+        return offset_model.to_text(self._piece.id(self._position))
+
+    @property
+    def offset(self) -> str:
+        """Where the message stands in the topic's order of time: 26 characters that sort as it does."""
+        return offset_model.to_text(self._piece.offset(self._position))
+
+    @property
+    def key(self) -> bytes | None:
+        return self._piece.key(self._position)
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """A new dict each time; {} when there are none."""
+        return headers_unpack(self._piece.headers(self._position))
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """When it is to be delivered, as the broker placed it: epoch milliseconds."""
+        return offset_model.deliver_ms(self._piece.offset(self._position))
+
+    @property
+    def created_ms(self) -> int:
+        """When the broker stored it: epoch milliseconds."""
+        return self._piece.created_ms(self._position)
+
+
+def each_offset(offsets: bytes, count: int) -> list[bytes]:
+    """The offsets of a piece, by position."""
+    if len(offsets) == BYTES:
+        return offset_model.run(offsets, count)
+    return [offsets[start : start + BYTES] for start in range(0, len(offsets), BYTES)]

@@ -1,0 +1,74 @@
+"""How an ACK or NACK names messages: few bytes for many, whether they follow one another or not.
+
+A *run* is `(number, count)`: the first offset as a number, and how many places from there. Runs near one another
+become one bitmap where that is shorter than a range for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sandq.model import offsets as offset_model
+from sandq.protocol.requests import RANGE_MESSAGES
+
+Run = tuple[int, int]
+
+PLACE: Final = 1 << 12  # one place further, in an offset's number
+_PREFIX_BITS: Final = 32  # what stands above them is the same for all places of one entry and instant
+_ROW_BYTES: Final = 22  # of one range, about
+_GAP_MAX: Final = 8 * _ROW_BYTES
+"""Places between two runs that a bitmap may cover: more cost as much as a new range."""
+
+
+def merged(runs: Iterable[Run]) -> list[Run]:
+    """Runs in order, those that touch made one."""
+    found: list[Run] = []
+    first, count = 0, 0
+    for number, more in sorted(runs):
+        if count and number == first + count * PLACE:
+            count += more
+            continue
+        if count:
+            found.append((first, count))
+        first, count = number, more
+    if count:
+        found.append((first, count))
+    return found
+
+
+def ranges_of(runs: Iterable[Run]) -> list[list[Any]]:
+    """`[base, count | bitmap]` rows that name exactly these runs (none of them twice)."""
+    rows: list[list[Any]] = []
+    group: list[Run] = []
+    for run in merged(runs):
+        if group and not _near(group[0], group[-1], run):
+            rows += _rows(group)
+            group = []
+        group.append(run)
+    return rows + _rows(group) if group else rows
+
+
+def _near(first: Run, last: Run, run: Run) -> bool:
+    """Whether a bitmap that holds the runs from `first` to `last` would take one more."""
+    if first[0] >> _PREFIX_BITS != run[0] >> _PREFIX_BITS or (run[0] - first[0]) % PLACE:
+        return False
+    gap = (run[0] - last[0]) // PLACE - last[1]
+    return gap <= _GAP_MAX and (run[0] - first[0]) // PLACE + run[1] <= RANGE_MESSAGES
+
+
+def _rows(group: list[Run]) -> list[list[Any]]:
+    base = group[0][0]
+    span = (group[-1][0] - base) // PLACE + group[-1][1]
+    if len(group) == 1 or len(group) * _ROW_BYTES <= _ROW_BYTES + span // 8:
+        return [[_offset(number), count] for number, count in group]
+    bits = bytearray(b"0") * span
+    for number, count in group:
+        place = (number - base) // PLACE
+        bits[place : place + count] = b"1" * count
+    bits.reverse()
+    return [[_offset(base), int(bits, 2).to_bytes((span + 7) // 8, "little")]]
+
+
+def _offset(number: int) -> bytes:
+    return number.to_bytes(offset_model.OFFSET_BYTES, "big")

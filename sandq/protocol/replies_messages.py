@@ -1,0 +1,298 @@
+"""What a server answers about stored messages: the fields after `[0, request id]`.
+
+    FETCH       [next bin16 | nil, closed_ms, piece...]    a piece: offsets, ids, created_ms, live, batch
+    GET         [message]
+    LIST        [messages array, next bin16 | nil]
+    MOVE        [outcomes array]                           one per item
+    CANCEL      [outcomes array]                           one per target
+    WHY         [message, without value, with "groups"]
+    JOB_*       [job]
+    FORECAST    [now_ms, buckets [[start_ms, messages]...], later]
+    DEAD_LIST   [rows array, next bin16 | nil]
+
+    piece    = five fields as in DELIVER
+    outcome  = ["cancelled", id bin16] | ["moved", offset bin16] | ["too_late", state] | ["not_found", nil]
+    message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
+                moved_ms, size}
+    job      = {job_id bin16, kind, state "running" | "done" | "stopped", matched, done, too_late, started_ms,
+                finished_ms | nil}
+    dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
+                unique_key, size, history}
+
+A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
+client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
+`encode_fetch` are the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgpack
+
+from sandq.model.errors import ProtocolError
+from sandq.protocol.fields import OFFSET_BYTES, U48_MAX, Field, Shape, check_offset, kind_name
+from sandq.protocol.frames import LENGTH, Frame
+from sandq.protocol.replies import PIECE, check_piece
+
+T = TypeVar("T")
+
+CANCELLED: Final = "cancelled"
+MOVED: Final = "moved"
+TOO_LATE: Final = "too_late"
+NOT_FOUND: Final = "not_found"
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+STOPPED: Final = "stopped"
+
+Spec = Mapping[str, tuple[type, ...]]
+"""The keys of a map (or the verdicts of an outcome) and the types that their values may have."""
+
+_OFFSETS = frozenset(("id", "offset", "job_id"))
+_NIL = type(None)
+
+
+def _shape(name: str, *fields: Field) -> Shape:
+    return Shape(name, *fields, exact=False, error=ProtocolError)
+
+
+class Piece(NamedTuple):
+    """A batch and what the broker knows of its messages; the fields are those of DELIVER."""
+
+    offsets: bytes
+    ids: bytes | None
+    created_ms: int | bytes
+    live: Sequence[Sequence[int]] | None
+    batch: bytes
+
+
+_FETCH = _shape("FETCH reply", Field("next", bytes, optional=True), Field("closed_ms", int, maximum=U48_MAX))
+_PIECE = _shape("FETCH reply, piece", *PIECE)
+
+
+class FetchReply(NamedTuple):
+    """A part of a partition's log. `next`: where to read on, None at the end of what was asked for."""
+
+    next: bytes | None
+    closed_ms: int
+    pieces: Sequence[Piece]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> FetchReply:
+        _FETCH.check(frame)
+        check_offset(_FETCH, 1, frame[2])
+        pieces = []
+        for start in range(4, len(frame), len(PIECE)):
+            fields = frame[start : start + len(PIECE)]
+            _PIECE.check([0, 0, *fields])
+            check_piece(_PIECE, 1, fields)
+            pieces.append(Piece._make(fields))
+        return cls(frame[2], frame[3], pieces)
+
+
+def encode_fetch(request_id: int, next_: bytes | None, closed_ms: int, pieces: Sequence[Piece]) -> bytes:
+    """The bytes of the reply to a FETCH; batches go in as they are."""
+    packer = msgpack.Packer(autoreset=False)
+    fields = [0, request_id, next_, closed_ms, *chain.from_iterable(pieces)]
+    packer.pack_array_header(len(fields))
+    for field in fields:
+        packer.pack(field)
+    body: bytes = packer.bytes()
+    return LENGTH.pack(len(body)) + body
+
+
+class Outcome(NamedTuple):
+    """What became of a cancel or a move: CANCELLED with the id, MOVED with the new offset, TOO_LATE with the state
+    that the message is in, NOT_FOUND with None."""
+
+    verdict: str
+    detail: bytes | str | None
+
+
+_OUTCOMES: Final[Spec] = {CANCELLED: (bytes,), MOVED: (bytes,), TOO_LATE: (str,), NOT_FOUND: (_NIL,)}
+
+
+def outcomes(frame: Frame, count: int) -> list[Outcome]:
+    """The outcomes of a MOVE or a CANCEL of `count` items."""
+    rows = frame[2] if len(frame) > 2 else None
+    if type(rows) is not list or len(rows) != count:
+        raise ProtocolError(f"expected an array of {count} outcomes, got {str(rows)[:100]}")
+    for row in rows:
+        if (
+            type(row) is not list
+            or [*map(type, row[:1])] != [str]
+            or len(row) < 2
+            or type(row[1]) not in _OUTCOMES.get(row[0], ())
+            or (type(row[1]) is bytes and len(row[1]) != OFFSET_BYTES)
+        ):
+            raise ProtocolError(f"expected [verdict, detail], got {str(row)[:100]}")
+    return [Outcome(row[0], row[1]) for row in rows]
+
+
+class MessageRecord(NamedTuple):
+    """A stored message. `deliver_ms` is where it stands now, `due_ms` its time at birth; `headers` is packed."""
+
+    id: bytes
+    offset: bytes
+    state: str
+    created_ms: int
+    deliver_ms: int
+    due_ms: int
+    value: bytes | None
+    key: bytes | None
+    headers: bytes | None
+    ttl_ms: int | None
+    unique_key: bytes | None
+    moves: int
+    moved_ms: int | None
+    size: int
+
+    @classmethod
+    def from_map(cls, row: object) -> MessageRecord:
+        """ProtocolError unless it is a message map."""
+        return cls._make(_read("message map", row, _MESSAGE))
+
+    def to_map(self) -> dict[str, Any]:
+        """What goes on the wire."""
+        return self._asdict()
+
+
+class JobRecord(NamedTuple):
+    """A job of one partition, as far as it has come."""
+
+    job_id: bytes
+    kind: str
+    state: str
+    matched: int
+    done: int
+    too_late: int
+    started_ms: int
+    finished_ms: int | None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> JobRecord:
+        """From the reply to a JOB_*."""
+        return cls._make(_read("job map", frame[2] if len(frame) > 2 else None, _JOB))
+
+    def to_map(self) -> dict[str, Any]:
+        """What goes on the wire."""
+        return self._asdict()
+
+
+class DeadRecord(NamedTuple):
+    """A dead letter of one group. `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error]
+    items."""
+
+    id: bytes
+    offset: bytes
+    attempts: int
+    reason: str
+    error: str | None
+    dead_ms: int
+    created_ms: int
+    deliver_ms: int
+    key: bytes | None
+    headers: bytes | None
+    value: bytes | None
+    unique_key: bytes | None
+    size: int
+    history: Sequence[Sequence[Any]]
+
+    @classmethod
+    def from_map(cls, row: object) -> DeadRecord:
+        """ProtocolError unless it is a dead letter's row."""
+        return cls._make(_read("dead letter", row, _DEAD))
+
+    def to_map(self) -> dict[str, Any]:
+        """What goes on the wire."""
+        return self._asdict()
+
+
+_BYTES, _INT = (bytes, _NIL), (int, _NIL)
+_MESSAGE: Final[Spec] = {
+    **{"id": (bytes,), "offset": (bytes,), "state": (str,)},
+    **{"created_ms": (int,), "deliver_ms": (int,), "due_ms": (int,)},
+    **{"value": _BYTES, "key": _BYTES, "headers": _BYTES, "ttl_ms": _INT, "unique_key": _BYTES},
+    **{"moves": (int,), "moved_ms": _INT, "size": (int,)},
+}
+_JOB: Final[Spec] = {
+    **{"job_id": (bytes,), "kind": (str,), "state": (str,)},
+    **{"matched": (int,), "done": (int,), "too_late": (int,)},
+    **{"started_ms": (int,), "finished_ms": _INT},
+}
+_DEAD: Final[Spec] = {
+    **{"id": (bytes,), "offset": (bytes,), "attempts": (int,), "reason": (str,), "error": (str, _NIL)},
+    **{"dead_ms": (int,), "created_ms": (int,), "deliver_ms": (int,)},
+    **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
+    **{"size": (int,), "history": (list,)},
+}
+
+
+def _read(what: str, row: object, spec: Spec) -> list[Any]:
+    """The values of a map, in the order of `spec`."""
+    if type(row) is not dict:
+        raise ProtocolError(f"not a {what}: {str(row)[:200]}")
+    try:
+        values = [row[name] for name in spec]
+    except KeyError as error:
+        raise ProtocolError(f"a {what} without {error}") from None
+    for (name, kinds), value in zip(spec.items(), values, strict=True):
+        kind = type(value)
+        if (
+            kind not in kinds
+            or (kind is int and value < 0)
+            or (kind is bytes and name in _OFFSETS and len(value) != OFFSET_BYTES)
+        ):
+            raise ProtocolError(f"a {what} whose {name} is a wrong {kind_name(value)}: {str(value)[:60]}")
+    return values
+
+
+_PAGE = _shape("page", Field("rows", list), Field("next", bytes, optional=True))
+
+
+def page(frame: Frame, row: Callable[[object], T]) -> tuple[list[T], bytes | None]:
+    """A LIST's or DEAD_LIST's rows, each read by `row`, and the next page's `after`."""
+    _PAGE.check(frame)
+    check_offset(_PAGE, 2, frame[3])
+    return [row(one) for one in frame[2]], frame[3]
+
+
+def why(frame: Frame) -> dict[str, Any]:
+    """A WHY's map: the message's values and a list of maps under "groups"."""
+    found = frame[2] if len(frame) > 2 else None
+    if type(found) is dict:
+        _read("message map", {"value": None, **found}, _MESSAGE)
+        groups = found.get("groups")
+        if type(groups) is list and all(type(group) is dict for group in groups):
+            return found
+    raise ProtocolError(f"not an answer to WHY: {str(found)[:200]}")
+
+
+_FORECAST = _shape("FORECAST reply", Field("now_ms", int, maximum=U48_MAX), Field("buckets", list), Field("later", int))
+
+
+class ForecastReply(NamedTuple):
+    """Messages by when they come due: `(start_ms, messages)`, rising, none of them 0; and how many after the last."""
+
+    now_ms: int
+    buckets: Sequence[tuple[int, int]]
+    later: int
+
+    @classmethod
+    def parse(cls, frame: Frame) -> ForecastReply:
+        _FORECAST.check(frame)
+        return cls(frame[2], list(_buckets(frame[3])), frame[4])
+
+    def fields(self) -> tuple[Any, ...]:
+        """For `encode_reply`."""
+        return self.now_ms, [list(bucket) for bucket in self.buckets], self.later
+
+
+def _buckets(rows: Sequence[object]) -> Iterable[tuple[int, int]]:
+    for row in rows:
+        if type(row) is not list or [*map(type, row[:2])] != [int, int] or row[0] < 0 or row[1] < 0:
+            raise _FORECAST.wrong(2, "expected [start_ms, messages] items")
+        yield row[0], row[1]

@@ -1,0 +1,142 @@
+"""What clients of a simulated node know, and may expect of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sandq.broker.replica import Delivery
+from sandq.model import offsets
+from sandq.model.batch import Batch
+
+GROUPS = ("a", "b")
+
+
+class Clock(Protocol):
+    ms: int
+
+
+@dataclass
+class Sent:
+    payload: bytes
+    not_before_ms: int
+    offset: bytes | None = None
+    """Set once the producer has its answer."""
+    id: bytes | None = None
+    """Likewise; it stays when the message moves."""
+    key: bytes | None = None
+    unique_key: bytes | None = None
+    moving: int = 0
+    """Moves that were asked for and not answered: it may stand in its old place or in a new one."""
+    vague: bool = False
+    """A move was never answered, or is a job's: where it stands is not known any more."""
+    excused: bool = False
+    """It may come or not: a cancel was not answered, or a job may have taken it."""
+    cancelled: bool = False
+    """Its cancel was confirmed: it must not come."""
+
+
+@dataclass
+class Oracle:
+    """What clients know. A violation raises AssertionError."""
+
+    clock: Clock
+    ordered: bool
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    acked: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> payloads whose ack was confirmed."""
+    unsure: dict[str, set[tuple[bytes, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> (payload, token) whose ack was sent and not answered yet: a crash may leave it either way."""
+    holders: dict[tuple[str, bytes], tuple[int, int, str]] = field(default_factory=dict)
+    """(group, payload) -> (token, deadline, consumer) while nobody else may have it."""
+    again: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> payloads that were acked and may come again, for the group was put back."""
+    passed: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    """Group -> payloads that need not come, for the group was put elsewhere."""
+    seeks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
+    """Group -> seeks under way: what is leased may be taken away at any moment."""
+    deliveries: int = 0
+    redeliveries: int = 0
+    seen: set[tuple[str, bytes]] = field(default_factory=set)
+
+    def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
+        """Check a push; returns [(offset, payload), ...]."""
+        found = messages_of(delivery)
+        for offset, payload in found:
+            now_ms = self.clock.ms
+            sent = self.sent.get(payload)
+            assert sent is not None, f"{payload!r} was never sent"
+            assert not sent.cancelled, f"{payload!r} was cancelled and comes"
+            assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
+            assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
+            where = sent.offset if not sent.moving and not sent.vague else None
+            assert where in (None, offset), f"{payload!r} is at another offset than its producer was told"
+            assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
+            holder = self.holders.get((group, payload))
+            self._check_order(group, sent, delivery)
+            if holder is not None and holder[0] != delivery.token and not self.seeks[group]:
+                assert holder[1] <= now_ms, f"{payload!r} is leased twice at once in {group}"
+                assert delivery.token > holder[0], f"{payload!r} comes with an older token"
+            self.holders[group, payload] = (delivery.token, delivery.deadline_ms, delivery.consumer)
+            self.deliveries += 1
+            self.redeliveries += (group, payload) in self.seen
+            self.seen.add((group, payload))
+        return found
+
+    def _check_order(self, group: str, sent: Sent, delivery: Delivery) -> None:
+        """In a topic ordered by key nobody else holds a message of this key."""
+        if not self.ordered or sent.key is None or self.seeks[group]:
+            return
+        for (of_group, payload), holder in self.holders.items():
+            unsure = (payload, holder[0]) in self.unsure[group]
+            if of_group == group and payload != sent.payload and self.sent[payload].key == sent.key and not unsure:
+                assert holder[1] <= self.clock.ms, f"{payload!r} and {sent.payload!r} of one key are out at once"
+
+    def confirm(self, group: str, payload: bytes) -> None:
+        """An ack was confirmed. A seek that is under way may undo it."""
+        if self.seeks[group]:
+            self.again[group].add(payload)
+            self.passed[group].add(payload)
+        else:
+            self.acked[group].add(payload)
+
+    def seek(self, group: str) -> None:
+        """A group is about to be put elsewhere: what it acked may come again, what it did not may not."""
+        self.again[group] |= self.acked[group]
+        self.acked[group].clear()
+        self.passed[group] |= self.sent.keys()
+        self.seeks[group] += 1
+
+    def sought(self, group: str) -> None:
+        """It was: all its leases were revoked."""
+        self.seeks[group] -= 1
+        for key in [key for key in self.holders if key[0] == group]:
+            del self.holders[key]
+
+    def missing(self) -> list[tuple[str, bytes]]:
+        """Acknowledged messages whose ack is not confirmed."""
+        found: list[tuple[str, bytes]] = []
+        for group in GROUPS:
+            settled = self.acked[group] | self.passed[group] | {payload for payload, _ in self.unsure[group]}
+            stored = (
+                sent.payload
+                for sent in self.sent.values()
+                if sent.offset is not None and not sent.cancelled and not sent.excused
+            )
+            found += [(group, payload) for payload in stored if payload not in settled]
+        return found
+
+
+def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    for piece in delivery.pieces:
+        values = Batch.parse(piece.batch).values()
+        column = [piece.offsets[at : at + 16] for at in range(0, len(piece.offsets), 16)]
+        if len(column) == 1:
+            column = offsets.run(piece.offsets, len(values))
+        positions = range(len(values)) if piece.live is None else [p + i for p, n in piece.live for i in range(n)]
+        for position in positions:
+            value = values[position]
+            assert value is not None
+            found.append((column[position], value))
+    return found

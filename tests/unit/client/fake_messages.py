@@ -1,0 +1,370 @@
+"""What the fake server does with stored messages: a list of rows for each partition, and one state for each row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import NotFound, UnknownGroup
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import Offsets, TopicRecord
+from sandq.protocol.replies_messages import (
+    CANCELLED,
+    DONE,
+    MOVED,
+    NOT_FOUND,
+    RUNNING,
+    STOPPED,
+    TOO_LATE,
+    DeadRecord,
+    ForecastReply,
+    JobRecord,
+    MessageRecord,
+    Outcome,
+    Piece,
+    encode_fetch,
+)
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
+from sandq.protocol.requests_admin import DeadList, GroupDelete, GroupSeek, GroupUpdate, TopicUpdate
+from sandq.protocol.requests_messages import (
+    BY_ID,
+    Cancel,
+    Fetch,
+    Forecast,
+    Get,
+    JobStart,
+    JobStatus,
+    JobStop,
+    List,
+    Move,
+    Target,
+    Why,
+)
+
+NOW_MS = 1_700_000_000_000
+PENDING = ("delayed", "ready")
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class Stored:
+    """A message."""
+
+    value: bytes
+    key: bytes | None
+    headers: bytes | None
+    offset: bytes
+    state: str = "ready"
+    token: int = 0
+    attempt: int = 0
+    id: bytes = b""
+    unique_key: bytes | None = None
+    ttl_ms: int | None = None
+    moves: int = 0
+    dead_reason: str = "nacked"
+
+    def __post_init__(self) -> None:
+        self.id = self.id or self.offset
+
+    def record(self, values: bool = True) -> MessageRecord:
+        due_ms = offsets.deliver_ms(self.id)
+        return MessageRecord(
+            *(self.id, self.offset, self.state, NOW_MS, offsets.deliver_ms(self.offset), due_ms),
+            self.value if values else None,
+            *(self.key, self.headers, self.ttl_ms, self.unique_key),
+            *(self.moves, NOW_MS if self.moves else None, len(self.value)),
+        )
+
+    def dead_record(self, values: bool) -> DeadRecord:
+        deliver_ms = offsets.deliver_ms(self.offset)
+        history = [[1, "c-1", NOW_MS, NOW_MS + 5, "nacked", "no"]]
+        return DeadRecord(
+            *(self.id, self.offset, 1, self.dead_reason, "no", NOW_MS + 5, NOW_MS, deliver_ms),
+            *(self.key, self.headers, self.value if values else None, self.unique_key, len(self.value), history),
+        )
+
+
+@dataclass
+class Job:
+    """A job of one partition: what it has yet to do."""
+
+    record: JobRecord
+    left: list[Stored]
+    request: JobStart
+
+
+class FakeMessages:
+    """The part of the server that knows messages; `do_x` answers a request of type X with the reply's fields."""
+
+    now_ms: int
+    index: int
+    topics: dict[str, TopicRecord]
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
+        self.produced: list[Produce] = []
+        self.cancelled: dict[bytes, bytes] = {}  # ids by target
+        self.jobs: dict[tuple[int, bytes], Job] = {}
+        self.job_step = 1_000_000  # messages that a job gets done between two looks at it
+        self.page_rows = 1_000_000
+        self.groups: dict[str, dict[str, Any]] = {"g": {}}
+        self.closed_ms = NOW_MS + 1
+
+    def rows(self, topic: str, partition: int) -> list[Stored]:
+        return sorted(self.stored[topic, partition], key=lambda row: row.offset)
+
+    def row(self, request: Any, target: Target) -> Stored | None:
+        kind, data = target
+        for row in self.stored[request.topic, request.partition]:
+            if (row.id if kind == BY_ID else row.unique_key) == data:
+                return row
+        return None
+
+    def found(self, request: Any) -> Stored:
+        row = self.row(request, request.target)
+        if row is None:
+            raise NotFound("there is no such message")
+        return row
+
+    # Producing.
+
+    def do_produce(self, connection: Any, frame: Frame) -> Any:
+        request = Produce.parse(frame)
+        self.record(request.topic)
+        self.produced.append(request)
+        batch = Batch.parse(request.batch)
+        self.index += 1
+        nulls: list[Any] = [None] * batch.count
+        times = batch.int_column(Column.DELIVER_MS) or nulls
+        columns = [batch.bytes_column(column) or nulls for column in (Column.KEY, Column.HEADERS, Column.UNIQUE_KEY)]
+        ttls = batch.int_column(Column.TTL_MS) or nulls
+        given: list[bytes] = []
+        conflicts: dict[int, str] = {}
+        rows = zip(batch.values(), *columns, times, ttls, strict=True)
+        for place, (value, key, headers, unique_key, time, ttl_ms) in enumerate(rows):
+            deliver_ms = max(self.now_ms, (time or 0) + (self.now_ms if batch.relative else 0))
+            offset = offsets.pack(deliver_ms, self.index, place, request.partition)
+            state = "delayed" if deliver_ms > self.now_ms else "ready"
+            row = Stored(value or b"", key, headers, offset, state, unique_key=unique_key, ttl_ms=ttl_ms)
+            taken = self.row(request, [1, unique_key]) if unique_key is not None else None
+            if taken is not None and request.on_conflict == REPLACE and taken.state in PENDING:
+                self.stored[request.topic, request.partition].remove(taken)
+            elif taken is not None and request.on_conflict in (REJECT, IGNORE):
+                given.append(taken.id)
+                if request.on_conflict == REJECT:
+                    conflicts[place] = taken.state
+                continue
+            self.stored[request.topic, request.partition].append(row)
+            given.append(offset)
+        run = given == offsets.run(given[0], len(given))
+        return Offsets(given[0], len(given), None if run else b"".join(given), conflicts).fields()
+
+    def record(self, name: str) -> TopicRecord:
+        raise NotImplementedError
+
+    # Looking.
+
+    def do_get(self, connection: Any, frame: Frame) -> Any:
+        return (self.found(Get.parse(frame)).record().to_map(),)
+
+    def do_list(self, connection: Any, frame: Frame) -> Any:
+        request = List.parse(frame)
+        rows = [
+            row
+            for row in self.rows(request.topic, request.partition)
+            if row.state != "dead" and request.state in (None, row.state)
+            if request.from_ms <= offsets.deliver_ms(row.offset) < request.until_ms
+            if (row.key or b"").startswith(request.key_prefix or b"")
+        ]
+        page, following = self.page(rows, request)
+        return [row.record(request.values).to_map() for row in page], following
+
+    def page(self, rows: list[Stored], request: List | DeadList) -> tuple[list[Stored], bytes | None]:
+        rows = [row for row in rows if request.after is None or row.offset > request.after]
+        count = min(request.limit, self.page_rows)
+        return rows[:count], rows[count - 1].offset if len(rows) > count else None
+
+    def do_why(self, connection: Any, frame: Frame) -> Any:
+        row = self.found(Why.parse(frame))
+        group = {"group": "g", "state": row.state, "attempt": row.attempt, "reason": "it waits for its time"}
+        found = row.record().to_map() | {"groups": [group]}
+        del found["value"]
+        return (found,)
+
+    def do_fetch(self, connection: Any, frame: Frame) -> Any:
+        request = Fetch.parse(frame)
+        rows = [
+            row
+            for row in self.rows(request.topic, request.partition)
+            if request.start <= row.offset < (request.end or offsets.pack(self.closed_ms, 0, 0, 0))
+        ]
+        count = min(request.max_messages, self.page_rows)
+        pieces = [self.piece(rows[:count])] if rows else []
+        following = rows[count].offset if len(rows) > count else None
+        connection.send(encode_fetch(frame[1], following, self.closed_ms, pieces))
+
+    @staticmethod
+    def piece(rows: list[Stored]) -> Piece:
+        batch = encode({Column.VALUE: [row.value for row in rows], Column.KEY: [row.key for row in rows]})
+        return Piece(b"".join(row.offset for row in rows), b"".join(row.id for row in rows), NOW_MS, None, batch)
+
+    # Taking back and moving.
+
+    def do_cancel(self, connection: Any, frame: Frame) -> Any:
+        request = Cancel.parse(frame)
+        return ([self.cancel(request, target) for target in request.targets],)
+
+    def cancel(self, request: Cancel, target: Target) -> Outcome:
+        if target[1] in self.cancelled:
+            return Outcome(CANCELLED, self.cancelled[target[1]])
+        row = self.row(request, target)
+        if row is None:
+            return Outcome(NOT_FOUND, None)
+        if row.state not in PENDING:
+            return Outcome(TOO_LATE, row.state)
+        self.stored[request.topic, request.partition].remove(row)
+        self.cancelled[target[1]] = row.id
+        return Outcome(CANCELLED, row.id)
+
+    def do_move(self, connection: Any, frame: Frame) -> Any:
+        request = Move.parse(frame)
+        outcomes = []
+        for target, at_ms, relative in request.items:
+            row = self.row(request, target)
+            if row is None:
+                outcomes.append(Outcome(NOT_FOUND, None))
+            elif row.state not in PENDING:
+                outcomes.append(Outcome(TOO_LATE, row.state))
+            else:
+                outcomes.append(Outcome(MOVED, self.move(row, at_ms + (self.now_ms if relative else 0))))
+        return (outcomes,)
+
+    def move(self, row: Stored, at_ms: int) -> bytes:
+        self.index += 1
+        deliver_ms = max(self.now_ms, at_ms)
+        row.offset = offsets.pack(deliver_ms, self.index, 0, offsets.unpack(row.id).partition)
+        row.state, row.moves = "delayed" if deliver_ms > self.now_ms else "ready", row.moves + 1
+        return row.offset
+
+    # Jobs.
+
+    def do_job_start(self, connection: Any, frame: Frame) -> Any:
+        request = JobStart.parse(frame)
+        key = (request.partition, request.job_id)
+        if key not in self.jobs:
+            given = request.arguments
+            states = PENDING if request.kind in ("cancel", "move") else ("dead",)
+            matched = [
+                row
+                for row in self.rows(request.topic, request.partition)
+                if row.state in states and given["from_ms"] <= offsets.deliver_ms(row.offset) < given["until_ms"]
+                if (row.key or b"").startswith(given.get("key_prefix") or b"")
+                if given.get("reason") in (None, row.dead_reason)
+            ]
+            record = JobRecord(request.job_id, request.kind, RUNNING, len(matched), 0, 0, NOW_MS, None)
+            self.jobs[key] = Job(record, [] if given["dry_run"] else matched, request)
+        return self.look(self.jobs[key], 0)
+
+    def do_job_status(self, connection: Any, frame: Frame) -> Any:
+        request = JobStatus.parse(frame)
+        return self.look(self.job(request), self.job_step)
+
+    def do_job_stop(self, connection: Any, frame: Frame) -> Any:
+        job = self.job(JobStop.parse(frame))
+        job.left = []
+        job.record = job.record._replace(state=STOPPED, finished_ms=NOW_MS)
+        return (job.record.to_map(),)
+
+    def job(self, request: JobStatus | JobStop) -> Job:
+        if (request.partition, request.job_id) not in self.jobs:
+            raise NotFound("there is no such job")
+        return self.jobs[request.partition, request.job_id]
+
+    def look(self, job: Job, step: int) -> Any:
+        for row in job.left[:step]:
+            self.work(job.request, row)
+        done = len(job.left[:step])
+        job.left = job.left[step:]
+        job.record = job.record._replace(done=job.record.done + done)
+        if not job.left and job.record.state == RUNNING:
+            job.record = job.record._replace(state=DONE, finished_ms=NOW_MS)
+        return (job.record.to_map(),)
+
+    def work(self, request: JobStart, row: Stored) -> None:
+        if request.kind == "move":
+            given = request.arguments
+            self.move(row, given["to_ms"] if "to_ms" in given else offsets.deliver_ms(row.offset) + given["shift_ms"])
+        elif request.kind == "redrive":
+            row.state = "ready"
+        else:
+            self.stored[request.topic, request.partition].remove(row)
+
+    # Groups and topics.
+
+    def of_topic(self, topic: str) -> Iterable[tuple[int, list[Stored]]]:
+        for row in self.record(topic).partitions:
+            yield row.partition, self.rows(topic, row.partition)
+
+    def do_forecast(self, connection: Any, frame: Frame) -> Any:
+        request = Forecast.parse(frame)
+        unit_ms = {"second": 1000, "minute": 60_000, "hour": HOUR_MS}[request.unit]
+        first_ms = self.now_ms - self.now_ms % unit_ms
+        buckets: dict[int, int] = {}
+        for _, rows in self.of_topic(request.topic):
+            for row in rows:
+                start_ms = max(offsets.deliver_ms(row.offset) // unit_ms * unit_ms, first_ms)
+                buckets[start_ms] = buckets.get(start_ms, 0) + 1
+        last_ms = first_ms + request.count * unit_ms
+        later = sum(count for start_ms, count in buckets.items() if start_ms >= last_ms)
+        shown = [row for row in sorted(buckets.items()) if row[0] < last_ms]
+        return ForecastReply(self.now_ms, shown, later).fields()
+
+    def do_dead_list(self, connection: Any, frame: Frame) -> Any:
+        request = DeadList.parse(frame)
+        self.group(request.group)
+        rows = [
+            row
+            for row in self.rows(request.topic, request.partition)
+            if row.state == "dead" and request.reason in (None, row.dead_reason)
+        ]
+        page, following = self.page(rows, request)
+        return [row.dead_record(request.values).to_map() for row in page], following
+
+    def dead_reasons(self, rows: list[Stored]) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for row in rows:
+            if row.state == "dead":
+                counts[row.dead_reason] = counts.get(row.dead_reason, 0) + 1
+        return counts
+
+    def group(self, name: str) -> dict[str, Any]:
+        if name not in self.groups:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return self.groups[name]
+
+    def do_group_seek(self, connection: Any, frame: Frame) -> Any:
+        request = GroupSeek.parse(frame)
+        self.group(request.group)["to"] = request.to
+        ms = request.to if isinstance(request.to, int) else self.now_ms
+        return ([[number, offsets.pack(ms, 0, 0, number)] for number, _ in self.of_topic(request.topic)],)
+
+    def do_group_delete(self, connection: Any, frame: Frame) -> Any:
+        request = GroupDelete.parse(frame)
+        self.group(request.group)
+        del self.groups[request.group]
+        return ()
+
+    def do_group_update(self, connection: Any, frame: Frame) -> Any:
+        request = GroupUpdate.parse(frame)
+        self.group(request.group)["settings"] = dict(request.settings)
+        return ()
+
+    def do_topic_update(self, connection: Any, frame: Frame) -> Any:
+        request = TopicUpdate.parse(frame)
+        record = self.record(request.name)
+        self.topics[request.name] = record._replace(settings={**record.settings, **request.settings})
+        return (self.topics[request.name].to_map(),)

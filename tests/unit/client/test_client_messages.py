@@ -1,0 +1,348 @@
+"""Looking at stored messages, taking them back, moving them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from sandq.client.client import Client, connect_with
+from sandq.client.options import Options
+from sandq.model import offsets
+from sandq.model.errors import (
+    ClosedError,
+    InvalidRequest,
+    InvalidTime,
+    NotFound,
+    NotLeader,
+    Overloaded,
+    ProtocolError,
+    TimedOut,
+    TooLate,
+    Unavailable,
+    UnknownTopic,
+)
+from sandq.protocol.frames import Type, encode_reply
+from sandq.protocol.replies import Node
+from tests.unit.client.fake_server import CUT, NOW_MS, SILENCE, FakeServer
+from tests.unit.client.helpers import QUICK, until
+
+HOUR_MS = 3_600_000
+
+
+def test_get(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        text = await client.produce("t", b"v", key="k", headers={"a": 1}, delay="1h", ttl="5m")
+        messages = client.messages("t")
+        found = await messages.get(text)
+        assert (found.id, found.offset, found.topic, found.partition) == (text, text, "t", 0)
+        assert (found.state, found.value, found.key, found.headers) == ("delayed", b"v", b"k", {"a": 1})
+        assert found.created_ms == NOW_MS and found.deliver_at_ms == found.due_ms == NOW_MS + HOUR_MS
+        assert (found.ttl_ms, found.unique_key, found.moves, found.moved_ms, found.size) == (300_000, None, 0, None, 1)
+        named = await client.produce("t", b"w", unique_key="u", deliver_at=NOW_MS + 5)
+        assert (await messages.get(unique_key="u")).id == named
+        with pytest.raises(NotFound):
+            await messages.get(unique_key="other")
+        with pytest.raises(NotFound, match="has no message"):  # an id of a partition that there is not
+            await messages.get(offsets.to_text(offsets.pack(5, 5, 5, 9)))
+
+    with_client(body)
+
+
+def test_large_values_come_back(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        texts = [await client.produce("t", bytes(3_000_000)) for _ in range(3)]
+        assert len((await client.messages("t").get(texts[0])).value or b"") == 3_000_000
+        assert [len(one.value or b"") async for one in client.messages("t").list(values=True)] == [3_000_000] * 3
+
+    with_client(body)
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        (lambda messages: messages.get(), InvalidRequest),
+        (lambda messages: messages.get("0" * 26, unique_key="u"), InvalidRequest),
+        (lambda messages: messages.get("short"), InvalidRequest),
+        (lambda messages: messages.get(unique_key=""), InvalidRequest),
+        (lambda messages: messages.get(unique_key="x" * 1025), InvalidRequest),
+        (lambda messages: messages.cancel(), InvalidRequest),
+        (lambda messages: messages.move("0" * 26), InvalidRequest),
+        (lambda messages: messages.move("0" * 26, delay=5, deliver_at=NOW_MS), InvalidRequest),
+        (lambda messages: messages.move("0" * 26, delay=-5), InvalidTime),
+        (lambda messages: messages.cancel_all(since=5), InvalidTime),
+        (lambda messages: messages.cancel_all(key_prefix=5), InvalidRequest),
+        (lambda messages: messages.move_all(), InvalidRequest),
+        (lambda messages: messages.move_all(to=NOW_MS, shift=5), InvalidRequest),
+        (lambda messages: messages.move_all(shift="minus"), InvalidTime),
+        (lambda messages: messages.list(state="dead").__anext__(), InvalidRequest),
+        (lambda messages: messages.list(limit=-1).__anext__(), InvalidRequest),
+        (lambda messages: messages.list(until="tomorrow").__anext__(), InvalidTime),
+    ],
+)
+def test_wrong_arguments(with_client: Any, use: Any, error: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        with pytest.raises(error):
+            await use(client.messages("t"))
+        assert not {Type.GET, Type.CANCEL, Type.MOVE, Type.LIST, Type.JOB_START} & {frame[0] for frame in server.frames}
+
+    with_client(body)
+
+
+def test_cancel_and_move(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        messages = client.messages("t")
+        text = await client.produce("t", b"v", delay="1h")
+        moved = await messages.move(text, deliver_at=NOW_MS + 2 * HOUR_MS)
+        assert moved > text and offsets.deliver_ms(offsets.from_text(moved)) == NOW_MS + 2 * HOUR_MS
+        found = await messages.get(text)
+        assert (found.id, found.offset, found.moves, found.moved_ms) == (text, moved, 1, NOW_MS)
+        assert found.due_ms == NOW_MS + HOUR_MS and found.deliver_at_ms == NOW_MS + 2 * HOUR_MS
+        again = await messages.move(text, delay="5m")
+        assert offsets.deliver_ms(offsets.from_text(again)) == NOW_MS + 300_000
+        assert server.of_type(Type.MOVE)[-1][4] == [[[0, offsets.from_text(text)], 300_000, True]]
+        assert await messages.cancel(text) == text
+        assert await messages.cancel(text) == text
+        with pytest.raises(NotFound, match=text):
+            await messages.move(text, delay=0)
+        with pytest.raises(NotFound, match="unique key"):
+            await messages.cancel(unique_key="u")
+        named = await client.produce("t", b"v", unique_key="u")
+        assert await messages.cancel(unique_key="u") == named
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("state", ["leased", "acked", "dead", "gone"])
+def test_too_late(with_client: Any, state: str) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        text = await client.produce("t", b"v")
+        server.stored["t", 0][0].state = state
+        for use in (client.messages("t").cancel(text), client.messages("t").move(text, delay=5)):
+            with pytest.raises(TooLate, match=f"any more: it is {state}") as caught:
+                await use
+            assert caught.value.details == {"state": state} and not caught.value.retriable
+
+    with_client(body)
+
+
+def test_cancels_at_the_same_time_share_frames(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            texts = await (await producer.send_many([{"value": b"v", "key": str(n), "delay": 60} for n in range(2500)]))
+        cancelled: list[str] = []
+        late: list[str] = []
+        server.stored["t", 0][0].state = "leased"
+
+        async def cancel(text: str) -> None:
+            try:
+                cancelled.append(await client.messages("t").cancel(text))
+            except TooLate:
+                late.append(text)
+
+        async with anyio.create_task_group() as tasks:
+            for text in texts:
+                tasks.start_soon(cancel, text)
+        assert len(late) == 1 and len(cancelled) == 2499 and not set(cancelled) & set(late)
+        counts = [len(frame[4]) for frame in server.of_type(Type.CANCEL)]
+        assert sum(counts) == 2500 and len(counts) <= 4 and max(counts) == 1000
+        assert {frame[3] for frame in server.of_type(Type.CANCEL)} == {0, 1}
+
+        async def move(number: int) -> None:
+            with pytest.raises((NotFound, TooLate)):
+                await client.messages("t").move(texts[number], delay=number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(1, 50):
+                tasks.start_soon(move, number)
+        assert len(server.of_type(Type.MOVE)) <= 2
+
+    with_client(body, partitions=2)
+
+
+def test_a_cancelled_caller_is_left_out_and_the_others_are_not(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        first, second, third = [await client.produce("t", b"v") for _ in range(3)]
+        messages = client.messages("t")
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await messages.cancel(first)
+            tasks.start_soon(messages.cancel, second)
+            tasks.start_soon(messages.cancel, third)
+        assert sorted(server.cancelled) == sorted(offsets.from_text(text) for text in (second, third))
+
+    with_client(body)
+
+
+def test_what_a_whole_frame_fails_with_is_everybodys(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        texts = [await client.produce("t", b"v") for _ in range(3)]
+        server.script[Type.CANCEL] += [UnknownTopic("gone")]
+        errors: list[UnknownTopic] = []
+
+        async def cancel(text: str) -> None:
+            with pytest.raises(UnknownTopic) as caught:
+                await client.messages("t").cancel(text)
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for text in texts:
+                tasks.start_soon(cancel, text)
+        assert len({id(error) for error in errors}) == 3
+        server.script[Type.CANCEL] += [lambda to, frame: to.send(encode_reply(frame[1], [["moved", bytes(16)]]))]
+        with pytest.raises(ProtocolError, match="does not fit"):
+            await client.messages("t").cancel(texts[0])
+        server.script[Type.CANCEL] += [lambda to, frame: to.send(encode_reply(frame[1], []))]
+        with pytest.raises(ProtocolError):
+            await client.messages("t").cancel(texts[0])
+
+    with_client(body)
+
+
+def test_closing_the_client_ends_a_cancel(run: Any) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            server = FakeServer()
+            server.add_topic("t")
+            server.script[Type.CANCEL] += [SILENCE]
+            await server.start(tasks)
+
+            async def cancel(client: Client) -> None:
+                with pytest.raises(ClosedError):
+                    await client.messages("t").cancel("0" * 26)
+
+            options = Options(**QUICK)
+            async with anyio.create_task_group() as users, connect_with(options, (server.address,), "test") as client:
+                users.start_soon(cancel, client)
+                await until(lambda: server.of_type(Type.CANCEL))
+                messages = client.messages("t")
+            with pytest.raises(ClosedError):
+                await messages.cancel("0" * 26)
+            with pytest.raises(ClosedError):
+                client.messages("t")
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("problem", [CUT, NotLeader("moved"), Overloaded("later"), Unavailable("soon"), TimedOut("?")])
+def test_what_may_pass_is_tried_again(with_client: Any, problem: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        text = await client.produce("t", b"v")
+        for kind in (Type.GET, Type.LIST, Type.MOVE, Type.CANCEL, Type.WHY):
+            server.script[kind] += [problem, problem]
+        messages = client.messages("t")
+        assert (await messages.get(text)).id == text
+        assert [one.id async for one in messages.list()] == [text]
+        assert (await messages.why(text))["id"] == text
+        await messages.move(text, deliver_at=NOW_MS + 5)
+        assert await messages.cancel(text) == text
+        for kind in (Type.GET, Type.LIST, Type.MOVE, Type.CANCEL, Type.WHY):
+            assert len(server.of_type(kind)) == 3
+
+    with_client(body)
+
+
+def test_a_cancel_whose_answer_was_lost_is_answered_as_the_first(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        def cancel_and_cut(connection: Any, frame: Any) -> None:
+            server.do_cancel(connection, frame)
+            connection.cut()
+
+        text = await client.produce("t", b"v")
+        server.script[Type.CANCEL] += [cancel_and_cut]
+        assert await client.messages("t").cancel(text) == text
+        assert not server.stored["t", 0]
+
+    with_client(body)
+
+
+def test_a_partition_that_moved_is_found(run: Any) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 2, leaders=["n1", "n2"])
+                await server.start(tasks)
+            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            async with connect_with(Options(**QUICK), (one.address,), "test") as client:
+                text = await client.produce("t", b"v", partition=1)
+                one.stored["t", 1] = two.stored["t", 1]
+                assert (await client.messages("t").get(text)).partition == 1
+                assert not one.of_type(Type.GET)
+                # With a hint it is asked there at once; without, metadata tells.
+                for details in ({"node_id": "n1"}, {}):
+                    two.script[Type.GET] += [NotLeader("moved", **details)] * 100
+                    if not details:
+                        for server in (one, two):
+                            server.add_topic("t", 2, leaders=["n1", "n1"])
+                    assert (await client.messages("t").get(text)).value == b"v"
+                    two.script[Type.GET].clear()
+                assert len(one.of_type(Type.GET)) == 2
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_no_leader(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.add_topic("t", 1, leaders=[None])
+        with pytest.raises(Unavailable):
+            await client.messages("t").get("0" * 26)
+        with pytest.raises(UnknownTopic):
+            await client.messages("nope").get("0" * 26)
+
+    with_client(body, timeout_s=0.2)
+
+
+def test_list_merges_partitions_page_by_page(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.page_rows = 7
+        async with client.producer("t") as producer:
+            rows = [{"value": b"%d" % n, "partition": n % 2, "deliver_at": NOW_MS + 1000 * n} for n in range(60)]
+            await producer.send_many(rows)
+        messages = client.messages("t")
+        found = [message async for message in messages.list()]
+        assert [message.deliver_at_ms for message in found] == [NOW_MS + 1000 * n for n in range(60)]
+        assert [message.partition for message in found] == [0, 1] * 30
+        assert {message.value for message in found} == {None}
+        assert len(server.of_type(Type.LIST)) == 10
+
+        assert [message.value async for message in messages.list(limit=3, values=True)] == [b"0", b"1", b"2"]
+        assert [message async for message in messages.list(limit=0)] == []
+        assert len([message async for message in messages.list(state="ready")]) == 1
+        bounded = messages.list(state="delayed", since=NOW_MS + 1000, until=NOW_MS + 5000)
+        assert [message.deliver_at_ms async for message in bounded] == [NOW_MS + 1000 * n for n in (1, 2, 3, 4)]
+        assert [message async for message in messages.list(key_prefix="k")] == []
+        async for message in messages.list():
+            assert message.deliver_at_ms == NOW_MS
+            break
+
+    with_client(body, partitions=2)
+
+
+def test_a_page_may_be_empty_and_not_the_last(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        text = await client.produce("t", b"v", partition=1)
+        after = offsets.pack(5, 5, 5, 0)
+        nothing_yet = [lambda to, frame: to.send(encode_reply(frame[1], [], after))] * 4
+        server.script[Type.LIST] += nothing_yet
+        assert [message.id async for message in client.messages("t").list()] == [text]
+        pages = server.of_type(Type.LIST)
+        assert len(pages) == 6 and sorted(page[9] or b"" for page in pages) == [b"", b"", *[after] * 4]
+
+    with_client(body, partitions=2)
+
+
+def test_why(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        key = b"sixteen bytes!!!"
+        text = await client.produce("t", b"v", key=key, headers={"a": 1}, delay="1h")
+        found = await client.messages("t").why(text)
+        assert (found["id"], found["offset"], found["state"], found["partition"]) == (text, text, "delayed", 0)
+        assert found["key"] == key and found["headers"] == {"a": 1} and "value" not in found
+        assert found["groups"] == [{"group": "g", "state": "delayed", "attempt": 0, "reason": "it waits for its time"}]
+
+    with_client(body)

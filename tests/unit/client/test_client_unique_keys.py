@@ -1,0 +1,150 @@
+"""Producing with unique keys and times to live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.client.client import Client
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column
+from sandq.model.errors import ConnectionLost, DuplicateKey, InvalidRequest
+from sandq.model.partitioning import partition_for
+from sandq.protocol.frames import Type
+from tests.unit.client.fake_server import FakeServer
+
+
+def test_a_key_that_is_taken(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        first = await client.produce("t", b"a", unique_key="order-7", delay="1h")
+        with pytest.raises(DuplicateKey, match=f"{first}, which is delayed") as caught:
+            await client.produce("t", b"b", unique_key=b"order-7")
+        assert caught.value.details == {"id": first, "state": "delayed"} and not caught.value.retriable
+        assert await client.produce("t", b"b", unique_key="order-7", on_conflict="ignore") == first
+        replaced = await client.produce("t", b"c", unique_key="order-7", on_conflict="replace")
+        assert replaced != first
+        assert [(row.id, row.value) for row in server.stored["t", 0]] == [(offsets.from_text(replaced), b"c")]
+        assert [request.on_conflict for request in server.produced] == [0, 0, 2, 1]
+
+    with_client(body)
+
+
+def test_a_refused_message_does_not_fail_the_others(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            receipts = [await producer.send(b"v", unique_key=name) for name in ("a", "b", "a", "c", "b")]
+            assert await receipts[0] < await receipts[1]
+            with pytest.raises(DuplicateKey) as caught:
+                await receipts[2]
+            assert caught.value.details["id"] == await receipts[0]
+            await receipts[3]
+            with pytest.raises(DuplicateKey):
+                await receipts[4]
+        assert len(server.produced) == 1 and len(server.stored["t", 0]) == 3
+
+    with_client(body)
+
+
+def test_refused_messages_that_nobody_asked_about_fail_the_block(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        with pytest.raises(DuplicateKey, match=r"^2 messages to topic 't' were not produced; the first: a message has"):
+            async with client.producer("t") as producer:
+                receipts = [await producer.send(b"v", unique_key="a") for _ in range(4)]
+                with pytest.raises(DuplicateKey):
+                    await receipts[2]
+        async with client.producer("t") as producer:
+            receipt = await producer.send(b"v", unique_key="a")
+            with pytest.raises(DuplicateKey):
+                await producer.flush()
+            with pytest.raises(DuplicateKey):
+                await receipt
+
+    with_client(body)
+
+
+def test_ways_out_of_a_conflict_never_share_a_batch(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            await producer.send_many(
+                [
+                    b"plain",
+                    {"value": b"reject", "unique_key": "a"},
+                    {"value": b"replace", "unique_key": "b", "on_conflict": "replace"},
+                    {"value": b"ignore", "unique_key": "c", "on_conflict": "ignore", "ttl": "1m"},
+                    {"value": b"ttl", "ttl": 90},
+                    {"value": b"late", "unique_key": "d", "delay": 5},
+                    {"value": b"reject too", "unique_key": "e"},
+                ]
+            )
+        found = {}
+        for request in server.produced:
+            batch = Batch.parse(request.batch)
+            keys = batch.bytes_column(Column.UNIQUE_KEY) or [None] * batch.count
+            ttls = batch.int_column(Column.TTL_MS) or [None] * batch.count
+            for value, *cells in zip(batch.values(), keys, ttls, strict=True):
+                found[value] = (request.on_conflict, *cells, request.sequence)
+        assert {value: cells[:3] for value, cells in found.items()} == {
+            b"plain": (0, None, None),
+            b"reject": (0, b"a", None),
+            b"reject too": (0, b"e", None),
+            b"replace": (1, b"b", None),
+            b"ignore": (2, b"c", 60_000),
+            b"ttl": (0, None, 90_000),
+            b"late": (0, b"d", None),
+        }
+        assert len({cells[3] for cells in found.values()}) == 6
+        assert found[b"reject"][3] == found[b"reject too"][3]
+
+    with_client(body)
+
+
+def test_a_unique_key_chooses_among_the_initial_partitions(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.topics["t"] = server.topics["t"]._replace(initial_partitions=3)
+        async with client.producer("t") as producer:
+            for number in range(50):
+                name = f"key{number}"
+                receipt = await producer.send(b"v", unique_key=name, key=name)
+                wanted = partition_for(name.encode(), 3)
+                assert receipt.partition == wanted
+                await producer.send(b"v", unique_key=name, partition=wanted, on_conflict="ignore")
+                with pytest.raises(InvalidRequest, match=f"routes the message to {wanted}, not 7"):
+                    await producer.send(b"v", unique_key=name, partition=7)
+        record = await client.messages("t").get(unique_key="key7")
+        assert record.key == b"key7" and record.partition == partition_for(b"key7", 3)
+
+    with_client(body, partitions=8)
+
+
+def test_options_of_send_many_hold_for_its_values(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            await (await producer.send_many([b"a", b"b"], ttl="1m"))
+            receipts = await producer.send_many([b"a", b"b"], unique_key="u")
+            with pytest.raises(DuplicateKey):
+                await receipts
+            with pytest.raises(InvalidRequest, match="message 0 of send_many: on_conflict: it needs"):
+                await producer.send_many([b"a"], on_conflict="replace")
+            # It is for those that have a key: a mapping names its own.
+            await (await producer.send_many([{"value": b"c", "unique_key": "u"}], on_conflict="replace"))
+        assert [row.ttl_ms for row in server.stored["t", 0]] == [60_000, 60_000, None]
+
+    with_client(body)
+
+
+def test_a_batch_that_meets_its_own_first_copy_says_so(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        def store_and_cut(connection: Any, frame: Any) -> None:
+            server.do_produce(connection, frame)
+            connection.cut()
+
+        server.script[Type.PRODUCE] += [store_and_cut]
+        with pytest.raises(DuplicateKey, match="it may be this very message") as caught:
+            await client.produce("t", b"a", unique_key="u")
+        assert caught.value.details["id"] == offsets.to_text(server.stored["t", 0][0].id)
+        server.script[Type.PRODUCE] += [store_and_cut] * 1000
+        with pytest.raises(ConnectionLost, match="outcome is unknown"):
+            await client.produce("t", b"a", unique_key="v")
+
+    with_client(body, delivery_timeout_s=0.3)

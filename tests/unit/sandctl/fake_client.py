@@ -1,0 +1,228 @@
+"""A client without a server: it keeps a few messages, does what is asked of it, and notes how it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from click.testing import Result
+
+from sandq.client import Forecast, TopicRecord
+from sandq.client.stored import Attempt, DeadLetter, JobResult, StoredMessage
+from sandq.model import offsets
+from sandq.model.batch import headers_pack
+from sandq.model.errors import NotFound, TooLate, UnknownTopic
+from sandq.protocol.replies import Partition
+
+Ctl = Callable[..., Result]
+"""`ctl("topic", "list")`: sandctl in this process."""
+NOW_MS = 1_900_000_000_000
+"""2030-03-17T17:46:40Z."""
+
+
+def text(deliver_ms: int, place: int) -> str:
+    """An offset."""
+    return offsets.to_text(offsets.pack(deliver_ms, 7, place, 0))
+
+
+def stored(place: int, **more: Any) -> StoredMessage:
+    """A delayed message, an hour from now."""
+    deliver_ms = more.pop("deliver_at_ms", NOW_MS + 3_600_000)
+    headers = more.pop("headers", None)
+    fields: dict[str, Any] = {
+        "id": text(deliver_ms, place),
+        "offset": text(deliver_ms, place),
+        "topic": "t",
+        "partition": 0,
+        "state": "delayed",
+        "value": b"value %d" % place,
+        "key": None,
+        "created_ms": NOW_MS - 7_200_000,
+        "deliver_at_ms": deliver_ms,
+        "due_ms": deliver_ms,
+        "ttl_ms": None,
+        "unique_key": None,
+        "moves": 0,
+        "moved_ms": None,
+        "size": 42,
+        "_headers": headers_pack(headers, max_bytes=1000) if headers else None,
+    }
+    return StoredMessage(**(fields | more))
+
+
+def letter(place: int, **more: Any) -> DeadLetter:
+    """One that was nacked for good."""
+    headers = more.pop("headers", None)
+    fields: dict[str, Any] = {
+        "id": text(NOW_MS, place),
+        "offset": text(NOW_MS, place),
+        "topic": "t",
+        "group": "g",
+        "partition": 0,
+        "attempts": 3,
+        "reason": "nacked",
+        "error": "no\nstock",
+        "dead_ms": NOW_MS,
+        "created_ms": NOW_MS - 10_000,
+        "deliver_at_ms": NOW_MS - 5000,
+        "key": None,
+        "value": b"dead %d" % place,
+        "unique_key": None,
+        "size": 6,
+        "history": [Attempt(3, "worker-1", NOW_MS - 1000, NOW_MS, "nacked", "no stock")],
+        "_headers": headers_pack(headers, max_bytes=1000) if headers else None,
+    }
+    return DeadLetter(**(fields | more))
+
+
+class Call(NamedTuple):
+    """What was asked."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class FakeClient:
+    """Its parts share what they know."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.rows: list[StoredMessage] = []
+        self.letters: list[DeadLetter] = []
+        self.groups: list[dict[str, Any]] = []
+        self.biography: dict[str, Any] = {}
+        self.matched = 3
+        self.forecast = Forecast(NOW_MS, [], 0)
+        self.admin = FakeAdmin(self)
+
+    def messages(self, topic: str) -> FakeMessages:
+        return FakeMessages(self, topic)
+
+    def dead(self, topic: str, group: str) -> FakeDead:
+        return FakeDead(self, topic, group)
+
+    def asked(self, name: str) -> list[dict[str, Any]]:
+        """The arguments of each call of this name."""
+        return [call.arguments for call in self.calls if call.name == name]
+
+    def note(self, name: str, /, **arguments: Any) -> None:
+        self.calls.append(Call(name, {key: value for key, value in arguments.items() if value is not None}))
+
+    def job(self, name: str, arguments: dict[str, Any]) -> JobResult:
+        progress: Callable[[JobResult], None] | None = arguments.pop("progress", None)
+        self.note(name, **arguments)
+        if arguments.get("dry_run"):
+            return JobResult(self.matched, 0, 0)
+        result = JobResult(self.matched, self.matched - 1, 1)
+        if progress is not None:
+            progress(result)
+        return result
+
+
+async def stream(rows: Iterable[Any], limit: int | None) -> AsyncIterator[Any]:
+    for row in list(rows)[:limit]:
+        yield row
+
+
+class FakeMessages:
+    def __init__(self, client: FakeClient, topic: str) -> None:
+        self._client = client
+        self._topic = topic
+
+    def _find(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
+        if self._topic != "t":
+            raise UnknownTopic(f"there is no topic {self._topic!r}")
+        for row in self._client.rows:
+            if row.id == id if unique_key is None else row.unique_key == unique_key:
+                return row
+        raise NotFound("not found")
+
+    def _pending(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
+        row = self._find(id, unique_key)
+        if row.state not in ("delayed", "ready"):
+            raise TooLate("too late", state=row.state)
+        return row
+
+    def list(self, *, limit: int | None = None, **more: Any) -> AsyncIterator[StoredMessage]:
+        self._client.note("list", limit=limit, **more)
+        return stream(self._client.rows, limit)
+
+    async def get(self, id: str | None = None, *, unique_key: bytes | None = None) -> StoredMessage:
+        self._client.note("get", id=id, unique_key=unique_key)
+        return self._find(id, unique_key)
+
+    async def why(self, id: str | None = None, *, unique_key: bytes | None = None) -> dict[str, Any]:
+        self._client.note("why", id=id, unique_key=unique_key)
+        return self._client.biography
+
+    async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None) -> str:
+        self._client.note("cancel", id=id, unique_key=unique_key)
+        return self._pending(id, unique_key).id
+
+    async def move(self, id: str | None = None, *, unique_key: bytes | None = None, **where: Any) -> str:
+        self._client.note("move", id=id, unique_key=unique_key, **where)
+        self._pending(id, unique_key)
+        return text(where.get("deliver_at", NOW_MS), 9)
+
+    async def cancel_all(self, **arguments: Any) -> JobResult:
+        return self._client.job("cancel_all", arguments)
+
+    async def move_all(self, **arguments: Any) -> JobResult:
+        return self._client.job("move_all", arguments)
+
+
+class FakeDead:
+    def __init__(self, client: FakeClient, topic: str, group: str) -> None:
+        self._client = client
+        self._group = group
+
+    def list(self, *, limit: int | None = None, **more: Any) -> AsyncIterator[DeadLetter]:
+        self._client.note("dead.list", group=self._group, limit=limit, **more)
+        return stream(self._client.letters, limit)
+
+    async def counts(self) -> dict[str, int]:
+        return {"nacked": 1200, "expired": 3, "lease_expired": 0}
+
+    async def redrive(self, **arguments: Any) -> JobResult:
+        return self._client.job("redrive", {"group": self._group, **arguments})
+
+    async def purge(self, **arguments: Any) -> JobResult:
+        return self._client.job("purge", {"group": self._group, **arguments})
+
+
+class FakeAdmin:
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        return self._client.groups
+
+    async def seek_group(self, topic: str, group: str, to: str | int) -> dict[int, str]:
+        self._client.note("seek_group", topic=topic, group=group, to=to)
+        return {0: text(NOW_MS, 1), 1: text(NOW_MS, 2)}
+
+    async def update_group(self, topic: str, group: str, **settings: Any) -> None:
+        self._client.note("update_group", topic=topic, group=group, settings=settings)
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        self._client.note("delete_group", topic=topic, group=group)
+
+    async def update_topic(self, name: str, **settings: Any) -> TopicRecord:
+        self._client.note("update_topic", name=name, settings=settings)
+        record = {"lease_ms": 60_000, "ttl_ms": None, "backoff": {"first_ms": 1000, "factor_permille": 1500}}
+        return TopicRecord(name, 1, "timer", [Partition(0, 7, "n1")], 1, 1, record)
+
+    async def forecast(self, topic: str, *, unit: str, count: int) -> Forecast:
+        self._client.note("forecast", topic=topic, unit=unit, count=count)
+        return self._client.forecast
+
+
+def connected_to(client: FakeClient) -> Callable[[], Any]:
+    """What stands for `sandctl.settings.connected`."""
+
+    @asynccontextmanager
+    async def connected() -> AsyncIterator[FakeClient]:
+        yield client
+
+    return connected
