@@ -20,6 +20,7 @@ from benchmarks.memory import memory
 from benchmarks.process import Where, sync_ms
 from benchmarks.produce import LOADS, produce, produce_client
 from benchmarks.result import Result, as_json, print_table
+from benchmarks.trimming import trimming
 
 Measure = Callable[[Where, bool], Result]
 
@@ -29,6 +30,8 @@ MEASURES: dict[str, Measure] = {
     "consume": partial(consume, each=False),
     "consume_each": partial(consume, each=True),
     "consume_client": consume_client,
+    "consume_client_batches": partial(consume_client, batches=True),
+    "trimming": trimming,
     **{kind.name: partial(lateness, kind) for kind in KINDS},
     "memory": memory,
 }

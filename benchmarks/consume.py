@@ -97,10 +97,11 @@ def consume(where: Where, quick: bool, *, each: bool) -> Result:
     return result
 
 
-def consume_client(where: Where, quick: bool) -> Result:
-    """`async for message` and `message.ack()`, one client: what a Python program gets."""
+def consume_client(where: Where, quick: bool, *, batches: bool = False) -> Result:
+    """`async for message` and `message.ack()`, or whole batches, one client: what a Python program gets."""
     messages = 20_000 if quick else 300_000
-    with running(where, "consume_client") as node:
+    name = "consume_client_batches" if batches else "consume_client"
+    with running(where, name) as node:
         pid = node.pid
         assert pid is not None
         wire = Wire(node.port)
@@ -112,15 +113,22 @@ def consume_client(where: Where, quick: bool) -> Result:
                 before_s, began = cpu_s(pid), time.perf_counter()
                 async with client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription:
                     left = messages
-                    async for message in subscription:
-                        message.ack()
-                        left -= 1
-                        if not left:
-                            break
+                    if batches:
+                        async for batch in subscription.batches():
+                            left -= len(batch)
+                            batch.ack()
+                            if not left:
+                                break
+                    else:
+                        async for message in subscription:
+                            message.ack()
+                            left -= 1
+                            if not left:
+                                break
                 return time.perf_counter() - began, cpu_s(pid) - before_s
 
         seconds, used_s = anyio.run(run, backend="trio")
-    what = "async for message: message.ack(), one client"
-    result = Result("consume_client", what, "client", messages, messages / seconds, "msg/s")
+    what = "async for batch in subscription.batches(): batch.ack()" if batches else "async for message: message.ack()"
+    result = Result(name, f"{what}, one client", "client", messages, messages / seconds, "msg/s")
     result.cpu_us = used_s * 1e6 / messages
     return result

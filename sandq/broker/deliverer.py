@@ -98,7 +98,8 @@ class PartitionDelivery:
         """An upkeep is under way, or a timer is set for it ..."""
         self._upkeep_timer_ms: int | None = None
         """... for then."""
-        self._touched_ms = clock.now_ms()
+        self._touched_ms: int | None = None
+        """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
         host.on_status = self.status_changed
 
@@ -300,6 +301,9 @@ class PartitionDelivery:
             return
         now_ms = self._clock.now_ms()
         due_ms = max(status.upkeep_ms, now_ms + UPKEEP_PAUSE_MS) if status.upkeep_ms is not None else None
+        if self._touched_ms is None:
+            self._touched_ms = now_ms
+            self._touch([group.name for group in status.groups])
         touch_ms = self._touched_ms + self._touch_interval_ms(status) if self._pumps else None
         at_ms = min((at for at in (due_ms, touch_ms) if at is not None), default=None)
         if at_ms is not None and (self._upkeep_timer_ms is None or at_ms < self._upkeep_timer_ms):
@@ -316,16 +320,15 @@ class PartitionDelivery:
         self._upkeep_timer_ms = None
         status: Status = self.host.status
         now_ms = self._clock.now_ms()
-        if self._touched_ms + self._touch_interval_ms(status) <= now_ms:
+        if self._touched_ms is None or self._touched_ms + self._touch_interval_ms(status) <= now_ms:
             self._touched_ms = now_ms
-            self._touch()
+            self._touch([name for name, pump in self._pumps.items() if pump.subscriptions])
         if status.upkeep_ms is not None and status.upkeep_ms <= now_ms:
             self._upkeep()
         else:
             self._set_upkeep(status)
 
-    def _touch(self) -> None:
-        names = [name for name, pump in self._pumps.items() if pump.subscriptions]
+    def _touch(self, names: list[str]) -> None:
         if names:
             # Refused: the next one comes long before a group goes.
             with suppress(SandqError):

@@ -24,6 +24,7 @@ from .view import View
 
 STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20
+NO_LIMIT = 1 << 40
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
 WAITING_RANGES = 5000
@@ -156,19 +157,22 @@ class Jobs:
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
-        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, STEP_BYTES)
-        for message in list(self._book.reader.messages(view, ranges)):
-            key = message.fields.get(Column.KEY)
-            if offsets.unpack(message.offset).index >= job.index:
+        # Without a prefix nothing is read but places: how large the messages are does not matter.
+        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, STEP_BYTES if prefix is not None else NO_LIMIT)
+        if prefix is not None:
+            messages = self._book.reader.messages(view, ranges)
+            chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
+        else:
+            chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
+        for offset in chosen:
+            if offsets.unpack(offset).index >= job.index:
                 continue
-            if prefix is not None and not (key is not None and key.startswith(prefix)):
-                continue
-            if not self._log.is_pending(message.offset):
+            if not self._log.is_pending(offset):
                 job.too_late += 1
                 continue
             job.matched += 1
             if not arguments["dry_run"]:
-                self._change(job, message.offset, index, place, view)
+                self._change(job, offset, index, place, view)
                 job.done += 1
         job.position = reader.cursor
         return not ranges

@@ -117,10 +117,12 @@ class MessageLog:
                         refused.append((at, self._state_of(unique_key, now_ms, view)))
                     continue
                 self._unique.hold(unique_key, offset, view)
-            stored, entry = rows.message_rows(offset, now_ms, fields, None, ordered)
+            light = rows.needed_of(fields, ordered) if command.split else {}
+            stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
             for key, value in stored:
                 view.put(key, value)
-            self._book.own_ttl = self._book.own_ttl or Column.TTL_MS in fields
+            if Column.TTL_MS in light:
+                self._book.own_ttl = True
             added.append(entry)
             column.append(offset)
             if unique_key is not None:
@@ -221,7 +223,8 @@ class MessageLog:
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, self._book.ordered)
+            light = rows.needed_of(message.fields, self._book.ordered)
+            stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, light)
             for key, value in stored:
                 view.put(key, value)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
@@ -229,6 +232,18 @@ class MessageLog:
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
         return offset
+
+    def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
+        """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
+        key = rows.TOMBSTONE + offset
+        row = view.get(key)
+        assert row is not None
+        why, at_ms, forgotten_ms = rows.unpack(row)
+        if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > now_ms:
+            if forgotten_ms is None:
+                self._forgetter.put(key, at_ms + CANCEL_MEMORY_MS, view, why, at_ms)
+        else:
+            view.delete(key)
 
     def _entry(self, found: Found) -> LogEntry:
         entry = rows.log_entry(found.key, found.value)

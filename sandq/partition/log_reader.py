@@ -26,6 +26,8 @@ WHOLE_ROW_BYTES = 2 << 20
 """A smaller row is not cut by a limit on bytes: a batch that is taken whole is sent as it is."""
 FILL_TOMBSTONES = (1 << 16) + 1
 """More than the messages of one row."""
+NEAR_ROWS = 16
+NEAR_BYTES = 1 << 20
 PASSED_OVER = 1000
 """Entries that one `take` passes over without taking them."""
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
@@ -172,7 +174,12 @@ class LogReader:
 def row_holding(view: View, offset: bytes) -> Row | None:
     """The log row that the message at this offset was stored in."""
     key = rows.log_key(offset)
-    found = view.scan(rows.entry_start(offset), rows.after(key), limit=1, max_bytes=1, reverse=True)
+    start, stop = rows.entry_start(offset), rows.after(key)
+    # Forwards: what was before is often deleted, and a step back would walk over all of that.
+    near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
+    found = near[-1:]
+    if len(near) == NEAR_ROWS or sum([len(value) for _, value in near]) >= NEAR_BYTES:
+        found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     if not found:
         return None
     entry = rows.log_entry(*found[0])

@@ -154,10 +154,10 @@ def order_of(fields: Fields) -> int | None:
 
 
 def message_rows(
-    offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None, ordered: bool
+    offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None, light: Fields
 ) -> tuple[list[Row], LogEntry]:
-    """The log row of one message, before it its payload row when it is too large to be moved about; and its entry."""
-    light = needed_of(fields, ordered)
+    """The log row of one message, before it its payload row when it is too large to be moved about; and its entry.
+    `light`: what the log needs of it (`needed_of`)."""
     header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_EXTRA if light else 0, 1, created_ms)
     extra = _extra(original_id or offset, light) if light else None
     if Column.ORDERING_HASH in light:

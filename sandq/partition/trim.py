@@ -151,7 +151,7 @@ class Trimmer:
             self._delete(key, value, entry, here, view)
             self._book.forget_key(entry, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
-            view.delete(rows.TOMBSTONE + offset)
+            self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
         return more
 

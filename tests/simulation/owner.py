@@ -158,7 +158,9 @@ class Owner:
 
     def _start(self, kind: str, arguments: dict[str, Any]) -> None:
         def done(result: Any) -> None:
-            assert not isinstance(result, SandqError) or isinstance(result, (StorageFailed, UnknownGroup, Conflict)), result
+            assert not isinstance(result, SandqError) or isinstance(result, (StorageFailed, UnknownGroup, Conflict)), (
+                result
+            )
 
         self._node.host.submit(c.StartJob(self._rng.randbytes(16), kind, arguments), done)
 

@@ -24,6 +24,8 @@ CONTRACT = {
     ("CONFLICT", False, 409),
     ("TOPIC_EXISTS", False, 409),
     ("LEASE_LOST", False, 409),
+    ("DUPLICATE_KEY", False, 409),
+    ("TOO_LATE", False, 409),
     ("RETRIABLE", True, 503),
     ("NOT_LEADER", True, 421),
     ("OVERLOADED", True, 503),

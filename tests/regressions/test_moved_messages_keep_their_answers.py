@@ -1,0 +1,44 @@
+"""Where a message had been moved was forgotten with its row of the log: by its id it was not found any more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import sandq
+from sandq.node import run_node
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected, refusals, take, waits_until_trimmed
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[sandq.Client]:
+    async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+        yield client
+
+
+async def test_one_that_was_delivered_is_gone(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    messages = api.messages("t")
+    message_id = await api.produce("t", b"m", unique_key="u", delay="1h")
+    await messages.move(message_id, delay=0)
+    async with api.subscribe("t", group="g") as subscription:
+        await take(subscription, 1)
+    await waits_until_trimmed(api)
+    assert await refusals(messages, message_id, "u") == {"gone"}
+
+
+async def test_one_that_is_dead_is_dead(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=1)
+    messages = api.messages("t")
+    message_id = await api.produce("t", b"m", unique_key="u", delay="1h")
+    await messages.move(message_id, delay=0)
+    async with api.subscribe("t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        await message.nack(error="no")
+    await waits_until_trimmed(api)
+    assert await refusals(messages, message_id, "u") == {"dead"}
+    found = await messages.get(message_id)
+    assert (found.id, found.offset, found.state, found.value) == (message_id, message.offset, "dead", b"m")

@@ -1,0 +1,211 @@
+"""Millions of pending messages on a real disk, by virtual time: a tenth of them cancelled, a tenth moved, and every
+other one delivered once, at its time; memory stays under the bound, whatever their number.
+
+The node is the engine alone: WAL, LevelDB, Raft and the partition, driven by hand. What a message is follows from its
+number, so that the accounting needs a byte a message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.broker.applier import Published
+from sandq.broker.engine import Engine
+from sandq.broker.host import GroupHost
+from sandq.metadata import commands as m
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.errors import SandqError
+from sandq.model.limits import Limits
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.storage.files import RealFiles
+from sandq.storage.level_stores import LevelStores
+from tests.simulation.node_world import START_MS, VirtualClock
+from tests.simulation.oracle import messages_of
+
+BATCH = 1000
+FILLER = bytes(92)
+LEAD_MS = 60_000
+STEP_MS = 50
+LEASE_MS = 3_600_000
+BOUND_BYTES = 100_000_000
+CHECKPOINT_BYTES = 32 << 20
+NUMBER = struct.Struct("<Q")
+PENDING, CANCELLED, DELIVERED = 0, 1, 2
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no mapped file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+class Drive:
+    """An engine with one partition, in the usual order of its steps."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self.clock = VirtualClock()
+        self.stores = LevelStores(directory / "store")
+        self._published: list[Published] = []
+        self.engine = Engine(
+            RealFiles(directory),
+            self.stores,
+            node_id="n1",
+            now_ms=self.clock.now_ms,
+            publish=self._published.append,
+            limits=Limits(),
+        )
+        metadata = self.engine.open_metadata()
+        self._until(lambda: metadata.ready)
+        self.call(metadata, m.RegisterNode("n1", "store", {}))
+        settings = parse_settings({"lease": "1h"}).record()
+        self.call(metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
+        topic = metadata.status.topics["t"]
+        self.engine.install([(topic.partitions[0].group, topic.partitions[0].members[0])])
+        self.host: GroupHost = self.engine.open_partition(topic, 0)
+        self._until(lambda: self.host.ready)
+
+    def call(self, host: GroupHost, command: Any) -> Any:
+        return self.call_all(host, [command])[0]
+
+    def call_all(self, host: GroupHost, commands: list[Any]) -> list[Any]:
+        answers: list[Any] = []
+        for command in commands:
+            host.submit(command, answers.append)
+        self._until(lambda: len(answers) == len(commands))
+        for answer in answers:
+            assert not isinstance(answer, SandqError), answer
+        if self.engine.bytes_since_checkpoint > CHECKPOINT_BYTES:
+            self.checkpoint()
+        return answers
+
+    def checkpoint(self) -> None:
+        applied = self.engine.applied_indices()
+        self.stores.flush()
+        self.engine.truncate(applied)
+        self._step()
+        self.engine.release()
+
+    def upkeep(self) -> None:
+        """Until nothing is due."""
+        while (due_ms := self.host.status.upkeep_ms) is not None and due_ms <= self.clock.ms:
+            self.call(self.host, c.Upkeep())
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if done():
+                return
+            self._step()
+        raise AssertionError("the engine makes no progress")
+
+    def _step(self) -> None:
+        engine = self.engine
+        records, ready = engine.tick()
+        if records:
+            engine.commit(records)
+        self.engine.applier.run([*ready, *engine.synced()])
+        while self._published:
+            engine.published(self._published.pop(0))
+
+    def close(self) -> None:
+        self.engine.wal.close()
+        self.stores.close()
+
+
+def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
+    """All are due within `span_ms`."""
+    shift_ms = 2 * span_ms
+
+    def due_ms(number: int) -> int:
+        """Evenly and without order over the span."""
+        return START_MS + LEAD_MS + number * 2_654_435_761 % span_ms
+
+    state = bytearray(messages)
+    drive = Drive(directory)
+    host, clock = drive.host, drive.clock
+    drive.call(host, c.OpenGroup("g", "earliest"))
+    empty = peak = anonymous_bytes()
+    sampled: list[bytes] = []
+    for first in range(0, messages, 4 * BATCH):
+        batches = []
+        for start in range(first, min(first + 4 * BATCH, messages), BATCH):
+            numbers = range(start, start + BATCH)
+            columns = {
+                Column.VALUE: [NUMBER.pack(number) + FILLER for number in numbers],
+                Column.DELIVER_MS: [due_ms(number) for number in numbers],
+            }
+            batches.append(c.Append(encode(columns)))
+        for at, stored in enumerate(drive.call_all(host, batches)):
+            number = first + at * BATCH + 17
+            if due_ms(number) >= START_MS + LEAD_MS + span_ms // 2:
+                sampled.append(stored.offsets[17 * 16 : 18 * 16])
+                state[number] = CANCELLED
+        peak = max(peak, anonymous_bytes())
+    # Two windows of a tenth each, in bulk; and some one by one, which stand in neither of them.
+    tenth = span_ms // 10
+    cancel_from, move_from = START_MS + LEAD_MS, START_MS + LEAD_MS + 2 * tenth
+    jobs = {"cancel": (cancel_from, {}), "move": (move_from, {"shift_ms": shift_ms})}
+    totals: dict[str, int] = {}
+    for kind, (from_ms, more) in jobs.items():
+        window = {"from_ms": from_ms, "until_ms": from_ms + tenth, "key_prefix": None, "dry_run": False}
+        job = drive.call(host, c.StartJob(kind.encode().ljust(16), kind, window | more))
+        assert job["state"] == "running"
+        drive.upkeep()
+        totals[kind] = host.replica.inspector.job(job["job_id"])["done"]  # type: ignore[attr-defined]
+        peak = max(peak, anonymous_bytes())
+    for number in range(messages):
+        if cancel_from <= due_ms(number) < cancel_from + tenth:
+            state[number] = CANCELLED
+    assert totals["cancel"] + len(sampled) == state.count(CANCELLED)
+    assert totals["move"] == sum(1 for n in range(messages) if move_from <= due_ms(n) < move_from + tenth)
+    for at in range(0, len(sampled), BATCH):
+        outcomes = drive.call(host, c.Cancel([[c.TARGET_ID, one] for one in sampled[at : at + BATCH]]))
+        assert all(verdict == "cancelled" for verdict, _ in outcomes)
+    delivered = 0
+    while (next_ms := host.status.groups[0].next_ms) is not None:
+        before_ms = clock.ms
+        clock.ms = max(clock.ms + STEP_MS, next_ms)
+        # Whoever is due when the clock arrives comes now, and nobody before.
+        while True:
+            leases = drive.call(host, c.Lease("g", clock.ms, [c.Grant("c", 1000, LEASE_MS)] * 8))
+            for delivery in leases:
+                for offset, value in messages_of(delivery):
+                    number = NUMBER.unpack_from(value)[0]
+                    at_ms = due_ms(number)
+                    if move_from <= at_ms < move_from + tenth:
+                        at_ms += shift_ms
+                    assert state[number] == PENDING, f"message {number}: {state[number]}"
+                    assert at_ms == offsets.deliver_ms(offset)
+                    assert before_ms < at_ms <= clock.ms
+                    state[number] = DELIVERED
+                    delivered += 1
+            if not leases:
+                break
+            drive.call(host, c.Ack([(delivery.token, None) for delivery in leases]))
+            drive.upkeep()
+        peak = max(peak, anonymous_bytes())
+    assert PENDING not in state, "some were never delivered"
+    assert (host.status.messages, host.status.later) == (0, 0)
+    drive.close()
+    return totals | {"sampled": len(sampled), "delivered": delivered, "memory": peak - empty}
+
+
+def test_fifty_thousand(tmp_path: Path) -> None:
+    found = run(tmp_path / "node", 50_000, 10_000)
+    assert found["memory"] < BOUND_BYTES
+    assert found["delivered"] == 50_000 - found["cancel"] - found["sampled"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_ten_million(tmp_path: Path) -> None:
+    found = run(tmp_path / "node", 10_000_000, 3_600_000)
+    assert found["memory"] < BOUND_BYTES, found
+    assert found["delivered"] == 10_000_000 - found["cancel"] - found["sampled"]
