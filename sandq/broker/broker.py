@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +13,6 @@ import trio.lowlevel
 
 from sandq.metadata import commands as m
 from sandq.metadata.state import Topic
-from sandq.model import offsets
 from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
@@ -38,6 +36,7 @@ from .host import Done, GroupHost, call_all
 from .publisher import Place, check_batch
 from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
+from .subscribing import Subscriber, held_by, start_in
 from .timers import Timers
 
 log = structlog.get_logger("sandq.broker")
@@ -54,19 +53,6 @@ class OpenTopic(NamedTuple):
     record: Topic
     partitions: dict[int, PartitionDelivery]
     places: dict[int, Place]
-
-
-@dataclass(frozen=True, slots=True)
-class Subscriber:
-    """What a SUBSCRIBE asks for. `held`: (group number, partition, token) of leases the consumer knows of."""
-
-    topic: str
-    group: str
-    consumer: str
-    credit: int
-    lease_ms: int | None
-    start: c.Position
-    held: frozenset[tuple[int, int, int]]
 
 
 class Broker:
@@ -130,7 +116,12 @@ class Broker:
         await self._until_ready(hosts)
         deliveries = {
             partition: PartitionDelivery(
-                host, partition, self.clock, self._timers, self._config.delivery.lease_ahead_ms
+                host,
+                partition,
+                self.clock,
+                self._timers,
+                self._config.delivery.lease_ahead_ms,
+                partial(self._compact_soon, host),
             )
             for partition, host in enumerate(hosts)
         }
@@ -143,6 +134,20 @@ class Broker:
         for delivery in deliveries.values():
             self._by_group[delivery.host.number] = delivery
             delivery.status_changed()
+
+    def _compact_soon(self, host: GroupHost) -> None:
+        self._nursery.start_soon(self._compact, host)
+
+    async def _compact(self, host: GroupHost) -> None:
+        """Let the store forget what was deleted of a partition."""
+        replica = host.replica
+        assert isinstance(replica, PartitionReplica)
+        with suppress(StorageFailed):
+            start, stop = await self._runner.ask(replica.take_deleted)
+            await self._runner.on_maintenance(partial(self.engine.stores.compact, start, stop))
+        delivery = self._by_group.get(host.number)
+        if delivery is not None:
+            delivery.compacted()
 
     async def _remove(self, groups: list[int]) -> None:
         if groups:
@@ -309,8 +314,8 @@ class Broker:
         )
         deliveries = list(topic.partitions.values())
         opening = [d for d in deliveries if all(group.name != asked.group for group in d.host.status.groups)]
-        await call_all([(d.host, c.OpenGroup(asked.group, _start(asked.start, d.partition))) for d in opening])
-        lost_pushes = await self._runner.ask(partial(_held_by, deliveries, asked, self.limits))
+        await call_all([(d.host, c.OpenGroup(asked.group, start_in(asked.start, d.partition))) for d in opening])
+        lost_pushes = await self._runner.ask(partial(held_by, deliveries, asked, self.limits))
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
         for delivery, lost_push in lost_pushes:
@@ -347,35 +352,6 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions."""
         return await self._runner.ask(question)
-
-
-def _start(start: c.Position, partition: int) -> c.Position:
-    """An offset is of one partition: the others begin at its time."""
-    if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
-        return offsets.deliver_ms(start)
-    return start
-
-
-def _held_by(
-    deliveries: Sequence[PartitionDelivery], asked: Subscriber, limits: Limits
-) -> list[tuple[PartitionDelivery, Delivery]]:
-    """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
-
-    Those beyond run out, and come back.
-    """
-    found: list[tuple[PartitionDelivery, Delivery]] = []
-    left = limits.in_flight_bytes_per_connection
-    for delivery in deliveries:
-        replica = delivery.host.replica
-        assert isinstance(replica, PartitionReplica)
-        at = (delivery.host.number, delivery.partition)
-        known = {token for group, partition, token in asked.held if (group, partition) == at}
-        for held in replica.held_by(asked.group, asked.consumer, known):
-            if left <= 0:
-                return found
-            left -= sum(len(piece.batch) for piece in held.pieces)
-            found.append((delivery, held))
-    return found
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:

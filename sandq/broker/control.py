@@ -94,6 +94,8 @@ class Control:
     async def start_job(
         self, topic: str, partition: int, job_id: bytes, kind: str, arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
+        if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
+            raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
         host = self._broker.partition(topic, partition).host
         job: dict[str, Any] = await host.call(c.StartJob(job_id, kind, dict(arguments)))
         return job

@@ -10,6 +10,7 @@ from typing import Any
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.jobs import STEP_MESSAGES
 from sandq.partition.timer import GroupStatus, Status
 
 from .clock import GuardedClock
@@ -24,6 +25,8 @@ RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
+COMPACT_ROWS = 100_000
+"""So many deleted rows are compacted away: a scan that begins before them walks over each."""
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
@@ -83,9 +86,18 @@ class PartitionDelivery:
     """Everything a partition's leader does by the clock: leases, expiry, trimming."""
 
     def __init__(
-        self, host: GroupHost, partition: int, clock: GuardedClock, timers: Timers, lease_ahead_ms: int
+        self,
+        host: GroupHost,
+        partition: int,
+        clock: GuardedClock,
+        timers: Timers,
+        lease_ahead_ms: int,
+        compact: Callable[[], None] = lambda: None,
     ) -> None:
+        """`compact()`: many rows of the partition were deleted; it is called once until `compacted`."""
         self.host = host
+        self._compact = compact
+        self._compacting = False
         self.partition = partition
         self._clock = clock
         self._timers = timers
@@ -148,6 +160,13 @@ class PartitionDelivery:
                 self._end_group(name)
         self._expire(status)
         self._set_upkeep(status)
+        if status.deleted >= COMPACT_ROWS and not self._compacting:
+            self._compacting = True
+            self._compact()
+
+    def compacted(self) -> None:
+        """The compaction asked for is done."""
+        self._compacting = False
 
     def _end_group(self, name: str) -> None:
         """The group was deleted: whoever takes part is told, and may make it anew."""
@@ -256,8 +275,14 @@ class PartitionDelivery:
 
         def send() -> None:
             group = self._groups.get(subscription.group)
-            if not subscription.closed and group is not None and group.generation == delivery.generation:
+            if subscription.closed or group is None:
+                return
+            if group.generation == delivery.generation:
                 subscription.push(self.host.number, self.partition, delivery)
+            else:
+                # A seek came before: the lease is over, nobody hears of it, and it takes no room.
+                subscription.credit += delivery.count
+                subscription.feed()
 
         if delivery.due_ms <= self._clock.now_ms():
             send()
@@ -337,7 +362,7 @@ class PartitionDelivery:
     def _upkeep(self) -> None:
         self._keeping = True
         try:
-            self.host.submit(c.Upkeep(), self._upkept)
+            self.host.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES)
         except SandqError as error:
             self._upkept(error)
 

@@ -77,6 +77,9 @@ class MessageLog:
         self.partition = partition
         self.state = LogState()
         self.counts = Counts()
+        self.deleted = 0
+        """Log rows that were deleted since `take_deleted`; of this process alone."""
+        self._deleted_span = (offsets.LAST, offsets.FIRST)
         self._book = book
         self._unique = unique
         self._forgetter = forgetter
@@ -233,6 +236,20 @@ class MessageLog:
         self._added([entry])
         return offset
 
+    def delete_row(self, key: bytes, view: View) -> None:
+        """Delete a log row."""
+        view.delete(key)
+        self.deleted += 1
+        first, last = self._deleted_span
+        self._deleted_span = (min(first, key[1:]), max(last, key[1:]))
+
+    def take_deleted(self) -> tuple[bytes, bytes]:
+        """The keys (start, stop) between which rows were deleted, and begin anew. Whoever reads there walks over them
+        until the store is compacted."""
+        first, last = self._deleted_span
+        self.deleted, self._deleted_span = 0, (offsets.LAST, offsets.FIRST)
+        return rows.log_key(first), rows.after(rows.log_key(last))
+
     def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
         key = rows.TOMBSTONE + offset
@@ -254,7 +271,7 @@ class MessageLog:
     ) -> None:
         offset = found.offset
         if rows.LOG_HEADER.unpack_from(found.value)[2] == 1:
-            view.delete(found.key)
+            self.delete_row(found.key, view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
         elif remember:

@@ -142,12 +142,14 @@ class LogReader:
             rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=self._look_ahead, max_bytes=LOOK_AHEAD_BYTES
         )
         entries = [rows.log_entry(key, value) for key, value in found]
-        # Nothing found means that the log ends here: whatever comes later is inserted.
-        self.covered = rows.last_of(entries[-1]) if entries else offsets.LAST
-        rest = self._rest_of_row(view)
+        # Only what was stored in a batch can be there and have a tombstone.
+        batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
+        rest = self._rest_of_row(view) if self.covered == self.cursor else None  # else it is covered
         if rest is not None:
             entries.insert(0, rest)
-        batches = [entry for entry in entries if entry.length > 1 or entry is rest]
+            batches.insert(0, rest)
+        # Nothing found means that the log ends here: whatever comes later is inserted.
+        self.covered = rows.last_of(entries[-1]) if found else offsets.LAST
         if batches:
             gone = tombstones(view, batches[0].first, rows.last_of(batches[-1]), FILL_TOMBSTONES)
             if len(gone) == FILL_TOMBSTONES:

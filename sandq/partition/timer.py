@@ -68,6 +68,8 @@ class Status:
     trimmed: bytes
     bytes: int
     dead: int
+    deleted: int
+    """Log rows that were deleted and are still in the way of who reads there."""
     settings: dict[str, Any]
     groups: tuple[GroupStatus, ...]
 
@@ -147,6 +149,7 @@ class TimerPartition:
             self.log.state.trimmed,
             self.log.state.bytes,
             sum(group.dead.total() for group in self.book.groups.values()),
+            self.log.deleted,
             self.book.settings,
             tuple(
                 GroupStatus(group.group_id, group.name, _next_ms(group, view), group.stalled(), group.generation)

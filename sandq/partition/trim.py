@@ -158,7 +158,7 @@ class Trimmer:
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, view: View) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
-        view.delete(key)
+        self._log.delete_row(key, view)
         if value[0] == rows.KIND_MESSAGE:
             original_id = rows.unpack(value[rows.LOG_HEADER.size :])[0]
             view.delete(rows.PAYLOAD + (original_id or entry.first))

@@ -7,9 +7,10 @@ from typing import Any
 
 import trio
 
-from sandq.broker.broker import Broker, Subscriber
+from sandq.broker.broker import Broker
 from sandq.broker.deliverer import Subscription
 from sandq.broker.replica import Delivery
+from sandq.broker.subscribing import Subscriber
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
 from sandq.model.names import check_name
 from sandq.partition import commands as c

@@ -345,6 +345,7 @@ class Node:
         view = View(rows)
         for group in live.book.groups.values():
             group.generation = 0  # of the process, not of the state
+        live.log.deleted = 0  # likewise
         assert loaded.status(view) == live.status(view)
         for group_id, group in live.book.groups.items():
             twin = loaded.book.groups[group_id]

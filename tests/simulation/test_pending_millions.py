@@ -128,6 +128,7 @@ def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
         return START_MS + LEAD_MS + number * 2_654_435_761 % span_ms
 
     state = bytearray(messages)
+    state[:] = bytes([PENDING]) * messages  # in memory from the start: it is the test's, not the node's
     drive = Drive(directory)
     host, clock = drive.host, drive.clock
     drive.call(host, c.OpenGroup("g", "earliest"))
