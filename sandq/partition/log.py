@@ -23,7 +23,7 @@ from .forget import CANCEL_MEMORY_MS, Forgetter
 from .log_reader import row_holding
 from .rows import LogEntry
 from .unique import CANCELLED as CANCELLED_KEY
-from .unique import HELD, UniqueKeys
+from .unique import HELD, Named, Sender, UniqueKeys
 from .view import View
 
 CANCELLED, MOVED = "cancelled", "moved"
@@ -113,13 +113,14 @@ class MessageLog:
             offset = offsets.pack(placed_ms, index, place + at, self.partition)
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
-                other = self._conflict(unique_key, command.on_conflict, now_ms, floor_ms, view)
+                sender = (command.producer_id, command.epoch, command.sequence, at) if command.producer_id else None
+                other = self._conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
                 if other is not None:
-                    column.append(other)
-                    if command.on_conflict == c.REJECT:
-                        refused.append((at, self._state_of(unique_key, now_ms, view)))
+                    column.append(other.id)
+                    if command.on_conflict == c.REJECT and (sender is None or other.sender != sender):
+                        refused.append((at, self._state_of(other, now_ms, view)))
                     continue
-                self._unique.hold(unique_key, offset, view)
+                self._unique.hold(unique_key, offset, sender, view)
             light = rows.needed_of(fields, ordered) if command.split else {}
             stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
             for key, value in stored:
@@ -138,24 +139,25 @@ class MessageLog:
             self._added(added)
         return Stored(b"".join(column), refused)
 
-    def _conflict(self, unique_key: bytes, on_conflict: int, now_ms: int, floor_ms: int, view: View) -> bytes | None:
-        """The id of the message that has the unique key and stays; None when the new one may be stored."""
+    def _conflict(
+        self, unique_key: bytes, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
+    ) -> Named | None:
+        """The message that has the unique key and stays; None when the new one may be stored."""
         named = self._unique.find(unique_key, now_ms, view)
         if named is None or named.state == CANCELLED_KEY:
             return None
         found = self.find(named.id, view) if named.state == HELD else None
         if named.state == HELD and (found is None or not self.is_pending(found.offset)):
             return None  # no group leased it, but one passed it over (a seek, a start at the latest)
-        if on_conflict != c.REPLACE:
-            return named.id
+        if on_conflict != c.REPLACE or (sender is not None and named.sender == sender):
+            return named
         if found is not None:
             self.cancel(found, now_ms, floor_ms, view, remember=False)
         return None
 
-    def _state_of(self, unique_key: bytes, now_ms: int, view: View) -> str:
+    def _state_of(self, named: Named, now_ms: int, view: View) -> str:
         """How the message is that keeps a unique key."""
-        named = self._unique.find(unique_key, now_ms, view)
-        found = self.find(named.id, view) if named is not None and named.state == HELD else None
+        found = self.find(named.id, view) if named.state == HELD else None
         if found is None:
             return "delivered"
         return "delayed" if offsets.deliver_ms(found.offset) > now_ms else "ready"

@@ -1,8 +1,11 @@
 """Unique keys: a producer's own names for its pending messages.
 
-Row of a key: `[state, id, forgotten at ms | nil]`. A key is *held* while its message is pending, in all groups; with
-the first lease of the message it is *delivered*, and still refuses another one for `dedup_window`; one whose message
-was cancelled is free, and is remembered so that a repeated cancel is answered as the first time.
+Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* while its message is pending, in all
+groups; with the first lease of the message it is *delivered*, and still refuses another one for `dedup_window`; one
+whose message was cancelled is free, and is remembered so that a repeated cancel is answered as the first time.
+
+The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
+had no answer meets its own message, which is no conflict.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from .view import View
 
 HELD, DELIVERED, CANCELLED = 0, 1, 2
 
+Sender = tuple[int, int, int, int]
+
 
 class Named(NamedTuple):
     """What a unique key stands for."""
 
     state: int
     id: bytes
+    sender: Sender | None
 
 
 class UniqueKeys:
@@ -32,12 +38,14 @@ class UniqueKeys:
         row = view.get(rows.UNIQUE + key)
         if row is None:
             return None
-        state, message_id, forgotten_ms = rows.unpack(row)
-        return None if forgotten_ms is not None and forgotten_ms <= now_ms else Named(state, message_id)
+        state, message_id, sender, forgotten_ms = rows.unpack(row)
+        if forgotten_ms is not None and forgotten_ms <= now_ms:
+            return None
+        return Named(state, message_id, None if sender is None else tuple(sender))
 
-    def hold(self, key: bytes, message_id: bytes, view: View) -> None:
+    def hold(self, key: bytes, message_id: bytes, sender: Sender | None, view: View) -> None:
         """The message of this id is pending under the key."""
-        view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, None))
+        view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, sender, None))
 
     def delivered(self, extra: Extra, now_ms: int, window_ms: int, view: View) -> None:
         """A message is pending no longer: a group leased it, or it died there."""
@@ -52,9 +60,12 @@ class UniqueKeys:
         key = rows.UNIQUE + extra.unique_key
         row = view.get(key)
         # Another group may have leased it before, and the key may be another message's by now.
-        if row is None or rows.unpack(row)[:2] != [HELD, extra.id]:
+        if row is None:
+            return
+        was, message_id, sender, _ = rows.unpack(row)
+        if (was, message_id) != (HELD, extra.id):
             return
         if window_ms:
-            self._forgetter.put(key, now_ms + window_ms, view, state, extra.id)
+            self._forgetter.put(key, now_ms + window_ms, view, state, message_id, sender)
         else:
             view.delete(key)
