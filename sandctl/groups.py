@@ -160,7 +160,8 @@ def delete(topic: str, name: str, yes: bool) -> None:
     \b
       sandctl group delete orders billing
 
-    A consumer that subscribes again makes a new group, which begins where its --start says.
+    It is refused while the group has consumers. One that subscribes afterwards makes a new group, which begins where its
+    --start says.
     """
     if not yes:
         need_yes("deleting a group deletes its place and its dead letters")

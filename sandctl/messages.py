@@ -56,7 +56,6 @@ def list_(
       sandctl message list orders --key-prefix customer-7 --values -o jsonl > saved.jsonl
 
     With --values -o jsonl each line is valid input of `produce --jsonl`. An INSTANT is 2030-01-31T08:00:00Z, epoch
-    With --values -o jsonl each line is valid input of `produce --jsonl`. An INSTANT is 2030-01-31T08:00:00Z, epoch
     milliseconds, or a duration from now with its sign: +5m, -1h.
     """
     window = Window.of(since, until, key_prefix)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidTime, NotFound, UnknownGroup
+from sandq.model.errors import Conflict, InvalidTime, NotFound, UnknownGroup, UnknownPartition
 from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
@@ -121,6 +121,9 @@ class Control:
         chosen = self._with_group(topic, group)
         if isinstance(to, bytes):
             partition = offsets.unpack(to).partition
+            count = len(self._broker.topic(topic).record.partitions)
+            if partition >= count:
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition}; it has {count}", topic=topic)
             chosen = [delivery for delivery in chosen if delivery.partition == partition]
         cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
         return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]

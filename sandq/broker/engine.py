@@ -220,6 +220,11 @@ class Engine:
     def bytes_since_checkpoint(self) -> int:
         return self.wal.bytes_since(self._checkpoint_mark)
 
+    @property
+    def entries_kept(self) -> int:
+        """Log entries in memory."""
+        return sum([len(host.group.journal) for host in self.hosts.values()])
+
     def applied_indices(self) -> dict[int, int]:
         """Write what is applied, and say up to where (apply thread)."""
         self.applier.write()

@@ -21,6 +21,8 @@ T = TypeVar("T")
 log = structlog.get_logger("sandq.engine")
 
 CHECKPOINT_CHECK_S = 1.0
+CHECKPOINT_ENTRIES = 50_000
+"""Log entries are kept in memory, and small ones cost more there than on disk."""
 
 
 class Runner:
@@ -106,7 +108,8 @@ class Runner:
             await trio.sleep(CHECKPOINT_CHECK_S)
             grown = self.engine.bytes_since_checkpoint
             old = trio.current_time() - last >= self._checkpoint_interval_s
-            if self.engine.failed is None and (grown >= self._checkpoint_bytes or (old and grown)):
+            large = grown >= self._checkpoint_bytes or self.engine.entries_kept >= CHECKPOINT_ENTRIES
+            if self.engine.failed is None and (large or (old and grown)):
                 await self.checkpoint()
                 last = trio.current_time()
 

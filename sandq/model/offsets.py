@@ -13,6 +13,7 @@ client.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sandq.model.errors import InvalidRequest
@@ -94,6 +95,17 @@ def unpack(offset: bytes) -> Parts:
     """The parts of an offset."""
     number = int.from_bytes(_checked(offset), "big")
     return Parts(number >> 80, number >> 32 & U48_MAX, number >> 12 & PLACE_MAX, number & PARTITION_MAX)
+
+
+def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) -> list[bytes]:
+    """`pack` for messages at consecutive places from `place` on, each with a time of its own (within u48)."""
+    if not times_ms:
+        return []
+    pack(times_ms[0], index, place, partition)
+    pack(times_ms[-1], index, place + len(times_ms) - 1, partition)
+    tail = index << 32 | place << 12 | partition
+    step = _PLACE_STEP
+    return [(ms << 80 | tail + at * step).to_bytes(OFFSET_BYTES, "big") for at, ms in enumerate(times_ms)]
 
 
 def deliver_ms(offset: bytes) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from sandq.model import offsets
@@ -17,6 +18,7 @@ from sandq.model.errors import UnknownGroup
 from . import rows
 from .dead import EXPIRED, bury
 from .delivery import Reader
+from .forget import Forgetter
 from .groups import Group, History, Lease, Waiting, contains
 from .rows import LogEntry, Range
 from .unique import UniqueKeys
@@ -29,7 +31,7 @@ ENDED_RANGES = 65_536
 class GroupBook:
     """Groups, live leases, leases that ended lately (to answer repeated acks), deadlines."""
 
-    def __init__(self, settings: dict[str, Any], unique: UniqueKeys) -> None:
+    def __init__(self, settings: dict[str, Any], unique: UniqueKeys, forgetter: Forgetter) -> None:
         self.settings = settings
         self.groups: dict[int, Group] = {}
         self.next_group = 1
@@ -37,7 +39,10 @@ class GroupBook:
         self.own_ttl = False
         """Whether any message ever had a ttl of its own."""
         self.reader = Reader()
+        self.is_trimmed: Callable[[bytes], bool] = lambda offset: False
+        """Whether the log is trimmed beyond an offset; set by the log."""
         self._unique = unique
+        self._forgetter = forgetter
         self._by_name: dict[str, Group] = {}
         self.leases: dict[int, Lease] = {}
         """Live and ended ones."""
@@ -174,7 +179,10 @@ class GroupBook:
     # -- what comes back ------------------------------------------------------------------------------------------
 
     def wait(self, group: Group, entry: Waiting, view: View) -> None:
-        """Queue messages of a group; the entry gets its sequence number."""
+        """Queue messages of a group; the entry gets its sequence number, and when the first of it dies."""
+        if self.mortal:
+            expiries = [self.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+            entry.expires_ms = min((at for at in expiries if at is not None), default=None)
         entry.seq = self.next_seq
         self.next_seq += 1
         group.queue(entry)
@@ -199,11 +207,11 @@ class GroupBook:
         return self.own_ttl or self.settings["ttl_ms"] is not None
 
     def next_death_ms(self, group: Group, view: View) -> int | None:
-        """When the first of a group's messages dies of its ttl, as far as can be seen from the heads."""
+        """When the first of a group's messages dies of its ttl: of what waits, and of the log's head."""
         if group.seeking:
             return None
-        waiting, head = group.first_waiting(), group.reader.head(view)
-        times = [waiting.due_ms] if waiting is not None and waiting.mortal else []
+        waiting, head = group.first_death(), group.reader.head(view)
+        times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []
         if head is not None and (expires_ms := self.expires_ms(head)) is not None:
             times.append(expires_ms)
         return min(times, default=None)
@@ -212,13 +220,17 @@ class GroupBook:
         """Bury what died of a waiting entry. Whether there was any."""
         if not self.mortal:
             return False
-        dead: list[Range] = []
-        rest: list[Range] = []
-        for waiting in entry.ranges:
-            expires_ms = self.range_expires_ms(group, waiting.base, entry.kept, view)
-            (dead if entry.mortal or (expires_ms is not None and expires_ms <= now_ms) else rest).append(waiting)
-        if dead:
+        expiries = [self.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+        is_dead = [expires_ms is not None and expires_ms <= now_ms for expires_ms in expiries]
+        alive = [expires_ms for expires_ms in expiries if expires_ms is not None and expires_ms > now_ms]
+        dead = [waiting for waiting, gone in zip(entry.ranges, is_dead, strict=True) if gone]
+        rest = [waiting for waiting, gone in zip(entry.ranges, is_dead, strict=True) if not gone]
+        first_ms = min(alive, default=None)
+        if dead or first_ms != entry.expires_ms:
+            entry.expires_ms = first_ms
             self.shrink(group, entry, rest, view)
+            group.watch(entry)
+        if dead:
             self.bury(group, entry.attempt, EXPIRED, entry.error, dead, entry.history, entry.kept, now_ms, view)
         return bool(dead)
 
@@ -236,10 +248,10 @@ class GroupBook:
     ) -> None:
         messages = self.reader.messages(view, ranges, group.group_id if kept else None)
         group.dead[reason] += bury(group.group_id, messages, attempts, reason, error, history, now_ms, view)
-        self.finish(group, ranges, kept, view)
+        self.finish(group, ranges, kept, now_ms, view)
         self.put_group(group, view)
 
-    def finish(self, group: Group, ranges: list[Range], kept: bool, view: View) -> None:
+    def finish(self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View) -> None:
         """The group is through with these messages (acked, or dead)."""
         if not kept and not self.ordered:
             return
@@ -247,7 +259,25 @@ class GroupBook:
             for offset in offsets.run(base, length):
                 group.order.finish(offset)
                 if kept:
-                    view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
+                    self._drop_kept(group, offset, now_ms, view)
+
+    def _drop_kept(self, group: Group, offset: bytes, now_ms: int, view: View) -> None:
+        key = rows.of_group(rows.KEPT, group.group_id, offset)
+        row = view.get(key)
+        if row is not None:
+            view.delete(key)
+            self.left(offset, rows.unpack(row)[0], now_ms, view)
+
+    def left(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
+        """A message left a row that a group had of its own, or the log: if that was the last place where it was, then
+        where it had been moved is remembered only for a while."""
+        if message_id == offset or not self.is_trimmed(offset):
+            return
+        for group_id in self.groups:
+            for tag in (rows.KEPT, rows.DEAD):
+                if view.get(rows.of_group(tag, group_id, offset)) is not None:
+                    return
+        self._forgetter.leave(message_id, now_ms, view)
 
     def start_keys(self, group: Group, ranges: list[Range], kept: bool, view: View) -> None:
         for base, length in ranges:

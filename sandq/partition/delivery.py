@@ -63,7 +63,7 @@ class Reader:
         """Log rows that were read together."""
 
     def pieces(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> list[Piece]:
-        """The messages of `ranges`; `kept_of`: a group that keeps them in rows of its own."""
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
         if kept_of is not None:
             kept = list(kept_messages(view, ranges, kept_of))
             return [from_messages(kept[at : at + PIECE_MESSAGES]) for at in range(0, len(kept), PIECE_MESSAGES)]
@@ -75,6 +75,10 @@ class Reader:
         picked_row: _BatchRow | None = None
         for base, count in ranges:
             row, message = self._find(view, base)
+            if row is not picked_row:
+                if picked_row is not None:
+                    pieces.append(self._piece(picked_row, picked))
+                picked_row, picked = row, []
             if message is not None:
                 loose.append(message)
                 loose_bytes += sum(len(v) for v in message.fields.values() if isinstance(v, bytes))
@@ -82,11 +86,10 @@ class Reader:
                     pieces.append(from_messages(loose))
                     loose, loose_bytes = [], 0
                 continue
-            if row is not picked_row:
-                if picked_row is not None:
-                    pieces.append(self._piece(picked_row, picked))
-                picked_row, picked = row, []
             assert row is not None
+            if loose:
+                pieces.append(from_messages(loose))
+                loose, loose_bytes = [], 0
             picked.append((_position(row, base), count))
         if picked_row is not None:
             pieces.append(self._piece(picked_row, picked))

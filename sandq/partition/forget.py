@@ -33,6 +33,15 @@ class Forgetter:
         view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)
 
+    def leave(self, message_id: bytes, now_ms: int, view: View) -> None:
+        """A message that had been moved is nowhere any more: where it was is remembered for a while."""
+        key = rows.MOVED + message_id
+        row = view.get(key)
+        if row is not None:
+            *fields, forgotten_ms = rows.unpack(row)
+            if forgotten_ms is None:
+                self.put(key, now_ms + CANCEL_MEMORY_MS, view, *fields)
+
     def sweep(self, now_ms: int, view: View) -> None:
         """Forget what is due, a bounded number."""
         if self.next_ms is None or self.next_ms > now_ms:

@@ -64,9 +64,10 @@ class Granter:
         left = limit
         while left > 0:
             entry = group.first_waiting()
-            # What dies at its time is not taken ahead of it.
-            if entry is None or entry.due_ms > (lease.leased_ms if entry.mortal else horizon_ms):
+            if entry is None or entry.due_ms > horizon_ms:
                 break
+            if entry.expires_ms is not None and entry.expires_ms <= entry.due_ms > lease.leased_ms:
+                break  # what dies before its time comes is not taken ahead of it
             if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
                 break
             if self._book.bury_expired(group, entry, lease.leased_ms, view):

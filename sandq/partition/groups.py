@@ -214,20 +214,20 @@ class Waiting:
     ranges: list[Range]
     since_ms: int
     kept: bool = False
-    mortal: bool = False
-    """At `due_ms` their ttl has passed: they do not come back, they die."""
+    expires_ms: int | None = None
+    """When the ttl of the first of them has passed."""
     history: History = ()
 
     def row(self) -> bytes:
         ranges = rows.pack_ranges(self.ranges)
-        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.mortal, self.history)
+        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
-        attempt, error, packed, since_ms, kept, mortal, history = rows.unpack(row)
+        attempt, error, packed, since_ms, kept, expires_ms, history = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = rows.unpack_ranges(packed)
-        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, mortal, load_history(history))
+        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
 
 
 class Group:
@@ -242,6 +242,8 @@ class Group:
         """By seq; `_queue` orders it by time."""
         self._queue: list[tuple[int, int]] = []
         """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
+        self._deaths: list[tuple[int, int]] = []
+        """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder()
         self.gaps = 0
         """Ranges that wait."""
@@ -275,6 +277,22 @@ class Group:
         self.waiting[entry.seq] = entry
         self.gaps += len(entry.ranges)
         heapq.heappush(self._queue, (entry.due_ms, entry.seq))
+        self.watch(entry)
+
+    def watch(self, entry: Waiting) -> None:
+        """The `expires_ms` of a waiting entry is new."""
+        if entry.expires_ms is not None:
+            heapq.heappush(self._deaths, (entry.expires_ms, entry.seq))
+
+    def first_death(self) -> Waiting | None:
+        """What dies next of what waits."""
+        while self._deaths:
+            expires_ms, seq = self._deaths[0]
+            entry = self.waiting.get(seq)
+            if entry is not None and entry.expires_ms == expires_ms:
+                return entry
+            heapq.heappop(self._deaths)
+        return None
 
     def first_waiting(self) -> Waiting | None:
         """What comes back next."""

@@ -51,7 +51,8 @@ class Inspector:
         if found is not None:
             message = machine.log.load(found, view)
             return self._shown(message, self._state(found.offset), values=True, found=found)
-        return self._get_own(message_id)
+        moved = view.get(rows.MOVED + message_id)
+        return self._get_own(rows.unpack(moved)[0] if moved is not None else message_id)
 
     def _get_own(self, offset: bytes) -> Shown | None:
         """A message that is only in a row of a group's own any more."""
@@ -122,7 +123,7 @@ class Inspector:
             case "leased":
                 return f"consumer {told['consumer']} holds it"
             case "waiting":
-                if waiting is not None and waiting.mortal:
+                if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= waiting.due_ms:
                     return "its ttl passes before its next attempt: it dies then"
                 return "it waits for its next attempt"
             case "dead":
@@ -266,7 +267,7 @@ class Inspector:
             waiting = 0
             for entry in group.waiting.values():
                 count = sum(r.length for r in entry.ranges)
-                if entry.due_ms > self._machine.now_ms or entry.mortal:
+                if entry.due_ms > self._machine.now_ms:
                     waiting += count
                 else:
                     ready += count

@@ -245,6 +245,8 @@ class Jobs:
                 order = rows.order_of(message.fields) if self._book.ordered else None
                 if order is not None:
                     group.order.start(message.offset, order)
+            else:
+                self._book.left(message.offset, message.id, self._now_ms, view)
         if again:
             ranges = merged([message.offset for message in messages])
             self._book.wait(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
@@ -272,12 +274,14 @@ class Jobs:
 
     def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
         """Delete the rows of a group that is no more."""
-        for tag in (rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED):
+        for tag in sorted((rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:
                 view.delete(key)
             if found:
+                # From there on: a scan from the group's first key would walk over every row deleted so far.
+                job.position = rows.after(found[-1][0])
                 job.done += len(found)
                 return False
         return True

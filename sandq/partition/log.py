@@ -21,7 +21,7 @@ from .counts import Counts
 from .delivery import Message, decode_fields, load_message
 from .forget import CANCEL_MEMORY_MS, Forgetter
 from .log_reader import row_holding
-from .rows import LogEntry
+from .rows import Fields, LogEntry
 from .unique import CANCELLED as CANCELLED_KEY
 from .unique import HELD, Named, Sender, UniqueKeys
 from .view import View
@@ -81,6 +81,7 @@ class MessageLog:
         """Log rows that were deleted since `take_deleted`; of this process alone."""
         self._deleted_span = (offsets.LAST, offsets.FIRST)
         self._book = book
+        book.is_trimmed = lambda offset: offset <= self.state.trimmed
         self._unique = unique
         self._forgetter = forgetter
 
@@ -103,41 +104,57 @@ class MessageLog:
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
         batch = Batch.parse(command.batch)
         start_ms = now_ms if batch.relative else 0
-        ordered = self._book.ordered
         asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
-        added: list[LogEntry] = []
-        column: list[bytes] = []
+        times = [min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX) for asked_ms in asked]
+        column = offsets.pack_run(times, index, place, self.partition)
         refused: list[tuple[int, str]] = []
-        for at, (asked_ms, fields) in enumerate(zip(asked, decode_fields(batch), strict=True)):
-            placed_ms = min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX)
-            offset = offsets.pack(placed_ms, index, place + at, self.partition)
+        if command.split:
+            refused = self._append_special(column, decode_fields(batch), command, now_ms, floor_ms, view)
+        else:
+            added = [
+                self._put(offset, now_ms, fields, {}, view)
+                for offset, fields in zip(column, decode_fields(batch), strict=True)
+            ]
+            self.counts.add_each(times)
+            added.sort(key=_first)
+            self._added(added)
+        return Stored(b"".join(column), refused)
+
+    def _append_special(
+        self,
+        column: list[bytes],
+        messages: list[Fields],
+        command: c.Append,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+    ) -> list[tuple[int, str]]:
+        """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
+        one that has its unique key. Those refused."""
+        refused: list[tuple[int, str]] = []
+        for at, fields in enumerate(messages):
+            offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
                 sender = (command.producer_id, command.epoch, command.sequence, at) if command.producer_id else None
                 other = self._conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
                 if other is not None:
-                    column.append(other.id)
+                    column[at] = other.id
                     if command.on_conflict == c.REJECT and (sender is None or other.sender != sender):
                         refused.append((at, self._state_of(other, now_ms, view)))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
-            light = rows.needed_of(fields, ordered) if command.split else {}
-            stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
-            for key, value in stored:
-                view.put(key, value)
-            if Column.TTL_MS in light:
-                self._book.own_ttl = True
-            added.append(entry)
-            column.append(offset)
-            if unique_key is not None:
-                # One at a time: the next message of the batch may replace this one.
-                self.counts.add(placed_ms, 1)
-                self._added([added.pop()])
-        self.counts.add_each([offsets.deliver_ms(entry.first) for entry in added])
-        if added:
-            added.sort(key=lambda entry: entry.first)
-            self._added(added)
-        return Stored(b"".join(column), refused)
+            light = rows.needed_of(fields, self._book.ordered)
+            self._book.own_ttl = self._book.own_ttl or Column.TTL_MS in light
+            self.counts.add(offsets.deliver_ms(offset), 1)
+            self._added([self._put(offset, now_ms, fields, light, view)])
+        return refused
+
+    def _put(self, offset: bytes, now_ms: int, fields: Fields, light: Fields, view: View) -> LogEntry:
+        stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
+        for key, value in stored:
+            view.put(key, value)
+        return entry
 
     def _conflict(
         self, unique_key: bytes, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
@@ -174,9 +191,7 @@ class MessageLog:
     def find(self, message_id: bytes, view: View) -> Found | None:
         """The message of this id, wherever it stands now; None when it is not in the log."""
         moved = view.get(rows.MOVED + message_id)
-        offset, moves, moved_ms = message_id, 0, None
-        if moved is not None:
-            offset, moves, moved_ms, _ = rows.unpack(moved)
+        offset, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (message_id, 0, None, None)
         key = rows.log_key(offset)
         value = view.get(key)
         if value is None:
@@ -287,3 +302,7 @@ class MessageLog:
             elif offset in group.order.blocked:
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+
+
+def _first(entry: LogEntry) -> bytes:
+    return entry.first

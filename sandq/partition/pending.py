@@ -74,9 +74,9 @@ class Pending:
         if tombstone is not None:
             # What was moved away has its row where it is now; one that is not there was trimmed since.
             return ["cancelled", message_id] if rows.unpack(tombstone)[0] == CANCELLED else ["too_late", GONE]
-        state = self.own_rows_state(message_id, offset, view)
-        if state is not None:
-            return ["too_late", state]
+        state = self.own_rows_state(offset, view)
+        if state is not None or moved is not None:
+            return ["too_late", state or GONE]
         parts = offsets.unpack(message_id)
         if parts.index > applied_index or parts.deliver_ms > floor_ms or parts.partition != self._log.partition:
             return ["not_found", None]
@@ -108,7 +108,7 @@ class Pending:
             return LEASED
         waiting = group.waiting_of(offset)
         if waiting is not None:
-            return WAITING if waiting.due_ms > now_ms or waiting.mortal else READY
+            return WAITING if waiting.due_ms > now_ms else READY
         if view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
             return DEAD
         return ACKED
@@ -117,7 +117,7 @@ class Pending:
         """Whether an attempt at the message is under way, or another one is to come."""
         return group.lease_of(offset) is not None or group.waiting_of(offset) is not None
 
-    def own_rows_state(self, message_id: bytes, offset: bytes, view: View) -> str | None:
+    def own_rows_state(self, offset: bytes, view: View) -> str | None:
         """`leased` or `dead` for a message that is only in rows of groups' own any more."""
         for group in self._book.groups.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:

@@ -26,7 +26,7 @@ class Settler:
     def __init__(self, book: GroupBook) -> None:
         self._book = book
 
-    def ack(self, token: int, what: c.What, view: View) -> Lost:
+    def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
         lease = self._book.leases.get(token)
         if lease is None:
             return []
@@ -35,7 +35,7 @@ class Settler:
         if fresh:
             group = self._book.groups[lease.group_id]
             if lease.kept or group.order.blocked or self._book.ordered:
-                self._book.finish(group, lease.select(fresh), lease.kept, view)
+                self._book.finish(group, lease.select(fresh), lease.kept, now_ms, view)
             lease.acked |= fresh
             self._book.progress(lease, view)
         if what is None and lease.acked and not lease.revoked:
@@ -121,24 +121,17 @@ class Settler:
         now_ms: int,
         view: View,
     ) -> None:
-        """What a lease names in `mask` waits until `due_ms`; of what dies before, until it dies."""
+        """What a lease names in `mask` waits until `due_ms`."""
         group = self._book.groups[lease.group_id]
         for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
-            by_due: dict[tuple[int, bool], list[Range]] = {}
+            by_due: dict[int, list[Range]] = {}
             for waiting in ranges:
                 # Leased ahead of its time and given back before it: not before its time even so.
                 at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
-                expires_ms = None
-                if self._book.mortal:
-                    expires_ms = self._book.range_expires_ms(group, waiting.base, lease.kept, view)
-                mortal = expires_ms is not None and expires_ms <= at_ms
-                by_due.setdefault((expires_ms if mortal and expires_ms else at_ms, mortal), []).append(waiting)
-            for (at_ms, mortal), together in by_due.items():
-                self._book.wait(
-                    group,
-                    Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, mortal, history),
-                    view,
-                )
+                by_due.setdefault(at_ms, []).append(waiting)
+            for at_ms, together in by_due.items():
+                entry = Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, history=history)
+                self._book.wait(group, entry, view)
         lease.left |= mask
         self._book.progress(lease, view)
 
@@ -166,11 +159,11 @@ class Settler:
 
     def _bury_first(self, group: Group, now_ms: int, view: View) -> int:
         """Bury what `_next_death_ms` saw. Messages buried."""
-        waiting = group.first_waiting()
-        if waiting is not None and waiting.mortal and waiting.due_ms <= now_ms:
+        waiting = group.first_death()
+        if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
             count = sum(r.length for r in waiting.ranges)
             self._book.bury_expired(group, waiting, now_ms, view)
-            return count
+            return count - sum(r.length for r in waiting.ranges)
         head = group.reader.head(view)
         assert head is not None
         self._book.delivered(head, now_ms, view)

@@ -83,7 +83,7 @@ class TimerPartition:
         self.clock_epoch = 0
         self.forgetter = Forgetter()
         unique = UniqueKeys(self.forgetter)
-        self.book = GroupBook(settings, unique)
+        self.book = GroupBook(settings, unique, self.forgetter)
         self.log = MessageLog(partition, self.book, unique, self.forgetter)
         self.jobs = Jobs(self.log, self.book)
         self.pending = Pending(self.log, self.book, unique)
@@ -202,7 +202,7 @@ class TimerPartition:
         match command:
             case c.Ack():
                 self._trimmer.settled(now_ms)
-                return [settler.ack(token, what, view) for token, what in command.items]
+                return [settler.ack(token, what, now_ms, view) for token, what in command.items]
             case c.Nack():
                 self._trimmer.settled(now_ms)
                 return [settler.nack(item[0], item[1], item[2], item[3], now_ms, view) for item in command.items]

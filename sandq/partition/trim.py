@@ -148,27 +148,26 @@ class Trimmer:
                 state.trimmed = max(state.trimmed, gone[bisect_left(gone, entry.first) - 1])
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
-            self._delete(key, value, entry, here, view)
+            self._delete(key, value, entry, here, now_ms, view)
             self._book.forget_key(entry, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
         return more
 
-    def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, view: View) -> None:
+    def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
         self._log.delete_row(key, view)
-        if value[0] == rows.KIND_MESSAGE:
-            original_id = rows.unpack(value[rows.LOG_HEADER.size :])[0]
-            view.delete(rows.PAYLOAD + (original_id or entry.first))
-            if original_id is not None:
-                view.delete(rows.MOVED + original_id)
         state.messages -= entry.length - gone
         state.bytes -= entry.size - gone * max(1, entry.size // entry.length)
         state.trimmed = rows.last_of(entry)
         second = offsets.deliver_ms(state.trimmed) // 1000
         state.gone = (second, entry.length - gone + (state.gone[1] if state.gone[0] == second else 0))
+        if value[0] == rows.KIND_MESSAGE:
+            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
+            view.delete(rows.PAYLOAD + message_id)
+            self._book.left(entry.first, message_id, now_ms, view)
 
     # -- what pins it ---------------------------------------------------------------------------------------------
 

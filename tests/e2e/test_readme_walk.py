@@ -1,4 +1,4 @@
-"""The commands that the README shows, run as they stand (with ports of the test's own)."""
+"""What the README and docs/topics.md show, run as it stands (with ports of the test's own)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
+import sandq
 from tests.faults.node_process import ROOT, NodeProcess
 
 README = (ROOT / "README.md").read_text()
+TOPICS = (ROOT / "docs" / "topics.md").read_text()
 COMMANDS = {".venv/bin/sandq": "-m sandq.cli", ".venv/bin/sandctl": "-m sandctl"}
 
 
@@ -44,6 +49,67 @@ def test_the_first_minutes(node: NodeProcess) -> None:
     printed = shell(".venv/bin/sandctl consume t --group g --max 1", node)
     assert printed == "hi\n\n", "its bytes as they are, and a line end"
     assert time.time() - before >= 2
+
+
+def tour(node: NodeProcess, *arguments: str) -> str:
+    return shell(f".venv/bin/sandctl {' '.join(arguments)}", node)
+
+
+def test_the_tour_back_in_time(node: NodeProcess) -> None:
+    tour(node, "topic create orders --retention 1d")
+    tour(node, 'produce orders "17 parcels"')
+    assert tour(node, "consume orders --group desk") == "17 parcels\n"
+    tour(node, "group seek orders desk --to -5m --yes")
+    assert tour(node, "consume orders --group desk") == "17 parcels\n"
+
+
+def test_the_tour_of_a_message_that_is_still_to_come(node: NodeProcess) -> None:
+    tour(node, "topic create orders --retention 1d")
+    message_id = tour(node, 'produce orders "call Ada" --unique-key call-ada --in 1h').strip()
+    assert f"message {message_id} of topic orders: delayed" in tour(node, "message why orders --unique-key call-ada")
+    assert "moved unique key 'call-ada'" in tour(node, "message move orders --unique-key call-ada --in 30m")
+    *buckets, later = tour(node, "topic forecast orders").splitlines()
+    assert [bucket.split()[1] for bucket in buckets] == ["0", "1"] and later.split() == ["later", "0"]
+    assert "cancelled" in tour(node, "message cancel orders --unique-key call-ada")
+
+
+def test_the_tour_of_dead_letters(node: NodeProcess) -> None:
+    tour(node, "topic create orders --retention 1d")
+    tour(node, "consume orders --group desk")
+    tour(node, 'produce orders "lunch is ready" --ttl 1s')
+    time.sleep(1.2)
+    dead = tour(node, "dead list orders --group desk --values")
+    assert "expired" in dead and "lunch is ready" in dead
+    tour(node, "dead redrive orders --group desk")
+    assert tour(node, "consume orders --group desk") == "lunch is ready\n"
+
+
+def test_the_page_about_topics(node: NodeProcess) -> None:
+    """One function of the whole page: what one example names, a later one may use."""
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "SANDCTL_SERVERS": node.address}
+    shown: list[str] = []
+
+    async def run(line: str) -> None:
+        command = line.replace("sandctl", f"{sys.executable} -m sandctl", 1)
+        done = await anyio.run_process(command, env=environ, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stderr.decode()}"
+        shown.append(done.stdout.decode())
+
+    source = ""
+    for kind, block in re.findall(r"^```(sh|python) run\n(.*?)^```", TOPICS, re.MULTILINE | re.DOTALL):
+        source += block if kind == "python" else "".join(f"await run({line!r})\n" for line in block.splitlines())
+    names: dict[str, Any] = {"run": run, "print": lambda *parts: shown.append(" ".join(map(str, parts)))}
+    exec(f"async def page(client):\n{textwrap.indent(source, '    ')}", names)
+    page: Callable[[sandq.Client], Awaitable[None]] = names["page"]
+
+    async def main() -> None:
+        async with sandq.connect(node.address) as client:
+            await page(client)
+
+    anyio.run(main)
+    everything = "\n".join(shown)
+    for text in ("{'nacked': 1}", "no such account", "b'opened'", "signed up", "17 euros", "pack\nship\n", "call Ada"):
+        assert text in everything
 
 
 def test_the_configuration_that_is_shown(tmp_path: Path) -> None:

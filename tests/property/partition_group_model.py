@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sandq.partition import commands as c
@@ -33,7 +33,7 @@ class Job:
     done: int = 0
     too_late: int = 0
     state: str = "running"
-    moved: list[bytes] = field(default_factory=list)
+    group: Group | None = None
 
     @property
     def counts(self) -> tuple[str, int, int, int]:
@@ -73,14 +73,8 @@ class GroupModel(Model):
         again = []
         for message in self.by_offset(group.of("leased", "waiting", "blocked")):
             held = group.held.pop(message)
-            offset = self.messages[message].offset
-            if offset < asked:
-                group.done_at[message] = self.now
-            elif offset <= self.trimmed:
+            if asked <= self.messages[message].offset <= self.trimmed:
                 again.append((message, held.immortal))
-        for message in self.ahead_of(group):
-            if message.offset < asked:
-                group.done_at[message.name] = self.now
         group.start = max(asked, self.trimmed + b"\0")
         self._again(group, again)
         if group.of("dead"):
@@ -132,17 +126,23 @@ class GroupModel(Model):
         return taken
 
     def _waiting(self, group: Group, horizon: int, limit: int) -> list[str]:
-        due = [
-            (held.due, held.seq, self.messages[name].offset, name)
-            for name, held in group.of("waiting").items()
-            if held.due <= horizon and not self.doomed(name, held) and not self._dies_first(name, held)
-        ]
-        return [name for *_, name in sorted(due)[:limit]]
-
-    def _dies_first(self, name: str, held: Held) -> bool:
-        """Before its next attempt is due."""
-        expires = self.expires(name, held)
-        return expires is not None and expires <= held.due
+        """Together with a message all that began to wait with it are looked at: who is dead of them."""
+        entries: dict[tuple[int, int], list[str]] = {}
+        for name in self.by_offset(group.of("waiting")):
+            held = group.held[name]
+            if held.due <= (self.now if self._dies_first(name, held) else horizon):
+                entries.setdefault((held.due, held.seq), []).append(name)
+        taken: list[str] = []
+        for _, names in sorted(entries.items()):
+            if len(taken) >= limit:
+                break
+            for name in names:
+                held = group.held[name]
+                if self.doomed(name, held):
+                    self.bury(group, name, "expired", held, held.error, self.now)
+                else:
+                    taken.append(name)
+        return taken[:limit]
 
     def _blocked(self, group: Group, horizon: int, limit: int) -> list[str]:
         taken: list[str] = []
@@ -178,9 +178,10 @@ class GroupModel(Model):
     def granted(self, lease: Lease) -> None:
         """One lease of what was taken."""
         self.leases[lease.token] = lease
-        for name in lease.names:
-            held = self.groups[lease.group].held[name]
-            held.state, held.attempt, held.token = "leased", lease.attempt, lease.token
+        together = [self.groups[lease.group].held[name] for name in lease.names]
+        since = min(held.since for held in together)
+        for held in together:
+            held.state, held.attempt, held.token, held.since = "leased", lease.attempt, lease.token, since
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -193,7 +194,6 @@ class GroupModel(Model):
         for name in names & set(lease.live):
             lease.acked.add(name)
             del self.groups[lease.group].held[name]
-            self.groups[lease.group].done_at[name] = self.now
         if what is None and lease.acked and not lease.revoked:
             return None
         return self._lost(lease, names & lease.left, what)
@@ -215,7 +215,8 @@ class GroupModel(Model):
         if what is None:
             lost = {self.messages[n].offset for n in names}
             return "all" if len(lost) == len(lease.names) else lost or None
-        return {self.messages[n].offset for n in names} | (what - {self.messages[n].offset for n in lease.names}) or None
+        foreign = what - {self.messages[n].offset for n in lease.names}
+        return {self.messages[n].offset for n in names} | foreign or None
 
     def extend(self, token: int, ms: int) -> int | None:
         lease = self.leases.get(token)
@@ -261,9 +262,9 @@ class GroupModel(Model):
 
     def _back_off(self, group: Group, attempt: int) -> int:
         backoff = self.setting(group, "backoff")
-        first, cap = backoff["first_ms"], backoff["cap_ms"]
-        factors = {"none": 0, "fixed": 1, "linear": attempt, "exponential": (backoff["factor_permille"] // 1000) ** (attempt - 1)}
-        return int(min(first * factors[backoff["kind"]], cap))
+        grown = (backoff["factor_permille"] // 1000) ** (attempt - 1)
+        factor = {"none": 0, "fixed": 1, "linear": attempt, "exponential": grown}[backoff["kind"]]
+        return int(min(backoff["first_ms"] * factor, backoff["cap_ms"]))
 
     def _wait(self, lease: Lease, names: set[str], due: int, attempt: int, error: str | None, this: Any) -> None:
         group = self.groups[lease.group]
@@ -324,7 +325,7 @@ class GroupModel(Model):
     def _run_dead(self, job: Job) -> None:
         arguments = job.arguments
         group = self.groups.get(arguments["group"])
-        if group is None:
+        if group is None or group is not job.group:
             job.state = "done"
             return
         if group.seek_from is not None:
@@ -352,7 +353,6 @@ class GroupModel(Model):
         job.done += len(chosen)
         for name in chosen:
             del group.held[name]
-            group.done_at[name] = self.now
         if job.kind == "redrive":
             self._again(group, [(name, True) for name in chosen])
 
@@ -360,14 +360,14 @@ class GroupModel(Model):
         """One step of what follows a seek: the dead from its place on come again. How far it is now."""
         group = self.groups[name]
         assert group.seek_from is not None
-        dead = self.by_offset(group.of("dead"))
-        found = [n for n in dead if position < self.messages[n].offset >= group.seek_from][: self.step]
+        found = [o for o in sorted(self.dead_of(group)) if position < o >= group.seek_from][: self.step]
         if not found:
             group.seek_from = None
             return position
-        for again in found:
-            del group.held[again]
-        copies = [(n, True) for n in found if self.messages[n].offset < group.start]
+        again = [self.ever[offset] for offset in found if group.stale.pop(offset, None) is None]
+        for name in again:
+            del group.held[name]
+        copies = [(n, True) for n in again if self.messages[n].offset < group.start]
         if copies:
             self._again(group, copies)
-        return self.messages[found[-1]].offset
+        return found[-1]

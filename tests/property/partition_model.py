@@ -1,8 +1,8 @@
 """What a timer partition must do, in plain Python: dictionaries of messages and of what each group made of them.
 
-Written from design.md and formats.md, not from the code; it knows no rows, cursors by offset, heaps or look-aheads. Times
-are ms after T. Two things happen when the partition gets round to them, so they are watched rather than foretold, and
-checked to be allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`).
+Written from design.md and formats.md, not from the code; it knows no rows, heaps or look-aheads. Times are ms after T.
+Two things happen when the partition gets round to them, so they are watched rather than foretold, and checked to be
+allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ HISTORY = 5
 
 Attempt = tuple[int, str, int, int, str, str | None]
 History = tuple[Attempt, ...]
+Entry = tuple[str, int, str, str | None, int, History]
+"""Of a list of dead messages: name, attempts, reason, error, when, history."""
 
 
 def offset_of(at: int, index: int, place: int) -> bytes:
@@ -43,6 +45,8 @@ class Message:
     row: bytes
     """Messages with the same leave the log together."""
     moves: int = 0
+    done_at: int | None = None
+    """When every group was first done with it: from then on retention counts, also after a seek."""
     gone: str | None = None
     """cancelled (by its producer) or removed (by a job, or replaced)."""
     gone_at: int = 0
@@ -79,10 +83,10 @@ class Group:
     opened: int
     settings: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
-    done_at: dict[str, int] = field(default_factory=dict)
-    """Message -> when it was acked."""
     seek_from: bytes | None = None
     """A seek is under way: what died from here on comes again."""
+    stale: dict[bytes, Entry] = field(default_factory=dict)
+    """Among the dead of before until the seek is done, though they were cancelled or moved since."""
 
     def of(self, *states: str) -> dict[str, Held]:
         return {name: held for name, held in self.held.items() if held.state in states}
@@ -177,6 +181,11 @@ class Model:
         expires = self.expires(name, held)
         return expires is not None and expires <= self.now
 
+    def _dies_first(self, name: str, held: Held) -> bool:
+        """Before its next attempt is due."""
+        expires = self.expires(name, held)
+        return expires is not None and expires <= held.due
+
     def is_pending(self, name: str) -> bool:
         """No group made an attempt at it."""
         return all(self.pending_in(group, name) for group in self.groups.values())
@@ -191,7 +200,10 @@ class Model:
         if self.pending_in(group, name):
             blocked = name in group.held and group.held[name].state == "blocked"
             return "ready" if blocked or self.messages[name].at <= self.now else "delayed"
-        return group.held[name].state if name in group.held else "acked"
+        held = group.held.get(name)
+        if held is not None and held.state == "waiting" and held.due <= self.now and not self._dies_first(name, held):
+            return "ready"
+        return held.state if held is not None else "acked"
 
     def state(self, name: str) -> str:
         """Over all groups."""
@@ -228,11 +240,19 @@ class Model:
         times += [m.at for m in self.ahead_of(group)[:1]]
         return min(times, default=None)
 
-    def dead_of(self, group: Group) -> dict[bytes, tuple[Any, ...]]:
-        return {
-            self.messages[name].offset: (name, d.attempt, d.reason, d.error, d.dead_at, d.history)
-            for name, d in group.of("dead").items()
-        }
+    def dead_of(self, group: Group) -> dict[bytes, Entry]:
+        dead = {self.messages[name].offset: self._entry(name, d) for name, d in group.of("dead").items()}
+        return dead | group.stale
+
+    def _entry(self, name: str, d: Held) -> Entry:
+        return (name, d.attempt, d.reason, d.error, d.dead_at, d.history)
+
+    def _take_out(self, name: str) -> None:
+        """It is nowhere in a group any more."""
+        for group in self.groups.values():
+            held = group.held.pop(name, None)
+            if held is not None and held.state == "dead":
+                group.stale[self.messages[name].offset] = self._entry(name, held)
 
     def seconds(self) -> Counter[int]:
         """How many messages were put into each second of the log and not taken out again by their producers."""
@@ -240,7 +260,9 @@ class Model:
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
-    def append(self, rows: list[Row], relative: bool, policy: int, whole: bool) -> tuple[list[bytes], list[tuple[int, str]]]:
+    def append(
+        self, rows: list[Row], relative: bool, policy: int, whole: bool
+    ) -> tuple[list[bytes], list[tuple[int, str]]]:
         """What is answered for each: its offset, or the id of the message that has its key; and the refused."""
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
@@ -288,20 +310,18 @@ class Model:
     def remove(self, name: str, how: str) -> None:
         message = self.messages[name]
         message.gone, message.gone_at = how, self.now
-        for group in self.groups.values():
-            group.held.pop(name, None)
+        self._take_out(name)
         key = self.keys.get(message.unique) if message.unique is not None else None
         if key is not None and (key.state, key.name) == ("held", name):
             key.state, key.until = "cancelled", self.now + CANCEL_MEMORY
 
     def move(self, name: str, to: int, place: int) -> bytes:
         message = self.messages[name]
+        self._take_out(name)
         message.at = max(to, self.floor)
         message.offset = message.row = offset_of(message.at, self.index, place)
         message.moves += 1
         self.ever[message.offset] = name
-        for group in self.groups.values():
-            group.held.pop(name, None)
         return message.offset
 
     def refusals(self, name: str) -> list[list[Any]]:
@@ -316,7 +336,8 @@ class Model:
         if message.offset > self.trimmed:
             if self.is_pending(name):
                 return []
-            states = [self.state_in(g, name) for g in self.groups.values() if not self.pending_in(g, name)]
+            tried = [g.held.get(name) for g in self.groups.values() if not self.pending_in(g, name)]
+            states = ["acked" if held is None else held.state for held in tried]
             state = next(s for s in ("leased", "waiting", "dead", "acked") if s in states)
             return [["too_late", "leased" if state == "waiting" else state]]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
@@ -332,7 +353,7 @@ class Model:
         for offset, dead_at in found.items():
             name = self.ever[offset]
             held = group.held.get(name)
-            if held is not None and held.state == "dead":
+            if offset in group.stale or (held is not None and held.state == "dead"):
                 continue
             expires = self.expires(name, held)
             assert expires is not None and expires <= dead_at <= self.now, f"{name} died before its ttl passed"
@@ -358,6 +379,9 @@ class Model:
         for message in self.in_log():
             if message.offset <= trimmed:
                 self._may_go(message)
+                key = self.keys.get(message.unique) if message.unique is not None else None
+                if key is not None and (key.state, key.name) == ("held", message.name):
+                    del self.keys[str(message.unique)]
         self.trimmed = trimmed
 
     def _may_go(self, message: Message) -> None:
@@ -370,13 +394,18 @@ class Model:
         for group in self.groups.values():
             assert not self.pending_in(group, message.name), f"{message.name} was trimmed, {group.name} never had it"
             held = group.held.get(message.name)
-            done_at = group.done_at.get(message.name, 0) if held is None else held.dead_at
             if held is not None and held.state != "dead":
                 assert held.state in ("leased", "waiting"), f"{message.name} was trimmed while {held.state}"
-                continue
-            assert not settings["delete_on_ack"] or done_at + settings["retention_ms"] <= self.now, (
-                f"{message.name} was trimmed, {group.name} was done with it {self.now - done_at} ms ago"
-            )
+        done_at = self.now if message.done_at is None else message.done_at
+        assert not settings["delete_on_ack"] or done_at + settings["retention_ms"] <= self.now, (
+            f"{message.name} was trimmed, all were done with it only {self.now - done_at} ms ago"
+        )
+
+    def watch_done(self) -> None:
+        """After each entry."""
+        for message in self.in_log():
+            if message.done_at is None and self.is_done(message.name):
+                message.done_at = self.now
 
     def is_done(self, name: str) -> bool:
         """Nothing keeps it in the log (when acked means gone): long leased ones have a copy."""

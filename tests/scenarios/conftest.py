@@ -6,15 +6,37 @@ from pathlib import Path
 import pytest
 import trio
 
+import sandq
 from sandq.node import Serving, run_node
+from tests.scenarios.hand_clock import HandClock
 from tests.scenarios.raw_client import RawClient
 from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
     """A node on a free port, in this process."""
     async with run_node(small_config(tmp_path)) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def api(node: Serving) -> AsyncIterator[sandq.Client]:
+    """The Python client, connected to the node."""
+    async with connected(node) as client:
+        yield client
+
+
+@pytest.fixture
+def hand() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+async def timed(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
+    """A node whose clock `hand` moves."""
+    async with run_node(small_config(tmp_path), clock=hand.guarded()) as serving:
         yield serving
 
 

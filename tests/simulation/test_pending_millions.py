@@ -17,6 +17,7 @@ import pytest
 from sandq.broker.applier import Published
 from sandq.broker.engine import Engine
 from sandq.broker.host import GroupHost
+from sandq.broker.runner import CHECKPOINT_ENTRIES
 from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
@@ -82,7 +83,7 @@ class Drive:
         self._until(lambda: len(answers) == len(commands))
         for answer in answers:
             assert not isinstance(answer, SandqError), answer
-        if self.engine.bytes_since_checkpoint > CHECKPOINT_BYTES:
+        if self.engine.bytes_since_checkpoint > CHECKPOINT_BYTES or self.engine.entries_kept > CHECKPOINT_ENTRIES:
             self.checkpoint()
         return answers
 

@@ -83,7 +83,7 @@ class Bench:
     def restart(self) -> None:
         """Go on from rows alone."""
         self.view = View(self.stores)
-        self.machine = TimerPartition.load(0, {}, self.view)
+        self.machine = TimerPartition.load(0, {} if self.index else self.settings, self.view)
 
     # -- commands, one an entry -----------------------------------------------------------------------------------
 

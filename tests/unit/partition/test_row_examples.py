@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from sandq.metadata.state import Partition, Topic
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
+from sandq.model.partitioning import ordering_hash
+from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
+from sandq.partition.counts import Counts
+from sandq.partition.dead import bury
+from sandq.partition.dead import load as load_dead
+from sandq.partition.delivery import Message, kept_messages, load_message
+from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
 from sandq.partition.groups import Group, Lease, Waiting
-from sandq.partition.rows import Range
-from tests.unit.partition.bench import T
-from tests.unit.storage.test_storage_format import example
+from sandq.partition.jobs import Job
+from sandq.partition.rows import Extra, Fields, Range
+from sandq.partition.timer import TimerPartition
+from sandq.partition.unique import DELIVERED, HELD, Named, UniqueKeys
+from sandq.partition.view import View
+from sandq.storage.stores import MemoryStores
+from tests.unit.partition.bench import Bench, T, by_key
+from tests.unit.storage.test_storage_format import PAGE, example
 
 OFFSET = offsets.pack(T, 7, 2, 3)
+MOVED_TO = offsets.pack(T + 60_000, 9, 0, 3)
+JOB_ID = bytes(range(16))
+SENDER = (77, 1, 3, 0)
+HI: Fields = {Column.VALUE: b"hi"}
+NAMED: Fields = HI | {Column.KEY: b"k", Column.TTL_MS: 60_000, Column.UNIQUE_KEY: b"k"}
+EXTRA = Extra(OFFSET, 60_000, b"k", ordering_hash(b"k"))
+HISTORY = ((1, "w1", T, T + 500, "nacked", "boom"),)
+
+
+def view_of(*stored: tuple[bytes, bytes]) -> View:
+    view = View(MemoryStores())
+    for key, value in stored:
+        view.put(key, value)
+    return view
 
 
 def test_offset() -> None:
@@ -32,9 +62,66 @@ def test_log_rows() -> None:
     row = example("batch-row")
     assert row == rows.batch_row(2, T, encode({Column.VALUE: [b"a", b"b"]}))
     assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row), None)
-    stored, entry = rows.message_rows(OFFSET, T, {Column.VALUE: b"hi", Column.KEY: b"k"}, None, False)
+    stored, entry = rows.message_rows(OFFSET, T, HI | {Column.KEY: b"k"}, None, {})
     assert stored == [(example("message-key"), example("message-row"))]
     assert entry == rows.log_entry(*stored[0]) == (OFFSET, 1, len(stored[0][1]), None)
+
+
+def test_a_message_that_has_everything() -> None:
+    stored, entry = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
+    assert stored == [(example("message-key"), example("extra-row"))]
+    assert entry == rows.log_entry(*stored[0]) == (OFFSET, 1, len(stored[0][1]), EXTRA)
+    assert load_message(view_of(), OFFSET, stored[0][1]) == Message(OFFSET, OFFSET, T, NAMED)
+
+
+def test_a_payload_that_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = example("payload-key"), example("payload-row")
+    moved = rows.log_key(MOVED_TO), example("apart-row")
+    assert rows.log_entry(*moved) == (MOVED_TO, 1, len(payload[1]), EXTRA)
+    assert load_message(view_of(payload, moved), MOVED_TO, moved[1]) == Message(MOVED_TO, OFFSET, T, NAMED)
+    monkeypatch.setattr(rows, "INLINE_BYTES", 0)
+    stored, _ = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
+    assert stored[0] == payload
+    assert rows.moved_row(stored[1][1], OFFSET) == moved[1]
+
+
+def test_cancelled_and_forgotten() -> None:
+    bench = Bench()
+    bench.open()
+    bench.cancel(bench.append("m", due=[60_000]))
+    assert bench.rows(rows.TOMBSTONE) == [(example("forget-key")[7:], example("cancelled-row"))]
+    assert bench.rows(rows.FORGET) == [(example("forget-key"), b"")]
+    bench.trim(at=CANCEL_MEMORY_MS)
+    assert bench.rows(rows.TOMBSTONE) == bench.rows(rows.FORGET) == []
+
+
+def test_moved() -> None:
+    assert rows.unpack(example("tombstone-row")) == ["moved", T + 5, None]
+    assert rows.unpack(example("moved-row")) == [MOVED_TO, 1, T + 5, None]
+    view = view_of(
+        (rows.MOVED + OFFSET, example("moved-row")),
+        (rows.log_key(MOVED_TO), example("apart-row")),
+        (rows.TOMBSTONE + OFFSET, example("tombstone-row")),
+    )
+    found = TimerPartition(3, {"ordering": "none"}).log.find(OFFSET, view)
+    assert found is not None and (found.offset, found.id, found.moves, found.moved_ms) == (MOVED_TO, OFFSET, 1, T + 5)
+    bench = Bench()
+    offset, _ = bench.append("m")
+    _, there = bench.move(offset, 60_000, at=5)
+    assert bench.rows(rows.TOMBSTONE) == [(rows.TOMBSTONE + offset, example("tombstone-row"))]
+    assert bench.rows(rows.MOVED) == [(rows.MOVED + offset, rows.pack(there, 1, T + 5, None))]
+
+
+def test_unique_keys() -> None:
+    unique, view = UniqueKeys(Forgetter()), view_of()
+    unique.hold(b"k", OFFSET, SENDER, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-row")
+    assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
+    unique.hold(b"k", OFFSET, None, view)
+    unique.delivered(EXTRA, T, 600_000, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
+    assert unique.find(b"k", T + 599_999, view) == Named(DELIVERED, OFFSET, None)
+    assert unique.find(b"k", T + 600_000, view) is None
 
 
 def test_lease_and_progress() -> None:
@@ -47,10 +134,80 @@ def test_lease_and_progress() -> None:
     assert (lease.row(), lease.progress_row()) == (example("lease-row"), example("progress-row"))
 
 
-def test_waiting_and_group() -> None:
-    history = ((1, "w1", T, T + 500, "nacked", "boom"),)
-    assert Waiting(T + 1000, 5, 1, "boom", [Range(OFFSET, 1)], T, history=history).row() == example("waiting-row")
-    assert Group(1, "g", OFFSET).row() == example("group-row")
+def test_waiting() -> None:
+    waiting = Waiting(T + 1000, 5, 1, "boom", [Range(OFFSET, 1)], T, history=HISTORY)
+    assert waiting.row() == example("waiting-row")
+    assert rows.waiting_key(1, T + 1000, 5) == example("waiting-key")
+    loaded = Waiting.load(example("waiting-key"), example("waiting-row"))
+    assert (loaded.due_ms, loaded.seq, loaded.since_ms) == (T + 1000, 5, T)
+    assert (loaded.kept, loaded.expires_ms, loaded.history) == (False, None, HISTORY)
+
+
+def test_dead_and_kept() -> None:
+    view = view_of()
+    bury(1, [Message(OFFSET, OFFSET, T, HI)], 1, "nacked", "boom", HISTORY, T + 500, view)
+    key = rows.of_group(rows.DEAD, 1, OFFSET)
+    assert view.get(key) == example("dead-row")
+    dead = load_dead(key, example("dead-row"))
+    assert (dead.attempts, dead.reason, dead.error, dead.dead_ms) == (1, "nacked", "boom", T + 500)
+    assert (dead.id, dead.created_ms, dead.fields, dead.history) == (OFFSET, T, HI, HISTORY)
+    assert dead.kept_row() == example("kept-row")
+    view.put(rows.of_group(rows.KEPT, 1, OFFSET), example("kept-row"))
+    assert list(kept_messages(view, [Range(OFFSET, 1)], 1)) == [Message(OFFSET, OFFSET, T, HI)]
+
+
+def test_blocked() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.put("a", key="k")
+    bench.put("b", key="k")
+    bench.lease()
+    assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-row")]
+    assert rows.of_group(rows.BLOCKED, 1, OFFSET) == example("blocked-key")
+
+
+def test_group() -> None:
+    group = Group.load(rows.group_key(1), example("group-row"))
+    assert (group.group_id, group.name, group.cursor, group.dead) == (1, "g", OFFSET, Counter(nacked=2))
+    assert (group.touched_ms, group.settings) == (T, parse_group_settings({"max_attempts": 3}))
+    assert group.reader.taken == (T // 1000, 4)
+    assert group.row() == example("group-row")
+
+
+def test_counts() -> None:
+    view = view_of((example("counts-key"), example("counts-row")))
+    counts = Counts()
+    counts.load((0, 0, 0, 4))
+    assert counts.seconds(T // 1000, T // 1000 + 61, view) == [(T // 1000, 2), (T // 1000 + 60, -1)]
+    written, counts = view_of(), Counts()
+    counts.load((0, 0, 0, 3))
+    counts.add(T, 2)
+    counts.add(T + 60_000, -1)
+    counts.write(written)
+    assert written.drain() == [(example("counts-key"), example("counts-row"))]
+
+
+def test_job() -> None:
+    job = Job(*rows.unpack(example("job-row")))
+    assert (job.job_id, job.kind, job.index, job.started_ms, job.state) == (JOB_ID, "cancel", 41, T, "running")
+    assert job.arguments == {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False, "key_prefix": None}
+    assert (job.position, job.matched, job.done, job.too_late) == (OFFSET, 1000, 990, 10)
+    assert (job.finished_ms, job.next_ms) == (None, T + 100)
+    assert job.row() == example("job-row")
+
+
+def test_state() -> None:
+    loaded = TimerPartition.load(3, {}, view_of((rows.STATE_KEY, example("state-row"))))
+    assert (loaded.applied_index, loaded.now_ms, loaded.floor_ms, loaded.clock_epoch) == (41, T + 5000, T + 5000, 0)
+    log = loaded.log.state
+    assert (log.messages, log.trimmed, log.bytes, log.gone) == (3, OFFSET, 123, (T // 1000, 2))
+    assert loaded.log.counts.state() == (T // 1000 + 5, 1, 500_000, 4)
+    assert loaded.forgetter.state() == (T + 600_000, 0)
+    assert (loaded.book.next_group, loaded.book.next_seq, loaded.book.own_ttl) == (2, 6, True)
+    assert loaded.settings == {"ordering": "none"}
+    again = view_of()
+    loaded.write_state(again)
+    assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
 
 
 def test_entry() -> None:
@@ -60,6 +217,32 @@ def test_entry() -> None:
     assert isinstance(ack, c.Ack) and isinstance(expire, c.Expire)
     assert [list(item) for item in ack.items] == [[offsets.token(9, 0), None]]
     assert entry.encode() == example("entry")
+
+
+def test_entry_of_other_commands() -> None:
+    commands = (
+        c.Cancel([(c.TARGET_ID, OFFSET)]),
+        c.Move([(by_key("k"), 60_000, True)]),
+        c.Seek("g", "earliest"),
+        c.Touch(["g"]),
+        c.StopJob(JOB_ID),
+        c.Upkeep(),
+    )
+    assert c.Entry(T, commands).encode() == example("entry-commands")
+    decoded = c.Entry.decode(example("entry-commands"))
+    assert [type(command) for command in decoded.commands] == [type(command) for command in commands]
+    assert decoded.encode() == example("entry-commands")
+
+
+def test_the_page_has_every_row_and_command() -> None:
+    """What the code knows stands on the page under its tag and number."""
+    page = PAGE.read_text()
+    tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
+    assert len(tags) == 16
+    for tag in tags:
+        assert f"\n| `{tag.decode()}` |" in page
+    for number in c.CommandType:
+        assert f"\n| {number.value} | {number.name} |" in page
 
 
 def test_topic() -> None:

@@ -475,7 +475,7 @@ class TestTtlPasses:
 
     def test_counted_from_where_it_stands(self, make: Callable[[str], Scene]) -> None:
         delayed = make("delayed")
-        _, offset = delayed.bench.move(delayed.offset, 3000, at=3)
+        delayed.bench.move(delayed.offset, 3000, at=3)
         assert delayed.bench.expire(at=3099) == 0
         assert delayed.bench.values(delayed.bench.lease(at=3099)) == ["m"]
 

@@ -1,0 +1,201 @@
+"""kill -9 of a real node while messages are cancelled and moved; what was acknowledged is kept here, outside of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import NotFound, SandqError, TooLate
+from tests.faults.node_process import NodeProcess
+
+KILLS = 10
+DRAIN_S = 60.0
+EARLY_MS = 1
+"""The clocks of two processes are read one after the other."""
+
+
+@dataclass
+class Fate:
+    """What we were told about one message, and what we saw of it."""
+
+    value: bytes
+    due_ms: int
+    id: str = ""
+    earliest_ms: int = 0
+    """When it may come at the earliest: of the times that it has, or may have been given."""
+    cancelled: bool = False
+    moved_ms: int | None = None
+    """Its time by the last move that was acknowledged."""
+    sure: bool = True
+    """False: a cancel or a move failed, and may have been done."""
+    delivered_ms: list[float] = field(default_factory=list)
+    acked: bool = False
+    ack_unsure: bool = False
+
+
+@dataclass
+class Record:
+    fates: dict[bytes, Fate] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    producing: bool = True
+    cancelled: int = 0
+    moved: int = 0
+    too_late: int = 0
+    unsure: int = 0
+
+    def deliver(self, message: sandq.Message) -> None:
+        fate = self.fates[message.value]
+        now_ms = time.time() * 1000
+        fate.delivered_ms.append(now_ms)
+        if fate.cancelled:
+            self.faults.append(f"{fate.value!r} was cancelled, and came")
+        if now_ms < fate.earliest_ms - EARLY_MS:
+            self.faults.append(f"{fate.value!r} came {fate.earliest_ms - now_ms:.1f} ms early")
+        if fate.acked:
+            self.faults.append(f"{fate.value!r} was acked, and came again")
+
+    def settled(self) -> bool:
+        """Every message that was stored, and not cancelled, was acked."""
+        return not self.producing and all(
+            fate.cancelled or fate.acked or fate.ack_unsure or not fate.sure for fate in self.fates.values() if fate.id
+        )
+
+
+async def produce(client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event) -> None:
+    number = 0
+    async with client.producer("t") as producer, trio.open_nursery() as nursery:
+        while not stop.is_set():
+            sent: list[tuple[Fate, sandq.Receipt]] = []
+            for _ in range(30):
+                due_ms = int(time.time() * 1000) + rng.choice((0, 50, 300, 600, 1500))
+                fate = Fate(b"m%d" % number, due_ms, earliest_ms=due_ms)
+                record.fates[fate.value] = fate
+                # One in three is in a batch of its own kind: with a unique key it is stored by itself.
+                key = f"u{number}" if number % 3 == 0 else None
+                sent.append((fate, await producer.send(fate.value, deliver_at=due_ms, unique_key=key)))
+                number += 1
+            nursery.start_soon(change, client, record, rng.random(), sent)
+            await trio.sleep(0.02)
+
+
+async def change(
+    client: sandq.Client, record: Record, seed: float, sent: list[tuple[Fate, sandq.Receipt]]
+) -> None:
+    """Once they are stored: cancel some, move some, leave some."""
+    rng = random.Random(seed)
+    async with trio.open_nursery() as nursery:
+        for fate, receipt in sent:
+            try:
+                fate.id = await receipt
+            except SandqError:
+                # A unique key that is taken by its own first copy, say: it may be stored, we do not know.
+                fate.sure = False
+                continue
+            match rng.randrange(4):
+                case 0:
+                    nursery.start_soon(cancel, client, record, fate, rng.uniform(0, 0.4))
+                case 1:
+                    nursery.start_soon(move, client, record, fate, rng.uniform(0, 0.4), rng.choice((-200, 200, 700)))
+
+
+def named(fate: Fate) -> dict[str, str]:
+    number = int(fate.value[1:])
+    return {"unique_key": f"u{number}"} if number % 6 == 0 else {"id": fate.id}
+
+
+async def cancel(client: sandq.Client, record: Record, fate: Fate, after_s: float) -> None:
+    await trio.sleep(after_s)
+    try:
+        await client.messages("t").cancel(**named(fate))
+    except (TooLate, NotFound):
+        record.too_late += 1
+    except SandqError:
+        fate.sure = False
+        record.unsure += 1
+    else:
+        fate.cancelled = True
+        record.cancelled += 1
+
+
+async def move(client: sandq.Client, record: Record, fate: Fate, after_s: float, by_ms: int) -> None:
+    await trio.sleep(after_s)
+    to_ms = fate.due_ms + by_ms
+    fate.earliest_ms = min(fate.earliest_ms, to_ms)
+    try:
+        await client.messages("t").move(**named(fate), deliver_at=to_ms)
+    except (TooLate, NotFound):
+        record.too_late += 1
+    except SandqError:
+        record.unsure += 1
+    else:
+        fate.moved_ms = fate.earliest_ms = to_ms
+        record.moved += 1
+
+
+async def consume(client: sandq.Client, record: Record) -> None:
+    async with client.subscribe("t", group="g", credit=200) as subscription, trio.open_nursery() as nursery:
+        async for message in subscription:
+            record.deliver(message)
+            nursery.start_soon(ack, message, record.fates[message.value])
+
+
+async def ack(message: sandq.Message, fate: Fate) -> None:
+    try:
+        await message.ack()
+    except SandqError:
+        fate.ack_unsure = True
+    else:
+        fate.acked = True
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
+def test_acknowledged_cancels_and_moves_hold(seed: int, make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(SANDQ_STORAGE__SEGMENT_BYTES="262144", SANDQ_STORAGE__CHECKPOINT_BYTES="400000")
+    node.start()
+    rng = random.Random(seed)
+    record = Record()
+
+    async def scenario() -> None:
+        async with sandq.connect(node.address) as client, trio.open_nursery() as nursery:
+            await client.admin.create_topic(
+                "t", partitions=2, lease="2s", backoff={"kind": "fixed", "first": "50ms"}, max_attempts=None
+            )
+            stop = trio.Event()
+            for _ in range(2):
+                nursery.start_soon(consume, client, record)
+            async with trio.open_nursery() as producing:
+                producing.start_soon(produce, client, record, rng, stop)
+                for _ in range(KILLS):
+                    await trio.sleep(rng.uniform(0.2, 0.8))
+                    await trio.to_thread.run_sync(node.kill)
+                    await trio.to_thread.run_sync(node.start)
+                await trio.sleep(0.3)
+                stop.set()
+            record.producing = False
+            with trio.move_on_after(DRAIN_S):
+                while not record.settled():
+                    await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario)
+    fates = [fate for fate in record.fates.values() if fate.id]
+    for fate in fates:
+        # Also what came before the answer did.
+        if fate.cancelled and fate.delivered_ms:
+            record.faults.append(f"{fate.value!r} was delivered, and then cancelled")
+        if fate.moved_ms is not None and fate.delivered_ms and fate.delivered_ms[0] < fate.moved_ms - EARLY_MS:
+            record.faults.append(f"{fate.value!r} came {fate.moved_ms - fate.delivered_ms[0]:.1f} ms before its new time")
+    missing = [fate.value for fate in fates if not fate.delivered_ms and not fate.cancelled and fate.sure]
+    assert record.faults == [], f"seed {seed}"
+    assert missing == [], f"seed {seed}: {len(missing)} of {len(fates)} never came"
+    assert record.settled(), f"seed {seed}"
+    assert min(record.cancelled, record.moved, record.too_late) > 20, (record.cancelled, record.moved, record.too_late)
+    assert len(fates) > 1000
+    assert record.unsure < len(fates) // 20, "answers that were lost were asked for again"
+    assert node.stop() == 0, node.output()

@@ -1,0 +1,39 @@
+"""Messages in rows of their own came behind the batches that they lay between, in what was read and what was leased."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import sandq
+from sandq.node import run_node
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected, take, until, values
+
+EXPECTED = [b"0", b"own 1", b"2", b"own 3", b"4", b"own 5", b"6"]
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[sandq.Client]:
+    async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        for number in range(7):
+            if number % 2:
+                await client.produce("t", b"own %d" % number, unique_key=f"u{number}")
+            else:
+                await client.produce("t", b"%d" % number)
+        yield client
+
+
+async def test_what_is_read(api: sandq.Client) -> None:
+    async def read() -> list[bytes]:
+        return [message.value async for message in api.fetch("t", 0)]
+
+    assert await until(read, lambda found: len(found) == 7) == EXPECTED
+
+
+async def test_what_is_delivered(api: sandq.Client) -> None:
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        assert values(await take(subscription, 7)) == EXPECTED

@@ -1,0 +1,40 @@
+"""A clock that tests put forward, or hold: what takes minutes takes a moment, and what takes 5 ms takes as long as wanted.
+
+The wall clock goes with it, so that the guarded clock sees time pass, not somebody setting it. A node's timers look
+again once a second at least; `Serving` nodes act on what they are asked at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sandq.broker.clock import GuardedClock
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._held_s: float | None = None
+
+    def guarded(self) -> GuardedClock:
+        """For `run_node`."""
+        return GuardedClock(wall=self._now_s, monotonic=self._now_s)
+
+    def _now_s(self) -> float:
+        return (time.time() if self._held_s is None else self._held_s) + self._ahead_s
+
+    def hold(self) -> None:
+        """It stands still; `forward` still moves it."""
+        self._held_s = time.time()
+
+    def run(self) -> None:
+        """It goes on from where it stood."""
+        if self._held_s is not None:
+            self._ahead_s -= time.time() - self._held_s
+            self._held_s = None
+
+    def forward(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    def now_ms(self) -> int:
+        return int(self._now_s() * 1000)

@@ -1,0 +1,278 @@
+"""Messages that failed for the last time or outlived their time: why, how many, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.errors import InvalidRequest, UnknownGroup
+from sandq.node import Serving
+from tests.scenarios.working import take, take_until, until, values, waits_until_trimmed
+
+both_sizes = pytest.mark.parametrize("partitions", [1, 4])
+
+
+async def bury(api: sandq.Client, count: int, *, group: str = "g", first: int = 0) -> list[str]:
+    """Messages that a group nacks for the last time (max_attempts=1); their ids."""
+    ids = []
+    async with api.subscribe("t", group=group, credit=1000) as subscription:
+        for number in range(first, first + count):
+            ids.append(await api.produce("t", b"%d" % number, key=f"k{number}", headers={"n": number}))
+        for message in await take(subscription, count, ack=False):
+            message.nack(error=f"no {message.value.decode()}")
+    return ids
+
+
+async def counts_are(api: sandq.Client, expected: dict[str, int], group: str = "g") -> None:
+    await until(lambda: api.dead("t", group).counts(), lambda counts: counts == expected)
+
+
+async def letters(api: sandq.Client, group: str = "g", **options: Any) -> list[sandq.DeadLetter]:
+    return [letter async for letter in api.dead("t", group).list(**options)]
+
+
+# -- how they die ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_letter_tells_how_it_died(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=3, backoff={"kind": "none"})
+    message_id = await api.produce("t", b"value", unique_key="u", headers={"a": 1})
+    async with api.subscribe("t", group="g") as subscription:
+        for attempt in (1, 2, 3):
+            (message,) = await take(subscription, 1, ack=False)
+            await message.nack(error=ValueError(f"bad {attempt}"))
+    ((letter),) = await letters(api)
+    assert (letter.id, letter.offset, letter.topic, letter.group) == (message_id, message_id, "t", "g")
+    assert (letter.attempts, letter.reason, letter.error) == (3, "nacked", "ValueError: bad 3")
+    assert (letter.value, letter.unique_key, letter.headers, letter.size) == (b"value", b"u", {"a": 1}, 5)
+    assert letter.deliver_at_ms == sandq.offset_time_ms(message_id)
+    assert [(row.attempt, row.outcome, row.error) for row in letter.history] == [
+        (1, "nacked", "ValueError: bad 1"),
+        (2, "nacked", "ValueError: bad 2"),
+        (3, "nacked", "ValueError: bad 3"),
+    ]
+    for row in letter.history:
+        assert letter.created_ms <= row.leased_ms <= row.ended_ms <= letter.dead_ms <= node.broker.clock.now_ms()
+    assert letter.dead_ms == letter.history[-1].ended_ms
+    assert [letter.value for letter in await letters(api, values=False)] == [None]
+    told = await api.messages("t").why(message_id)
+    (group,) = told["groups"]
+    assert (told["state"], group["state"], group["attempt"], group["error"]) == ("dead", "dead", 3, "ValueError: bad 3")
+    assert "redrive" in group["reason"]
+    (row,) = await api.admin.groups("t")
+    assert (row["dead"], row["dead_reasons"], row["ready"], row["leased"], row["waiting"]) == (1, {"nacked": 1}, 0, 0, 0)
+    assert (await api.admin.stats("t"))[0]["dead"] == 1
+    await waits_until_trimmed(api)
+    assert await letters(api) == [letter], "the log need not keep it"
+
+
+async def test_each_reason(node: Serving, api: sandq.Client) -> None:
+    """By nack, by its lease, and by its ttl as a ready and as a waiting message."""
+    await api.admin.create_topic("t", lease="1s", max_attempts=1, backoff={"kind": "none"})
+    async with api.subscribe("t", group="g", auto_extend=False) as subscription:
+        nacked, kept = await api.produce("t", b"nacked"), await api.produce("t", b"kept")
+        for message in await take(subscription, 2, ack=False):
+            if message.value == b"nacked":
+                await message.nack(error="no")
+        await counts_are(api, {"nacked": 1, "lease_expired": 1})
+    await api.admin.update_topic("t", max_attempts=5)
+    ready = await api.produce("t", b"ready", ttl="60ms", delay="30ms")
+    await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 1})
+    waiting = await api.produce("t", b"waiting", ttl="150ms")
+    async with api.subscribe("t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        assert message.value == b"waiting", "what has expired is not delivered"
+        await message.nack(delay="1h", error="later")
+        told = await api.messages("t").why(waiting)
+        if told["state"] == "waiting":
+            assert told["groups"][0]["reason"] == "its ttl passes before its next attempt: it dies then"
+    await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 2})
+    found = {letter.id: letter for letter in await letters(api)}
+    assert {id: (letter.reason, letter.attempts, letter.error) for id, letter in found.items()} == {
+        nacked: ("nacked", 1, "no"),
+        kept: ("lease_expired", 1, None),
+        ready: ("expired", 0, None),
+        waiting: ("expired", 1, "later"),
+    }
+    for message_id, ttl_ms in ((ready, 60), (waiting, 150)):
+        letter = found[message_id]
+        assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "not before its time"
+    for reason, expected in (("nacked", {nacked}), ("lease_expired", {kept}), ("expired", {ready, waiting})):
+        assert {letter.id for letter in await letters(api, reason=reason)} == expected
+    (row,) = await api.admin.groups("t")
+    assert row["dead"] == 4
+    with pytest.raises(InvalidRequest):
+        await letters(api, reason="boredom")
+
+
+async def test_a_held_message_outlives_its_ttl_until_it_comes_back(api: sandq.Client, node: Serving) -> None:
+    await api.admin.create_topic("t", ttl="100ms")
+    message_id = await api.produce("t", b"m")
+    async with api.subscribe("t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        over_ms = message.deliver_at_ms + 150
+
+        async def now() -> int:
+            return node.broker.clock.now_ms()
+
+        await until(now, lambda now_ms: now_ms > over_ms)
+        assert await api.dead("t", "g").counts() == {}
+        assert (await api.messages("t").get(message_id)).state == "leased"
+        await message.nack(error="no")
+    (letter,) = await letters(api)
+    assert (letter.id, letter.reason, letter.attempts) == (message_id, "expired", 1)
+    # One that is acked after its ttl is acked.
+    await api.admin.update_topic("t", ttl="50ms")
+    async with api.subscribe("t", group="g") as subscription:
+        await api.produce("t", b"second")
+        (message,) = await take(subscription, 1, ack=False)
+        over_ms = message.deliver_at_ms + 60
+        await until(now, lambda now_ms: now_ms > over_ms)
+        await message.ack()
+    assert len(await letters(api)) == 1
+
+
+async def test_a_message_without_a_group_does_not_die(api: sandq.Client) -> None:
+    """Death is of a group; where there is none, nobody missed it."""
+    await api.admin.create_topic("t")
+    message_id = await api.produce("t", b"m", ttl="1ms")
+    assert (await api.messages("t").get(message_id)).ttl_ms == 1
+    async with api.subscribe("t", group="g"):
+        await counts_are(api, {"expired": 1})
+    assert (await api.messages("t").get(message_id)).state == "dead"
+
+
+async def test_the_topics_ttl_may_come_later(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    async with api.subscribe("t", group="g"):
+        pass
+    own = await api.produce("t", b"own", ttl="1h", partition=0)
+    plain = await api.produce("t", b"plain", partition=0)
+    await counts_are(api, {})
+    await api.admin.update_topic("t", ttl="10ms")
+    await api.messages("t").cancel(own)
+    await counts_are(api, {"expired": 1})
+    assert [letter.id for letter in await letters(api)] == [plain]
+
+
+# -- what becomes of them -------------------------------------------------------------------------------------------
+
+
+@both_sizes
+async def test_letters_are_listed_in_the_order_of_delivery(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    ids = await bury(api, 40)
+    found = await letters(api)
+    assert [letter.id for letter in found] == sorted(ids)
+    assert {letter.error for letter in found} == {f"no {number}" for number in range(40)}
+    assert len({letter.partition for letter in found}) == partitions
+    assert [letter.id for letter in await letters(api, limit=7)] == sorted(ids)[:7]
+    assert await letters(api, limit=0) == []
+    with pytest.raises(UnknownGroup):
+        await letters(api, "nobody")
+    with pytest.raises(UnknownGroup):
+        await api.dead("t", "nobody").counts()
+
+
+@both_sizes
+async def test_redriving_gives_them_all_attempts_again(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    ids = await bury(api, 30)
+    dead = api.dead("t", "g")
+    assert await dead.redrive(dry_run=True) == (30, 0, 0)
+    assert await dead.counts() == {"nacked": 30}
+    told: list[sandq.JobResult] = []
+    assert await dead.redrive(progress=told.append) == (30, 30, 0)
+    assert (told[-1], await dead.counts(), await letters(api)) == ((30, 30, 0), {}, [])
+    rows = await api.admin.groups("t")
+    assert (sum(row["ready"] for row in rows), sum(row["dead"] for row in rows)) == (30, 0)
+    async with api.subscribe("t", group="g", credit=1000) as subscription:
+        got = await take(subscription, 30, ack=False)
+        assert {message.id for message in got} == set(ids)
+        assert {message.attempt for message in got} == {1}
+        assert {(message.value, message.key, message.headers["n"]) for message in got} == {
+            (b"%d" % number, b"k%d" % number, number) for number in range(30)
+        }
+        for message in got[:10]:
+            message.nack(error="again")
+        for message in got[10:]:
+            message.ack()
+    assert await dead.counts() == {"nacked": 10}
+    assert await dead.redrive() == (10, 10, 0)
+    async with api.subscribe("t", group="g", credit=1000) as subscription:
+        assert {message.id for message in await take(subscription, 10)} == {message.id for message in got[:10]}
+        await api.produce("t", b"last")
+        assert await take_until(subscription, b"last") == []
+
+
+async def test_redriving_one_reason_and_one_time(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=1)
+    early = await bury(api, 5)
+    (newest,) = {max(letter.dead_ms for letter in await letters(api))}
+
+    async def now() -> int:
+        return node.broker.clock.now_ms()
+
+    await until(now, lambda now_ms: now_ms > newest)
+    late = await bury(api, 4, first=5)
+    await api.produce("t", b"short", ttl="1ms")
+    await counts_are(api, {"nacked": 9, "expired": 1})
+    dead = api.dead("t", "g")
+    assert await dead.redrive(reason="nacked", until=newest + 1, dry_run=True) == (5, 0, 0)
+    assert await dead.redrive(reason="nacked", since=newest + 1) == (4, 4, 0)
+    assert {letter.id for letter in await letters(api, reason="nacked")} == set(early)
+    assert await dead.redrive(reason="expired") == (1, 1, 0)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        got = await take(subscription, 5)
+    assert {message.id for message in got if message.value != b"short"} == set(late)
+    assert b"short" in values(got), "its ttl is over, and forgotten"
+
+
+async def test_redriving_at_a_rate(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=1)
+    ids = await bury(api, 21)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        told: list[sandq.JobResult] = []
+        begun_ms = node.broker.clock.now_ms()
+        assert await api.dead("t", "g").redrive(rate=20, progress=told.append) == (21, 21, 0)
+        assert node.broker.clock.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
+        assert {message.id for message in await take(subscription, 21)} == set(ids)
+        assert len({result.done for result in told}) > 3, "bit by bit"
+
+
+@both_sizes
+async def test_purging_forgets_them(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    ids = await bury(api, 20)
+    await bury(api, 0, group="other")
+    dead = api.dead("t", "g")
+    assert await dead.purge(reason="expired") == (0, 0, 0)
+    assert await dead.purge(dry_run=True) == (20, 0, 0)
+    assert await dead.counts() == {"nacked": 20}
+    assert await dead.purge() == (20, 20, 0)
+    assert (await dead.counts(), await letters(api)) == ({}, [])
+    assert sum(row["dead"] for row in await api.admin.stats("t")) == 0
+    # Purged is purged: a redrive brings nothing back, and the other group still gets all.
+    assert await dead.redrive() == (0, 0, 0)
+    async with api.subscribe("t", group="other", credit=100) as subscription:
+        assert {message.id for message in await take(subscription, 20)} == set(ids)
+
+
+async def test_the_dead_of_one_group_are_alive_for_another(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=1)
+    for group in ("g", "h"):
+        await bury(api, 0, group=group)
+    ids = await bury(api, 3)
+    assert (await api.messages("t").get(ids[0])).state == "dead"
+    async with api.subscribe("t", group="h") as subscription:
+        got = await take(subscription, 3, ack=False)
+        assert (await api.messages("t").get(ids[0])).state == "leased"
+        for message in got:
+            await message.ack()
+    await waits_until_trimmed(api)
+    assert await api.dead("t", "h").counts() == {}
+    assert await api.dead("t", "g").redrive() == (3, 3, 0)
+    async with api.subscribe("t", group="g") as subscription:
+        assert {message.id for message in await take(subscription, 3)} == set(ids)

@@ -1,0 +1,138 @@
+"""What every group acked stays as long as the topic says: it can be read and replayed, and is trimmed then."""
+
+from __future__ import annotations
+
+import pytest
+
+import sandq
+from sandq.node import Serving
+from tests.scenarios.working import stored_messages, take, take_until, until, values, waits_until_trimmed
+
+
+async def now_of(node: Serving) -> int:
+    return node.broker.clock.now_ms()
+
+
+async def fetched(api: sandq.Client, partition: int = 0) -> list[bytes]:
+    return [message.value async for message in api.fetch("t", partition)]
+
+
+async def test_what_was_acked_stays_for_its_retention(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", retention="2s")
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        for number in range(5):
+            await api.produce("t", b"%d" % number)
+        got = await take(subscription, 5)
+        acked_ms = node.broker.clock.now_ms()
+        assert await stored_messages(api) == 5
+        assert await fetched(api) == [b"0", b"1", b"2", b"3", b"4"]
+        states = [message.state async for message in api.messages("t").list()]
+        assert states == ["acked"] * 5
+        # Replayed, by the group and by another one that begins with them.
+        await api.admin.seek_group("t", "g", "earliest")
+        assert [message.id for message in await take(subscription, 5)] == [message.id for message in got]
+        async with api.subscribe("t", group="late", credit=100) as late:
+            assert [message.id for message in await take(late, 5)] == [message.id for message in got]
+        again_ms = node.broker.clock.now_ms()
+        await waits_until_trimmed(api)
+        assert node.broker.clock.now_ms() >= acked_ms + 2000, "not before its time"
+        assert again_ms < acked_ms + 2000
+    assert await fetched(api) == []
+    assert (await api.admin.stats("t"))[0]["bytes"] == 0
+
+
+async def test_what_a_group_has_yet_to_take_stays_however_old(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", retention="0s")
+    for group in ("slow", "fast"):
+        async with api.subscribe("t", group=group):
+            pass
+    for number in range(6):
+        await api.produce("t", b"%d" % number)
+    async with api.subscribe("t", group="fast") as subscription:
+        await take(subscription, 6)
+    async with api.subscribe("t", group="slow", credit=100) as subscription:
+        got = await take(subscription, 6, ack=False)
+        for message in got[:3]:
+            await message.ack()
+        await waits_until_trimmed(api, left=3)
+        assert await fetched(api) == [b"3", b"4", b"5"]
+        for message in got[3:]:
+            await message.ack()
+    await waits_until_trimmed(api)
+
+
+async def test_without_a_group_everything_stays(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", retention="1s")
+    await api.produce("t", b"m")
+    started_ms = await now_of(node)
+    await until(lambda: now_of(node), lambda now_ms: now_ms > started_ms + 1500)
+    assert await fetched(api) == [b"m"]
+    async with api.subscribe("t", group="g") as subscription:
+        assert values(await take(subscription, 1)) == [b"m"]
+
+
+async def test_a_log_keeps_what_its_groups_acked_for_a_time(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", delete_on_ack=False, retain="1s")
+    old = await api.produce("t", b"old")
+    delayed = await api.produce("t", b"delayed", delay="1h")
+    async with api.subscribe("t", group="g") as subscription:
+        await take(subscription, 1)
+        assert await fetched(api) == [b"old"]
+        await waits_until_trimmed(api, left=1)
+        assert node.broker.clock.now_ms() >= sandq.offset_time_ms(old) + 1000, "not before its time"
+        assert (await api.messages("t").get(delayed)).state == "delayed", "its age begins with its time"
+        # What a group has yet to ack stays, however old.
+        await api.produce("t", b"held")
+        (held,) = await take(subscription, 1, ack=False)
+        await until(lambda: now_of(node), lambda now_ms: now_ms > held.deliver_at_ms + 2200)
+        assert await fetched(api) == [b"held"]
+        await held.ack()
+        await waits_until_trimmed(api, left=1)
+
+
+async def test_a_log_keeps_so_many_bytes(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", delete_on_ack=False, retain_bytes="1MiB")
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        for number in range(6):
+            await api.produce("t", b"%d" % number * 300_000)
+            await take(subscription, 1)
+        await waits_until_trimmed(api, left=3)
+        assert [value[:1] for value in await fetched(api)] == [b"3", b"4", b"5"]
+        assert (await api.admin.stats("t"))[0]["bytes"] <= 1 << 20
+
+
+async def test_a_log_without_bounds_keeps_everything(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", delete_on_ack=False)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        for number in range(20):
+            await api.produce("t", b"%d" % number)
+        await take(subscription, 20)
+    assert await stored_messages(api) == 20
+    # Until it is told otherwise.
+    await api.admin.update_topic("t", delete_on_ack=True)
+    await waits_until_trimmed(api)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_purging_a_topic(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    async with api.subscribe("t", group="g", credit=4) as subscription:
+        for number in range(4):
+            await api.produce("t", b"%d" % number, partition=number % partitions)
+        got = await take(subscription, 4, ack=False)
+        for message in got[:2]:
+            await message.nack(error="no")
+        rest = [await api.produce("t", b"ready", partition=partitions - 1) for _ in range(20)]
+        rest += [await api.produce("t", b"delayed", delay="1h", partition=0) for _ in range(30)]
+        taken = await take(subscription, 2, ack=False)
+        result = await api.admin.purge_topic("t")
+        assert (result.done, result.matched) == (50, 50), "18 ready, 30 delayed, 2 dead"
+        assert await api.dead("t", "g").counts() == {}
+        # What is held is left to its holder.
+        for message in got[2:] + taken:
+            await message.ack()
+        await api.produce("t", b"last")
+        assert await take_until(subscription, b"last") == []
+    assert len(rest) == 50
+    await waits_until_trimmed(api)
+    assert [row["group"] for row in await api.admin.groups("t")] == ["g"] * partitions

@@ -1,0 +1,166 @@
+"""When a message comes again, by the broker's own time stamps: back-off, delays, leases that end, ttl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.errors import LeaseLost
+from sandq.node import Serving
+from tests.scenarios.working import take, until
+
+BACKOFFS: list[tuple[dict[str, object], list[tuple[int, int]]]] = [
+    ({"kind": "none"}, [(0, 0)] * 3),
+    ({"kind": "fixed", "first": "40ms", "jitter_percent": 0}, [(40, 40)] * 3),
+    ({"kind": "linear", "first": "30ms", "jitter_percent": 0}, [(30, 30), (60, 60), (90, 90)]),
+    ({"kind": "linear", "first": "30ms", "cap": "50ms", "jitter_percent": 0}, [(30, 30), (50, 50), (50, 50)]),
+    ({"kind": "exponential", "first": "20ms", "factor": 3, "cap": "100ms", "jitter_percent": 0}, [(20, 20), (60, 60), (100, 100)]),
+    ({"kind": "exponential", "first": "40ms", "factor": 1.5, "jitter_percent": 50}, [(20, 60), (30, 90), (45, 135)]),
+]  # fmt: skip
+
+
+async def fail_once(api: sandq.Client, group: str = "g", delay: float | None = None) -> sandq.Message:
+    """One attempt at the next message, which is nacked; the consumer is gone again afterwards."""
+    async with api.subscribe("t", group=group) as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        await message.nack(delay=delay, error=f"attempt {message.attempt}")
+        return message
+
+
+async def attempts_of(node: Serving, subscription: sandq.Subscription, count: int, delays_s: Sequence[float | None]) -> list[int]:
+    """Nack the only message `count` times; when it came each time, by the broker's clock."""
+    came_ms = []
+    for attempt in range(1, count + 1):
+        (message,) = await take(subscription, 1, ack=False)
+        came_ms.append(node.broker.clock.now_ms())
+        assert message.attempt == attempt
+        await message.nack(delay=delays_s[attempt - 1], error=f"attempt {attempt}")
+    return came_ms
+
+
+async def in_group(api: sandq.Client, message_id: str, name: str = "g") -> dict[str, Any]:
+    """What a group made of a message."""
+    (found,) = [group for group in (await api.messages("t").why(message_id))["groups"] if group["group"] == name]
+    return dict(found)
+
+
+@pytest.mark.parametrize(("backoff", "delays_ms"), BACKOFFS)
+async def test_the_back_off_of_a_topic(
+    node: Serving, api: sandq.Client, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
+) -> None:
+    """What it waited is told once it is dead: it is over by then, and nobody holds it."""
+    await api.admin.create_topic("t", backoff=backoff, max_attempts=4)
+    await api.produce("t", b"m")
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        came_ms = await attempts_of(node, subscription, 4, [None] * 4)
+    ((letter),) = [letter async for letter in api.dead("t", "g").list()]
+    assert [(row.attempt, row.error) for row in letter.history] == [(n, f"attempt {n}") for n in range(1, 5)]
+    for number, (least_ms, _) in enumerate(delays_ms):
+        assert came_ms[number + 1] >= letter.history[number].ended_ms + least_ms, "early"
+
+
+@pytest.mark.parametrize(("backoff", "delays_ms"), BACKOFFS[1:])
+async def test_when_it_comes_back_is_told(
+    api: sandq.Client, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
+) -> None:
+    await api.admin.create_topic("t", backoff=backoff)
+    message_id = await api.produce("t", b"m")
+    for attempt, (least_ms, most_ms) in enumerate(delays_ms, 1):
+        assert (await fail_once(api)).attempt == attempt
+        group = await in_group(api, message_id)
+        assert (group["attempt"], group["error"]) == (attempt, f"attempt {attempt}")
+        assert least_ms <= group["due_ms"] - group["history"][-1][3] <= most_ms
+
+
+async def test_a_nack_may_say_when(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", backoff={"kind": "fixed", "first": "1h"})
+    message_id = await api.produce("t", b"m")
+    delays_s = (0.05, 0.0, 0.12)
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        came_ms = await attempts_of(node, subscription, 3, delays_s)
+        (message,) = await take(subscription, 1, ack=False)
+        came_ms.append(node.broker.clock.now_ms())
+        await message.nack()
+    group = await in_group(api, message_id)
+    for number, delay_s in enumerate(delays_s):
+        assert came_ms[number + 1] >= group["history"][number][3] + round(delay_s * 1000), "early"
+    assert (group["state"], group["reason"]) == ("waiting", "it waits for its next attempt")
+    assert 480_000 <= group["due_ms"] - group["history"][-1][3] <= 720_000, "the cap, and the jitter"
+
+
+async def test_a_group_may_have_its_own(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=3, backoff={"kind": "fixed", "first": "20ms", "jitter_percent": 0})
+    message_id = await api.produce("t", b"m")
+    for name in ("own", "plain"):
+        async with api.subscribe("t", group=name):
+            pass
+    own = {"kind": "linear", "first": "10ms", "jitter_percent": 0}
+    await api.admin.update_group("t", "own", max_attempts=2, backoff=own)
+    for name, delay_ms, attempts in (("own", 10, 2), ("plain", 20, 3)):
+        for attempt in range(1, attempts + 1):
+            assert (await fail_once(api, name)).attempt == attempt
+            group = await in_group(api, message_id, name)
+            if attempt < attempts:
+                assert group["due_ms"] - group["history"][-1][3] == delay_ms * (attempt if name == "own" else 1)
+            else:
+                assert group["state"] == "dead"
+    settings = {row["group"]: row["settings"] for row in await api.admin.groups("t")}
+    assert settings["plain"] is None
+    assert (settings["own"]["max_attempts"], settings["own"]["backoff"]["kind"]) == (2, "linear")
+    # Back to the topic's.
+    await api.admin.update_group("t", "own")
+    second = await api.produce("t", b"second")
+    await fail_once(api, "own")
+    group = await in_group(api, second, "own")
+    assert group["due_ms"] - group["history"][-1][3] == 20
+    assert {row["settings"] for row in await api.admin.groups("t")} == {None}
+
+
+async def test_without_a_maximum_nothing_dies(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=None, backoff={"kind": "none"})
+    message_id = await api.produce("t", b"m")
+    async with api.subscribe("t", group="g") as subscription:
+        for attempt in range(1, 31):
+            (message,) = await take(subscription, 1, ack=False)
+            assert message.attempt == attempt
+            await message.nack(error=f"attempt {attempt}")
+    group = await in_group(api, message_id)
+    assert [row[0] for row in group["history"]] == [26, 27, 28, 29, 30], "the last five are kept"
+
+
+async def test_a_lease_that_ends_is_an_attempt(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", lease="1s", backoff={"kind": "fixed", "first": "50ms", "jitter_percent": 0})
+    message_id = await api.produce("t", b"m")
+    async with (
+        api.subscribe("t", group="g", auto_extend=False) as silent,
+        api.subscribe("t", group="g", credit=1) as other,
+    ):
+        taken = []
+        for subscription in (silent, other):
+            taken += await take(subscription, 1, ack=False) if not taken else []
+        (first,) = taken
+        told = await in_group(api, message_id)
+        deadline_ms = told["deadline_ms"]
+        await until(lambda: in_group(api, message_id), lambda group: bool(group["history"]))
+        assert node.broker.clock.now_ms() >= deadline_ms
+        with pytest.raises(LeaseLost):
+            await first.ack()
+        group = await in_group(api, message_id)
+        ((attempt, consumer, _, ended_ms, outcome, error),) = group["history"]
+        assert (attempt, consumer, outcome, error) == (1, told["consumer"], "lease_expired", None)
+        assert deadline_ms <= ended_ms
+
+
+async def test_held_messages_are_extended(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", lease="1s", max_attempts=1)
+    message_id = await api.produce("t", b"m")
+    async with api.subscribe("t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        first = await in_group(api, message_id)
+        await until(lambda: in_group(api, message_id), lambda group: group["deadline_ms"] > first["deadline_ms"] + 1000)
+        assert node.broker.clock.now_ms() > first["deadline_ms"]
+        assert await message.extend("1m") > first["deadline_ms"] + 50_000
+        await message.ack()

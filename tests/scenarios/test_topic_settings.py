@@ -1,0 +1,131 @@
+"""A topic's settings are changed while it is in use: each takes effect at once, and lasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
+from sandq.node import Serving, run_node
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected, take, until, values, waits_until_trimmed
+
+RECORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"lease": "45s"}, {"lease_ms": 45_000}),
+    ({"max_attempts": 3}, {"max_attempts": 3}),
+    ({"max_attempts": None}, {"max_attempts": None}),
+    ({"ttl": "1d"}, {"ttl_ms": 86_400_000}),
+    ({"ttl": None}, {"ttl_ms": None}),
+    ({"retention": "1h"}, {"retention_ms": 3_600_000}),
+    ({"delete_on_ack": False, "retain": "30d", "retain_bytes": "10GiB"},
+     {"delete_on_ack": False, "retain_ms": 2_592_000_000, "retain_bytes": 10 * 2**30}),
+    ({"delete_on_ack": True, "retain": None, "retain_bytes": None},
+     {"delete_on_ack": True, "retain_ms": None, "retain_bytes": None}),
+    ({"group_ttl": "1m"}, {"group_ttl_ms": 60_000}),
+    ({"group_ttl": None}, {"group_ttl_ms": None}),
+    ({"dedup_window": "1h"}, {"dedup_window_ms": 3_600_000}),
+]  # fmt: skip
+
+
+async def test_each_setting_changes_alone_and_lasts(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config) as node, connected(node) as api:
+        settings = dict((await api.admin.create_topic("t", partitions=2)).settings)
+        for change, expected in RECORDS:
+            settings |= expected
+            assert (await api.admin.update_topic("t", **change)).settings == settings
+            assert (await api.admin.topic("t")).settings == settings
+        record = await api.admin.update_topic("t", backoff={"first": "5s", "factor": 3})
+        settings["backoff"] = settings["backoff"] | {"first_ms": 5000, "factor_permille": 3000}
+        assert record.settings == settings, "of the back-off only what was named"
+        assert (await api.admin.update_topic("t")).settings == settings
+    async with run_node(config) as node, connected(node) as api:
+        assert (await api.admin.topic("t")).settings == settings
+        for delivery in node.broker.topic("t").partitions.values():
+            assert delivery.host.status.settings == settings, "partitions have them, too"
+
+
+async def test_what_is_refused_changes_nothing(api: sandq.Client) -> None:
+    settings = (await api.admin.create_topic("t")).settings
+    wrong: list[dict[str, Any]] = [
+        {"lease": "1ms"},
+        {"ordering": "key"},
+        {"ttl": "-1s"},
+        {"retain": "1d"},
+        {"group_ttl": "1s"},
+        {"dedup_window": "8d"},
+        {"backoff": {"kind": "wild"}},
+        {"leese": "1m"},
+        {"lease": "1m", "max_attempts": 0},
+    ]
+    for change in wrong:
+        with pytest.raises(InvalidSetting) as refused:
+            await api.admin.update_topic("t", **change)
+        assert next(reversed(change)) in refused.value.message
+    assert (await api.admin.topic("t")).settings == settings
+    with pytest.raises(UnknownTopic):
+        await api.admin.update_topic("u", lease="1m")
+
+
+async def test_a_lease_and_attempts(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", lease="1h", max_attempts=None, backoff={"kind": "none"})
+
+    async def leased_for(message_id: str) -> float:
+        """How long a message is leased still, seconds."""
+        (group,) = (await api.messages("t").why(message_id))["groups"]
+        return (int(group["deadline_ms"]) - node.broker.clock.now_ms()) / 1000
+
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await api.produce("t", b"long")
+        (message,) = await take(subscription, 1, ack=False)
+        assert 3590 < await leased_for(message.id) <= 3600
+        await message.ack()
+    await api.admin.update_topic("t", lease="1m", max_attempts=1)
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await api.produce("t", b"short")
+        (message,) = await take(subscription, 1, ack=False)
+        assert 50 < await leased_for(message.id) <= 60
+        await message.nack(error="no")
+    assert await api.dead("t", "g").counts() == {"nacked": 1}
+
+
+async def test_back_off_and_ttl(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", backoff={"kind": "fixed", "first": "1h"})
+    first = await api.produce("t", b"first")
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await (await take(subscription, 1, ack=False))[0].nack()
+        await api.admin.update_topic("t", backoff={"first": "0s"})
+        second = await api.produce("t", b"second")
+        await (await take(subscription, 1, ack=False))[0].nack()
+        (again,) = await take(subscription, 1, ack=False)
+        assert (again.id, again.attempt) == (second, 2)
+        await again.ack()
+        assert (await api.messages("t").get(first)).state == "waiting", "what waits already waits as long as it was told"
+    third = await api.produce("t", b"third", delay="1h")
+    fourth = await api.produce("t", b"fourth")
+    await api.admin.update_topic("t", ttl="1ms")
+    await until(lambda: api.dead("t", "g").counts(), lambda counts: counts.get("expired", 0) >= 1)
+    assert (await api.messages("t").get(fourth)).state == "dead", "it holds for what is stored already"
+    assert (await api.messages("t").get(third)).state == "delayed"
+    await api.admin.update_topic("t", ttl=None)
+    await api.messages("t").move(third, delay=0)
+    async with api.subscribe("t", group="g") as subscription:
+        assert values(await take(subscription, 1)) == [b"third"]
+
+
+async def test_dedup_window_and_retention(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", dedup_window=0, retention="1h")
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        await api.produce("t", b"1", unique_key="u")
+        await take(subscription, 1)
+        await api.admin.update_topic("t", dedup_window="1h")
+        await api.produce("t", b"2", unique_key="u")
+        await take(subscription, 1)
+        with pytest.raises(DuplicateKey):
+            await api.produce("t", b"3", unique_key="u")
+    assert len([1 async for _ in api.fetch("t", 0)]) == 2
+    await api.admin.update_topic("t", retention=0)
+    await waits_until_trimmed(api)

@@ -1,0 +1,162 @@
+"""Unique keys: one pending message of a name, and none again for a while after its delivery."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import DuplicateKey, InvalidRequest, NotFound
+from sandq.node import Serving
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.working import connected, take, take_until, values
+
+both_sizes = pytest.mark.parametrize("partitions", [1, 4])
+
+
+@both_sizes
+async def test_reject_says_which_message_has_the_key(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions)
+    for name, delay, state in (("later", "1h", "delayed"), ("now", 0, "ready")):
+        first = await api.produce("t", b"first", unique_key=name, delay=delay)
+        with pytest.raises(DuplicateKey) as refused:
+            await api.produce("t", b"second", unique_key=name)
+        assert refused.value.details == {"id": first, "state": state}
+        assert (await api.messages("t").get(unique_key=name)).value == b"first"
+    assert len([1 async for _ in api.messages("t").list()]) == 2
+
+
+@both_sizes
+async def test_replace_takes_the_pending_one_back_in_the_same_step(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions)
+    messages = api.messages("t")
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        old = await api.produce("t", b"old", unique_key="u", delay=0.2)
+        new = await api.produce("t", b"new", unique_key="u", delay=0.1, on_conflict="replace")
+        assert new != old
+        assert (await messages.get(unique_key="u")).id == new
+        with pytest.raises(NotFound):
+            await messages.get(old)
+        with pytest.raises(NotFound):
+            await messages.move(old, delay="1h")
+        await api.produce("t", b"last", delay=0.4)
+        assert [(m.value, m.id) for m in await take_until(subscription, b"last")] == [(b"new", new)]
+        # What is delivered stays what it is, and the new one is stored all the same.
+        third = await api.produce("t", b"third", unique_key="u", on_conflict="replace")
+        (message,) = await take(subscription, 1)
+        assert (message.value, message.id) == (b"third", third)
+
+
+@both_sizes
+async def test_ignore_gives_the_id_of_the_first(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions)
+    first = await api.produce("t", b"first", unique_key="u", delay="1h")
+    moved = await api.messages("t").move(first, delay="2h")
+    assert await api.produce("t", b"second", unique_key="u", on_conflict="ignore") == first
+    found = await api.messages("t").get(unique_key="u")
+    assert (found.value, found.id, found.offset) == (b"first", first, moved)
+    assert len([1 async for _ in api.messages("t").list()]) == 1
+
+
+async def test_what_is_refused_keeps_nothing_else_of_its_batch_out(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=4)
+    async with api.producer("t", linger="50ms") as producer:
+        receipts = [
+            await producer.send(b"%d" % number, unique_key=f"u{number % 20}", delay="1h") for number in range(40)
+        ]
+        plain = [await producer.send(b"plain", delay="1h") for _ in range(10)]
+        ids = [await receipt for receipt in receipts[:20]]
+        for number, receipt in enumerate(receipts[20:]):
+            with pytest.raises(DuplicateKey) as refused:
+                await receipt
+            assert refused.value.details["id"] == ids[number]
+        ids += [await receipt for receipt in plain]
+    assert {message.id async for message in api.messages("t").list()} == set(ids)
+
+
+async def test_one_batch_that_replaces_itself_leaves_the_last(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    async with api.producer("t", linger="50ms") as producer:
+        receipts = [
+            await producer.send(b"%d" % number, unique_key="u", delay="1h", on_conflict="replace")
+            for number in range(20)
+        ]
+        ids = [await receipt for receipt in receipts]
+    assert len(set(ids)) == 20
+    assert [(m.id, m.value) async for m in api.messages("t").list(values=True)] == [(ids[-1], b"19")]
+    assert (await api.admin.stats("t"))[0]["messages"] == 1
+
+
+async def test_many_producers_of_one_key_store_one(api: sandq.Client, node: Serving) -> None:
+    await api.admin.create_topic("t", partitions=4)
+    won: list[str] = []
+    lost: list[object] = []
+
+    async def produce(number: int) -> None:
+        async with connected(node) as client:
+            try:
+                won.append(await client.produce("t", b"%d" % number, unique_key="u", delay="1h"))
+            except DuplicateKey as error:
+                lost.append(error.details["id"])
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(produce, number)
+    assert len(won) == 1
+    assert lost == won * 9
+
+
+async def test_a_cancelled_message_frees_its_key_at_once(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    messages = api.messages("t")
+    first = await api.produce("t", b"first", unique_key="u", delay="1h")
+    assert await messages.cancel(unique_key="u") == first
+    second = await api.produce("t", b"second", unique_key="u", delay="1h")
+    assert second != first
+    assert (await messages.get(unique_key="u")).id == second
+    assert await messages.cancel(first) == first, "the first one's cancel is still what it was ..."
+    assert (await messages.get(unique_key="u")).state == "delayed", "... and none of the second"
+
+
+async def test_a_key_stays_taken_after_its_delivery(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api:
+        await api.admin.create_topic("t", dedup_window="1h")
+        async with api.subscribe("t", group="g", credit=100) as subscription:
+            first = await api.produce("t", b"first", unique_key="u")
+            (message,) = await take(subscription, 1, ack=False)
+            for settled in (False, True):
+                if settled:
+                    await message.ack()
+                with pytest.raises(DuplicateKey) as refused:
+                    await api.produce("t", b"second", unique_key="u")
+                assert refused.value.details["id"] == first
+                assert refused.value.details["state"] not in ("delayed", "ready")
+                assert await api.produce("t", b"second", unique_key="u", on_conflict="ignore") == first
+            hand.forward(3590)
+            with pytest.raises(DuplicateKey):
+                await api.produce("t", b"second", unique_key="u")
+            hand.forward(20)
+            second = await api.produce("t", b"second", unique_key="u")
+            (message,) = await take(subscription, 1)
+            assert (message.value, message.id) == (b"second", second)
+
+
+async def test_without_a_window_a_key_is_free_once_it_is_delivered(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", dedup_window=0)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        for number in range(3):
+            await api.produce("t", b"%d" % number, unique_key="u")
+            assert values(await take(subscription, 1, ack=number == 0)) == [b"%d" % number]
+
+
+async def test_a_unique_key_routes_and_key_must_equal_it(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=8)
+    for number in range(30):
+        name = f"order-{number}"
+        offset = await api.produce("t", b"m", unique_key=name, key=name, delay="1h")
+        found = await api.messages("t").get(unique_key=name)
+        assert (found.id, found.key, found.unique_key) == (offset, name.encode(), name.encode())
+    with pytest.raises(InvalidRequest, match="unique_key"):
+        await api.produce("t", b"m", unique_key="a", key="b")
+    spread = {message.partition async for message in api.messages("t").list()}
+    assert len(spread) > 4

@@ -1,0 +1,86 @@
+"""What scenarios with the Python client have in common: taking messages, waiting for what the broker says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import TooLate
+from sandq.node import Serving
+
+PATIENCE_S = 15.0
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def connected(node: Serving, **options: str) -> AsyncIterator[sandq.Client]:
+    """A client of a node in this process."""
+    async with sandq.connect(f"127.0.0.1:{node.client_port}", **options) as client:
+        yield client
+
+
+async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True) -> list[sandq.Message]:
+    """The next `count` messages; acked (and that confirmed) unless told otherwise."""
+    taken: list[sandq.Message] = []
+    with trio.fail_after(PATIENCE_S):
+        while len(taken) < count:
+            message = await anext(subscription)
+            taken.append(message)
+            if ack:
+                await message.ack()
+    return taken
+
+
+async def take_until(subscription: sandq.Subscription, last: bytes) -> list[sandq.Message]:
+    """All messages up to the one with this value, which is left out; all are acked."""
+    taken: list[sandq.Message] = []
+    while True:
+        (message,) = await take(subscription, 1)
+        if message.value == last:
+            return taken
+        taken.append(message)
+
+
+async def until(ask: Callable[[], Awaitable[T]], right: Callable[[T], bool]) -> T:
+    """Ask until the answer is right; it."""
+    answer = await ask()
+    with trio.move_on_after(PATIENCE_S):
+        while not right(answer):
+            await trio.sleep(0.02)
+            answer = await ask()
+    assert right(answer), answer
+    return answer
+
+
+def values(messages: list[sandq.Message]) -> list[bytes]:
+    return [message.value for message in messages]
+
+
+async def stored_messages(client: sandq.Client, topic: str = "t") -> int:
+    """How many messages the log of a topic holds."""
+    return sum(row["messages"] for row in await client.admin.stats(topic))
+
+
+async def waits_until_trimmed(client: sandq.Client, topic: str = "t", left: int = 0) -> None:
+    async def ask() -> int:
+        return await stored_messages(client, topic)
+
+    await until(ask, lambda count: count == left)
+
+
+async def refusals(messages: sandq.Messages, message_id: str, unique_key: str) -> set[object]:
+    """The state that every way to cancel and move a message is refused with."""
+    states = set()
+    for named in ({"id": message_id}, {"unique_key": unique_key}):
+        with pytest.raises(TooLate) as refused:
+            await messages.cancel(**named)
+        states.add(refused.value.details["state"])
+        with pytest.raises(TooLate) as refused:
+            await messages.move(**named, delay="1h")
+        states.add(refused.value.details["state"])
+    return states
