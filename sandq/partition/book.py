@@ -170,6 +170,7 @@ class GroupBook:
         group.gaps += len(rest) - len(entry.ranges)
         key = rows.waiting_key(group.group_id, entry.due_ms, entry.seq)
         entry.ranges = rest
+        group.changed()
         if rest:
             view.put(key, entry.row())
         else:
@@ -306,6 +307,7 @@ class GroupBook:
             group = self.groups.get(lease.group_id)
             if group is not None:
                 group.leases.pop(lease.token, None)
+                group.changed()
             self._held[lease.group_id, lease.consumer] -= 1
             if not self._held[lease.group_id, lease.consumer]:
                 del self._held[lease.group_id, lease.consumer]
@@ -345,6 +347,7 @@ class GroupBook:
 
     def add_lease(self, group: Group, lease: Lease) -> None:
         group.leases[lease.token] = self.leases[lease.token] = lease
+        group.changed()
         self._held[group.group_id, lease.consumer] += 1
         heapq.heappush(self.deadlines, (lease.deadline_ms, lease.token))
 

@@ -66,8 +66,8 @@ class Granter:
             entry = group.first_waiting()
             if entry is None or entry.due_ms > horizon_ms:
                 break
-            if entry.expires_ms is not None and entry.expires_ms <= entry.due_ms > lease.leased_ms:
-                break  # what dies before its time comes is not taken ahead of it
+            if entry.dies_waiting and entry.due_ms > lease.leased_ms:
+                break  # not ahead of a time that does not come
             if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
                 break
             if self._book.bury_expired(group, entry, lease.leased_ms, view):

@@ -218,6 +218,11 @@ class Waiting:
     """When the ttl of the first of them has passed."""
     history: History = ()
 
+    @property
+    def dies_waiting(self) -> bool:
+        """Whether the ttl of the first of them passes before they come back."""
+        return self.expires_ms is not None and self.expires_ms <= self.due_ms
+
     def row(self) -> bytes:
         ranges = rows.pack_ranges(self.ranges)
         return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
@@ -253,6 +258,8 @@ class Group:
         """When a consumer was last known to be there."""
         self.settings: dict[str, Any] = {}
         """What overrides the topic's."""
+        self._holders: list[tuple[bytes, int, Lease | Waiting]] | None = None
+        """Every range that is leased or waits, in order; made when it is wanted."""
         self.seeking = False
         self.generation = 0
         """Rises when leases are revoked at once, by a seek; of this process alone."""
@@ -278,6 +285,7 @@ class Group:
         self.gaps += len(entry.ranges)
         heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch(entry)
+        self.changed()
 
     def watch(self, entry: Waiting) -> None:
         """The `expires_ms` of a waiting entry is new."""
@@ -324,12 +332,27 @@ class Group:
         """No attempt of this message was made."""
         return offset > self.cursor or offset in self.order.blocked
 
-    def lease_of(self, offset: bytes) -> Lease | None:
-        """The live lease that holds this message."""
-        return next((lease for lease in self.leases.values() if lease.holds(offset)), None)
+    def holder_of(self, offset: bytes) -> Lease | Waiting | None:
+        """The live lease that holds this message, or what it waits in."""
+        if self._holders is None:
+            holders: list[Lease | Waiting] = [*self.leases.values(), *self.waiting.values()]
+            found = [(base, length, holder) for holder in holders for base, length in holder.ranges]
+            self._holders = sorted(found, key=lambda one: one[0])
+        at = bisect_right(self._holders, offset, key=lambda one: one[0]) - 1
+        while at >= 0:
+            base, length, holder = self._holders[at]
+            behind = offsets.distance(base, offset)
+            if behind is None:
+                return None  # of another time or entry, as all before it
+            # A lease names also what it gave back, which another one may hold by now.
+            if behind < length and (isinstance(holder, Waiting) or holder.holds(offset)):
+                return holder
+            at -= 1
+        return None
 
-    def waiting_of(self, offset: bytes) -> Waiting | None:
-        return next((entry for entry in self.waiting.values() if contains(entry.ranges, offset)), None)
+    def changed(self) -> None:
+        """There is a lease or a waiting entry more, or less, or one that has other messages."""
+        self._holders = None
 
     def first_unacked(self) -> bytes | None:
         """The lowest offset at or below the cursor that keeps the log: leased, waiting or blocked, and not in a row

@@ -14,7 +14,7 @@ from sandq.model.batch import Column
 from . import commands as c
 from . import dead, rows
 from .delivery import Message, Piece
-from .groups import Group
+from .groups import Group, Lease, Waiting
 from .log import Found
 from .log_reader import LogReader, cursor_before
 from .pending import ACKED, DEAD, DELAYED, LEASED, READY, WAITING
@@ -90,7 +90,9 @@ class Inspector:
             "error": None,
             "history": [],
         }
-        lease, waiting = group.lease_of(offset), group.waiting_of(offset)
+        holder = group.holder_of(offset)
+        lease = holder if isinstance(holder, Lease) else None
+        waiting = holder if isinstance(holder, Waiting) else None
         if lease is not None:
             told |= {
                 "attempt": lease.attempt,
@@ -116,14 +118,18 @@ class Inspector:
 
     def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
         state, offset = told["state"], shown["offset"]
-        waiting = group.waiting_of(offset)
+        waiting = group.holder_of(offset)
         match state:
             case "delayed":
                 return "its time has not come"
             case "leased":
                 return f"consumer {told['consumer']} holds it"
             case "waiting":
-                if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= waiting.due_ms:
+                if (
+                    isinstance(waiting, Waiting)
+                    and waiting.expires_ms is not None
+                    and waiting.expires_ms <= waiting.due_ms
+                ):
                     return "its ttl passes before its next attempt: it dies then"
                 return "it waits for its next attempt"
             case "dead":

@@ -13,7 +13,7 @@ from sandq.model import offsets
 from . import commands as c
 from . import dead, rows
 from .book import GroupBook
-from .groups import Group
+from .groups import Group, Waiting
 from .log import CANCELLED, Found, MessageLog
 from .unique import UniqueKeys
 from .view import View
@@ -62,7 +62,7 @@ class Pending:
             return found, []
         # A group that has it yet to take does not count.
         states = {
-            LEASED if self._was_tried(group, found.offset) else self.state_in(group, found.offset, now_ms, view)
+            LEASED if group.holder_of(found.offset) is not None else self.state_in(group, found.offset, now_ms, view)
             for group in self._book.groups.values()
         }
         return None, ["too_late", next(state for state in _TOO_LATE if state in states)]
@@ -104,18 +104,14 @@ class Pending:
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         if offset in group.order.blocked:
             return READY
-        if group.lease_of(offset) is not None:
+        holder = group.holder_of(offset)
+        if isinstance(holder, Waiting):
+            return WAITING if holder.due_ms > now_ms else READY
+        if holder is not None:
             return LEASED
-        waiting = group.waiting_of(offset)
-        if waiting is not None:
-            return WAITING if waiting.due_ms > now_ms else READY
         if view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
             return DEAD
         return ACKED
-
-    def _was_tried(self, group: Group, offset: bytes) -> bool:
-        """Whether an attempt at the message is under way, or another one is to come."""
-        return group.lease_of(offset) is not None or group.waiting_of(offset) is not None
 
     def own_rows_state(self, offset: bytes, view: View) -> str | None:
         """`leased` or `dead` for a message that is only in rows of groups' own any more."""
