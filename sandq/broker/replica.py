@@ -10,7 +10,7 @@ from sandq.metadata import commands as metadata_commands
 from sandq.metadata.state import MetadataState
 from sandq.partition import commands
 from sandq.partition.delivery import Piece, Reader
-from sandq.partition.groups import Lease
+from sandq.partition.holdings import Lease
 from sandq.partition.inspect import Inspector
 from sandq.partition.timer import TimerPartition
 from sandq.partition.view import Change, Row, View

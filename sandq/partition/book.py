@@ -19,7 +19,8 @@ from . import rows
 from .dead import EXPIRED, bury
 from .delivery import Reader
 from .forget import Forgetter
-from .groups import Group, History, Lease, Waiting, contains
+from .groups import Group
+from .holdings import History, Lease, Waiting, contains
 from .rows import LogEntry, Range
 from .unique import UniqueKeys
 from .view import View

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import rows
 from .delivery import Message
-from .groups import History, load_history
+from .holdings import History, load_history
 from .rows import Fields
 from .view import View
 

@@ -9,7 +9,8 @@ from . import commands as c
 from . import rows
 from .book import GroupBook
 from .dead import EXPIRED
-from .groups import Group, Lease, split
+from .groups import Group
+from .holdings import Lease, split
 from .rows import LogEntry, Range
 from .view import View
 

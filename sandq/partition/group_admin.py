@@ -11,7 +11,8 @@ from sandq.model.limits import FIXED
 from . import commands as c
 from . import rows
 from .book import GroupBook
-from .groups import Group, Waiting
+from .groups import Group
+from .holdings import Waiting
 from .jobs import Jobs
 from .log import MessageLog
 from .log_reader import cursor_before

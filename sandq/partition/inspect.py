@@ -14,7 +14,8 @@ from sandq.model.batch import Column
 from . import commands as c
 from . import dead, rows
 from .delivery import Message, Piece
-from .groups import Group, Lease, Waiting
+from .groups import Group
+from .holdings import Lease, Waiting
 from .log import Found
 from .log_reader import LogReader, cursor_before
 from .pending import ACKED, DEAD, DELAYED, LEASED, READY, WAITING

@@ -17,7 +17,8 @@ from sandq.model.errors import Conflict, InvalidRequest, NotFound
 
 from . import dead, rows
 from .book import GroupBook
-from .groups import Group, Waiting, merged
+from .groups import Group
+from .holdings import Waiting, merged
 from .log import MessageLog
 from .log_reader import LogReader, cursor_before
 from .view import View

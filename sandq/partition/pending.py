@@ -13,7 +13,8 @@ from sandq.model import offsets
 from . import commands as c
 from . import dead, rows
 from .book import GroupBook
-from .groups import Group, Waiting
+from .groups import Group
+from .holdings import Waiting
 from .log import CANCELLED, Found, MessageLog
 from .unique import UniqueKeys
 from .view import View

@@ -12,7 +12,8 @@ from . import commands as c
 from . import retry, rows
 from .book import GroupBook
 from .dead import EXPIRED, LEASE_EXPIRED, NACKED
-from .groups import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, Group, History, Lease, Waiting
+from .groups import Group
+from .holdings import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
 from .rows import Range
 from .view import View
 

@@ -24,7 +24,8 @@ from .book import GroupBook
 from .forget import Forgetter
 from .granting import Granter
 from .group_admin import GroupAdmin
-from .groups import Group, Lease
+from .groups import Group
+from .holdings import Lease
 from .jobs import Jobs
 from .log import LogState, MessageLog, Stored
 from .pending import Pending

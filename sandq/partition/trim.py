@@ -13,7 +13,8 @@ from sandq.model import offsets
 
 from . import rows
 from .book import GroupBook
-from .groups import Group, Lease, Waiting
+from .groups import Group
+from .holdings import Lease, Waiting
 from .log import MessageLog
 from .log_reader import FILL_TOMBSTONES, tombstones
 from .rows import LogEntry

@@ -18,7 +18,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import trim
 from sandq.partition.granting import MAX_LEASE_AHEAD_MS
-from sandq.partition.groups import Lease
+from sandq.partition.holdings import Lease
 from tests.unit.partition.bench import Bench, T
 
 GROUPS = ("g", "h")

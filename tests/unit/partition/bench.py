@@ -11,7 +11,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import dead, rows
 from sandq.partition.delivery import Message, Reader
-from sandq.partition.groups import Lease
+from sandq.partition.holdings import Lease
 from sandq.partition.log import Stored
 from sandq.partition.rows import Range
 from sandq.partition.timer import Status, TimerPartition

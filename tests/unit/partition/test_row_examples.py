@@ -18,7 +18,8 @@ from sandq.partition.dead import bury
 from sandq.partition.dead import load as load_dead
 from sandq.partition.delivery import Message, kept_messages, load_message
 from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
-from sandq.partition.groups import Group, Lease, Waiting
+from sandq.partition.groups import Group
+from sandq.partition.holdings import Lease, Waiting
 from sandq.partition.jobs import Job
 from sandq.partition.rows import Extra, Fields, Range
 from sandq.partition.timer import TimerPartition

@@ -15,7 +15,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.forget import CANCEL_MEMORY_MS
-from sandq.partition.groups import Lease
+from sandq.partition.holdings import Lease
 from sandq.partition.rows import Range
 from sandq.partition.trim import PIN_MS
 from tests.unit.partition.bench import Bench, T, by_key
