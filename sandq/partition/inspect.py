@@ -61,11 +61,11 @@ class Inspector:
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
                 message = Message(offset, *rows.unpack(row)[:3])
-                return self._shown(message, self._machine.pending.state_in(group, offset, 0, self._view), values=True)
+                return self._shown(message, self._state(offset), values=True)
             buried = dead.find(group.group_id, offset, self._view)
             if buried is not None:
                 message = Message(offset, buried.id, buried.created_ms, buried.fields)
-                return self._shown(message, DEAD, values=True)
+                return self._shown(message, self._state(offset), values=True)
         return None
 
     def why(self, target: c.Target) -> Shown | None:

@@ -130,11 +130,12 @@ class GroupModel(Model):
         entries: dict[tuple[int, int], list[str]] = {}
         for name in self.by_offset(group.of("waiting")):
             held = group.held[name]
-            if held.due <= (self.now if self._dies_first(name, held) else horizon):
+            if held.due <= horizon:
                 entries.setdefault((held.due, held.seq), []).append(name)
         taken: list[str] = []
-        for _, names in sorted(entries.items()):
-            if len(taken) >= limit:
+        for (due, _), names in sorted(entries.items()):
+            ahead = due > self.now and any(self._dies_first(name, group.held[name]) for name in names)
+            if len(taken) >= limit or ahead:
                 break
             for name in names:
                 held = group.held[name]
@@ -275,10 +276,8 @@ class GroupModel(Model):
         for history, together in histories.items():
             for name in together:
                 held = group.held[name]
-                at = max(due, self.messages[name].at)
-                expires = self.expires(name, held)
+                held.due = max(due, self.messages[name].at)
                 held.state, held.attempt, held.error, held.token = "waiting", attempt, error, 0
-                held.due = expires if expires is not None and expires <= at else at
                 held.history = (*history, this)[-HISTORY:] if this else history
                 held.seq = batches.setdefault((history, held.due), 0) or self.next_seq()
                 batches[history, held.due] = held.seq

@@ -201,7 +201,7 @@ class Model:
             blocked = name in group.held and group.held[name].state == "blocked"
             return "ready" if blocked or self.messages[name].at <= self.now else "delayed"
         held = group.held.get(name)
-        if held is not None and held.state == "waiting" and held.due <= self.now and not self._dies_first(name, held):
+        if held is not None and held.state == "waiting" and held.due <= self.now:
             return "ready"
         return held.state if held is not None else "acked"
 
@@ -342,8 +342,8 @@ class Model:
             return [["too_late", "leased" if state == "waiting" else state]]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
         held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
-        # Where a message had been moved is forgotten when the log is trimmed there.
-        return [["too_late", held], *([gone, ["not_found", None]] if message.moves else [])]
+        # Where a message had been moved is forgotten some time after it is gone.
+        return [["too_late", held], *([["not_found", None]] if message.moves and held == "gone" else [])]
 
     # -- watched --------------------------------------------------------------------------------------------------
 

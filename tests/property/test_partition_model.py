@@ -466,7 +466,10 @@ class Walk(RuleBasedStateMachine):
         topic = self.model.settings
         if found and topic["delete_on_ack"] and not topic["retention_ms"]:
             first = [m.name for m in found if m.row == found[0].row]
-            assert not all(self.model.is_done(name) for name in first), f"{first} could go"
+            # Beyond what was cancelled at its end the cursors come with the next message only.
+            last = max(offset for offset in self.model.ever if offset[:12] == found[0].offset[:12])
+            if all(group.start > last for group in self.model.groups.values()):
+                assert not all(self.model.is_done(name) for name in first), f"{first} could go"
 
     # -- they agree -----------------------------------------------------------------------------------------------
 
@@ -520,7 +523,8 @@ class Walk(RuleBasedStateMachine):
         for offset, entry in model.dead_of(group).items():
             m = dead.pop(offset)
             value = m.fields[Column.VALUE].decode()
-            assert (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history) == entry
+            found_entry = (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history)
+            assert found_entry == entry, (found_entry, entry)
         assert not dead
         ahead = [m.offset for m in model.in_log() if m.offset > found.cursor]
         assert ahead == [m.offset for m in model.ahead_of(group)]
@@ -575,7 +579,7 @@ class Walk(RuleBasedStateMachine):
         assert not self.model.in_log(), "the log is not empty"
         dead = {key[5:] for key, _ in self.bench.rows(b"d")}
         kinds = {key[:1] for key, _ in self.bench.everything()}
-        assert kinds <= {b"s", b"g", b"l", b"a", b"n", b"j"} | ({b"d"} if dead else set()), kinds
+        assert kinds <= {b"s", b"g", b"l", b"a", b"n", b"j"} | ({b"d", b"i"} if dead else set()), kinds
 
 
 def _shown(bench: Bench) -> Status:

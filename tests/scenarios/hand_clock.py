@@ -1,7 +1,7 @@
-"""A clock that tests put forward, or hold: what takes minutes takes a moment, and what takes 5 ms takes as long as wanted.
+"""A clock that tests put forward, or hold: minutes pass in a moment, and 5 ms take as long as is wanted.
 
 The wall clock goes with it, so that the guarded clock sees time pass, not somebody setting it. A node's timers look
-again once a second at least; `Serving` nodes act on what they are asked at once.
+again once a second at least; what it is asked it does at once.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ async def test_each_item_has_its_own_outcome(client: RawClient) -> None:
     )
     column = (await client.call(Type.PRODUCE, "t", 0, 0, 0, 0, 0, batch))[2]
     ids = [column[at : at + 16] for at in range(0, 48, 16)]
-    outcomes = (await client.call(Type.CANCEL, "t", 0, [[1, b"a"], [1, b"nobody"], [0, ids[0]], [0, ID], [0, ids[2]]]))[2]
+    targets = [[1, b"a"], [1, b"nobody"], [0, ids[0]], [0, ID], [0, ids[2]]]
+    outcomes = (await client.call(Type.CANCEL, "t", 0, targets))[2]
     assert outcomes == [
         ["cancelled", ids[0]],
         ["not_found", None],
@@ -195,10 +196,11 @@ async def test_each_item_has_its_own_outcome(client: RawClient) -> None:
         ["not_found", None],
         ["cancelled", ids[2]],
     ]
-    items = [[[1, b"b"], now_ms + 7_200_000, False], [[1, b"b"], 60_000, True], [[1, b"a"], 5, True], [[0, ID], 5, True]]
+    later_ms = now_ms + 7_200_000
+    items = [[[1, b"b"], later_ms, False], [[1, b"b"], 60_000, True], [[1, b"a"], 5, True], [[0, ID], 5, True]]
     outcomes = (await client.call(Type.MOVE, "t", 0, items))[2]
     assert [outcome[0] for outcome in outcomes] == ["moved", "moved", "too_late", "not_found"]
-    assert offsets.deliver_ms(outcomes[0][1]) == now_ms + 7_200_000
+    assert offsets.deliver_ms(outcomes[0][1]) == later_ms
     assert now_ms + 60_000 <= offsets.deliver_ms(outcomes[1][1]) < now_ms + 90_000
     found = (await client.call(Type.GET, "t", 0, [1, b"b"]))[2]
     assert (found["id"], found["offset"], found["moves"]) == (ids[1], outcomes[1][1], 2)

@@ -32,9 +32,7 @@ async def batches_of(subscription: sandq.Subscription, count: int) -> list[sandq
     return found
 
 
-async def test_many_messages_take_few_frames(
-    node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_messages_take_few_frames(node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await api.admin.create_topic("t")
     await fill(api)
     items: list[int] = []

@@ -12,8 +12,9 @@ import sandq
 from sandq.errors import InvalidRequest
 from sandq.node import Serving
 from sandq.protocol.frames import Type
+from tests.scenarios.hand_clock import HandClock
 from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import PATIENCE_S, stored_messages, take, take_until, until
+from tests.scenarios.working import PATIENCE_S, connected, stored_messages, take, take_until, until, with_topic
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -47,7 +48,7 @@ async def test_cancelling_a_window(node: Serving, api: sandq.Client, partitions:
     messages = api.messages("t")
     start_ms = node.broker.clock.now_ms() + HOUR_MS
     ids = await schedule(api, start_ms, 3000)
-    window = {"since": start_ms + 100_000, "until": start_ms + 2_600_000}
+    window: dict[str, Any] = {"since": start_ms + 100_000, "until": start_ms + 2_600_000}
     assert await messages.cancel_all(**window, dry_run=True) == (2500, 0, 0)
     assert await stored_messages(api) == 3000
     told: list[sandq.JobResult] = []
@@ -98,15 +99,18 @@ async def test_moving_a_window_by_a_shift(node: Serving, api: sandq.Client, part
 
 
 @both_sizes
-async def test_moving_to_an_instant(node: Serving, api: sandq.Client, partitions: int) -> None:
-    await api.admin.create_topic("t", partitions=partitions)
-    start_ms = node.broker.clock.now_ms() + HOUR_MS
-    ids = await schedule(api, start_ms, 1500)
-    async with api.subscribe("t", group="g", credit=5000) as subscription:
-        due_ms = node.broker.clock.now_ms() + 1000
+async def test_moving_to_an_instant(timed: Serving, hand: HandClock, partitions: int) -> None:
+    async with (
+        connected(timed) as api,
+        with_topic(api, partitions=partitions, lease="1h"),
+        api.subscribe("t", group="g", credit=5000) as subscription,
+    ):
+        start_ms = hand.now_ms() + HOUR_MS
+        ids = await schedule(api, start_ms, 1500)
+        due_ms = hand.now_ms() + 60_000
         assert await api.messages("t").move_all(to=due_ms, until=start_ms + 1_000_000) == (1000, 1000, 0)
+        hand.forward(61)
         got = await take(subscription, 1000, ack=False)
-        assert node.broker.clock.now_ms() >= due_ms
         assert {message.id for message in got} == set(ids[:1000])
         assert {message.deliver_at_ms for message in got} == {due_ms}
         # Into the past: due at once. What is leased was found too late.
@@ -138,7 +142,8 @@ async def messages_in(api: sandq.Client, state: str) -> int:
 
 async def test_two_times_or_none_are_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
-    for times in ({}, {"to": 1_900_000_000_000, "shift": "1h"}):
+    wrong: list[dict[str, Any]] = [{}, {"to": 1_900_000_000_000, "shift": "1h"}]
+    for times in wrong:
         with pytest.raises(InvalidRequest):
             await api.messages("t").move_all(**times)
 

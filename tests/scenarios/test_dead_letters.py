@@ -9,7 +9,8 @@ import pytest
 import sandq
 from sandq.errors import InvalidRequest, UnknownGroup
 from sandq.node import Serving
-from tests.scenarios.working import take, take_until, until, values, waits_until_trimmed
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.working import connected, take, take_until, until, values, waits_until_trimmed, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
@@ -48,13 +49,13 @@ async def test_a_letter_tells_how_it_died(node: Serving, api: sandq.Client) -> N
     assert (letter.attempts, letter.reason, letter.error) == (3, "nacked", "ValueError: bad 3")
     assert (letter.value, letter.unique_key, letter.headers, letter.size) == (b"value", b"u", {"a": 1}, 5)
     assert letter.deliver_at_ms == sandq.offset_time_ms(message_id)
-    assert [(row.attempt, row.outcome, row.error) for row in letter.history] == [
+    assert [(one.attempt, one.outcome, one.error) for one in letter.history] == [
         (1, "nacked", "ValueError: bad 1"),
         (2, "nacked", "ValueError: bad 2"),
         (3, "nacked", "ValueError: bad 3"),
     ]
-    for row in letter.history:
-        assert letter.created_ms <= row.leased_ms <= row.ended_ms <= letter.dead_ms <= node.broker.clock.now_ms()
+    for one in letter.history:
+        assert letter.created_ms <= one.leased_ms <= one.ended_ms <= letter.dead_ms <= node.broker.clock.now_ms()
     assert letter.dead_ms == letter.history[-1].ended_ms
     assert [letter.value for letter in await letters(api, values=False)] == [None]
     told = await api.messages("t").why(message_id)
@@ -62,76 +63,72 @@ async def test_a_letter_tells_how_it_died(node: Serving, api: sandq.Client) -> N
     assert (told["state"], group["state"], group["attempt"], group["error"]) == ("dead", "dead", 3, "ValueError: bad 3")
     assert "redrive" in group["reason"]
     (row,) = await api.admin.groups("t")
-    assert (row["dead"], row["dead_reasons"], row["ready"], row["leased"], row["waiting"]) == (1, {"nacked": 1}, 0, 0, 0)
+    assert (row["dead"], row["dead_reasons"]) == (1, {"nacked": 1})
+    assert (row["ready"], row["leased"], row["waiting"]) == (0, 0, 0)
     assert (await api.admin.stats("t"))[0]["dead"] == 1
     await waits_until_trimmed(api)
     assert await letters(api) == [letter], "the log need not keep it"
 
 
-async def test_each_reason(node: Serving, api: sandq.Client) -> None:
+async def test_each_reason(timed: Serving, hand: HandClock) -> None:
     """By nack, by its lease, and by its ttl as a ready and as a waiting message."""
-    await api.admin.create_topic("t", lease="1s", max_attempts=1, backoff={"kind": "none"})
-    async with api.subscribe("t", group="g", auto_extend=False) as subscription:
-        nacked, kept = await api.produce("t", b"nacked"), await api.produce("t", b"kept")
-        for message in await take(subscription, 2, ack=False):
-            if message.value == b"nacked":
-                await message.nack(error="no")
-        await counts_are(api, {"nacked": 1, "lease_expired": 1})
-    await api.admin.update_topic("t", max_attempts=5)
-    ready = await api.produce("t", b"ready", ttl="60ms", delay="30ms")
-    await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 1})
-    waiting = await api.produce("t", b"waiting", ttl="150ms")
-    async with api.subscribe("t", group="g") as subscription:
-        (message,) = await take(subscription, 1, ack=False)
-        assert message.value == b"waiting", "what has expired is not delivered"
-        await message.nack(delay="1h", error="later")
+    async with connected(timed) as api, with_topic(api, max_attempts=1, backoff={"kind": "none"}):
+        async with api.subscribe("t", group="g", lease="10s", auto_extend=False) as subscription:
+            nacked, kept = await api.produce("t", b"nacked"), await api.produce("t", b"kept")
+            for message in await take(subscription, 2, ack=False):
+                if message.value == b"nacked":
+                    await message.nack(error="no")
+            hand.forward(11)
+            await counts_are(api, {"nacked": 1, "lease_expired": 1})
+        await api.admin.update_topic("t", max_attempts=5)
+        ready = await api.produce("t", b"ready", ttl="5s", delay="5s")
+        hand.forward(11)
+        await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 1})
+        waiting = await api.produce("t", b"waiting", ttl="10s")
+        async with api.subscribe("t", group="g") as subscription:
+            (message,) = await take(subscription, 1, ack=False)
+            assert message.value == b"waiting", "what has expired is not delivered"
+            await message.nack(delay="1h", error="later")
         told = await api.messages("t").why(waiting)
-        if told["state"] == "waiting":
-            assert told["groups"][0]["reason"] == "its ttl passes before its next attempt: it dies then"
-    await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 2})
-    found = {letter.id: letter for letter in await letters(api)}
-    assert {id: (letter.reason, letter.attempts, letter.error) for id, letter in found.items()} == {
-        nacked: ("nacked", 1, "no"),
-        kept: ("lease_expired", 1, None),
-        ready: ("expired", 0, None),
-        waiting: ("expired", 1, "later"),
-    }
-    for message_id, ttl_ms in ((ready, 60), (waiting, 150)):
-        letter = found[message_id]
-        assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "not before its time"
-    for reason, expected in (("nacked", {nacked}), ("lease_expired", {kept}), ("expired", {ready, waiting})):
-        assert {letter.id for letter in await letters(api, reason=reason)} == expected
-    (row,) = await api.admin.groups("t")
-    assert row["dead"] == 4
-    with pytest.raises(InvalidRequest):
-        await letters(api, reason="boredom")
+        assert told["state"] == "waiting"
+        assert told["groups"][0]["reason"] == "its ttl passes before its next attempt: it dies then"
+        hand.forward(11)
+        await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 2})
+        found = {letter.id: letter for letter in await letters(api)}
+        assert {id: (letter.reason, letter.attempts, letter.error) for id, letter in found.items()} == {
+            nacked: ("nacked", 1, "no"),
+            kept: ("lease_expired", 1, None),
+            ready: ("expired", 0, None),
+            waiting: ("expired", 1, "later"),
+        }
+        for message_id, ttl_ms in ((ready, 5000), (waiting, 10_000)):
+            letter = found[message_id]
+            assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "not before its time"
+        for reason, expected in (("nacked", {nacked}), ("lease_expired", {kept}), ("expired", {ready, waiting})):
+            assert {letter.id for letter in await letters(api, reason=reason)} == expected
+        (row,) = await api.admin.groups("t")
+        assert row["dead"] == 4
+        with pytest.raises(InvalidRequest):
+            await letters(api, reason="boredom")
 
 
-async def test_a_held_message_outlives_its_ttl_until_it_comes_back(api: sandq.Client, node: Serving) -> None:
-    await api.admin.create_topic("t", ttl="100ms")
-    message_id = await api.produce("t", b"m")
-    async with api.subscribe("t", group="g") as subscription:
-        (message,) = await take(subscription, 1, ack=False)
-        over_ms = message.deliver_at_ms + 150
-
-        async def now() -> int:
-            return node.broker.clock.now_ms()
-
-        await until(now, lambda now_ms: now_ms > over_ms)
-        assert await api.dead("t", "g").counts() == {}
-        assert (await api.messages("t").get(message_id)).state == "leased"
-        await message.nack(error="no")
-    (letter,) = await letters(api)
-    assert (letter.id, letter.reason, letter.attempts) == (message_id, "expired", 1)
-    # One that is acked after its ttl is acked.
-    await api.admin.update_topic("t", ttl="50ms")
-    async with api.subscribe("t", group="g") as subscription:
-        await api.produce("t", b"second")
-        (message,) = await take(subscription, 1, ack=False)
-        over_ms = message.deliver_at_ms + 60
-        await until(now, lambda now_ms: now_ms > over_ms)
-        await message.ack()
-    assert len(await letters(api)) == 1
+async def test_a_held_message_outlives_its_ttl_until_it_comes_back(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api, with_topic(api, ttl="10s", lease="1h"):
+        message_id = await api.produce("t", b"m")
+        async with api.subscribe("t", group="g") as subscription:
+            (message,) = await take(subscription, 1, ack=False)
+            hand.forward(11)
+            await api.produce("t", b"second")
+            (second,) = await take(subscription, 1, ack=False)
+            assert await api.dead("t", "g").counts() == {}
+            assert (await api.messages("t").get(message_id)).state == "leased"
+            await message.nack(error="no")
+            await counts_are(api, {"expired": 1})
+            # One that is acked after its ttl is acked.
+            hand.forward(11)
+            await second.ack()
+        (letter,) = await letters(api)
+        assert (letter.id, letter.reason, letter.attempts) == (message_id, "expired", 1)
 
 
 async def test_a_message_without_a_group_does_not_die(api: sandq.Client) -> None:

@@ -11,6 +11,7 @@ from sandq.node import Serving
 from tests.scenarios.working import take
 
 UNITS_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
+ASKED = [("second", 60), ("second", 3600), ("minute", 1), ("minute", 60), ("minute", 3000), ("hour", 24)]
 
 
 def expected(due_ms: list[int], now_ms: int, unit: str, count: int) -> tuple[list[tuple[int, int]], int]:
@@ -22,7 +23,7 @@ def expected(due_ms: list[int], now_ms: int, unit: str, count: int) -> tuple[lis
 
 
 async def check(api: sandq.Client, due_ms: list[int]) -> None:
-    for unit, count in (("second", 60), ("second", 3600), ("minute", 1), ("minute", 60), ("minute", 3000), ("hour", 24)):
+    for unit, count in ASKED:
         told = await api.admin.forecast("t", unit, count)
         assert (told.buckets, told.later) == expected(due_ms, told.now_ms, unit, count), (unit, count)
 

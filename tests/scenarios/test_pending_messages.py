@@ -12,7 +12,16 @@ from sandq.errors import NotFound, TooLate
 from sandq.model import offsets
 from sandq.node import Serving
 from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, refusals, take, take_until, until, values, waits_until_trimmed
+from tests.scenarios.working import (
+    connected,
+    refusals,
+    take,
+    take_until,
+    until,
+    values,
+    waits_until_trimmed,
+    with_topic,
+)
 
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
@@ -172,7 +181,8 @@ async def test_what_is_cancelled_is_delivered_to_nobody(api: sandq.Client, node:
     async with api.subscribe("t", group="g") as subscription:
         got = await take(subscription, len(left))
         assert {message.id for message in got} == left
-        assert sorted(values(got)) == sorted([b"%d" % number for number in range(12) if number % 3] + [b"r1", b"r2", b"r4"])
+        expected = [b"%d" % number for number in range(12) if number % 3] + [b"r1", b"r2", b"r4"]
+        assert sorted(values(got)) == sorted(expected)
         await api.produce("t", b"last")
         assert await take_until(subscription, b"last") == []
     await waits_until_trimmed(api)
@@ -215,12 +225,16 @@ async def outcome_of_cancel(messages: sandq.Messages, message_id: str) -> str:
 @both_sizes
 @pytest.mark.parametrize(("from_ms", "to_ms"), [(200, 500), (600, 250), (400, 400)])
 async def test_a_moved_message_comes_once_at_its_new_time_and_never_before(
-    node: Serving, api: sandq.Client, partitions: int, from_ms: int, to_ms: int
+    timed: Serving, hand: HandClock, partitions: int, from_ms: int, to_ms: int
 ) -> None:
-    await api.admin.create_topic("t", partitions=partitions)
-    messages = api.messages("t")
-    async with api.subscribe("t", group="g", credit=100) as subscription:
-        now_ms = node.broker.clock.now_ms()
+    async with (
+        connected(timed) as api,
+        with_topic(api, partitions=partitions),
+        api.subscribe("t", group="g", credit=100) as subscription,
+    ):
+        messages = api.messages("t")
+        hand.hold()
+        now_ms = hand.now_ms()
         ids = [
             await api.produce("t", b"%d" % number, deliver_at=now_ms + from_ms, unique_key=f"u{number}")
             for number in range(10)
@@ -232,17 +246,18 @@ async def test_a_moved_message_comes_once_at_its_new_time_and_never_before(
             named = {"unique_key": f"u{number}"} if number % 2 else {"id": message_id}
             new[message_id] = await messages.move(**named, deliver_at=now_ms + to_ms)
             assert sandq.offset_time_ms(new[message_id]) == now_ms + to_ms
-        seen = []
+        hand.run()
+        seen: list[sandq.Message] = []
         while len(seen) < 11:
             (message,) = await take(subscription, 1)
-            assert node.broker.clock.now_ms() >= message.deliver_at_ms, "early"
+            assert timed.broker.clock.now_ms() >= message.deliver_at_ms, "early"
             seen.append(message)
         assert {message.id: message.offset for message in seen if message.value != b"last"} == new
         assert {message.deliver_at_ms for message in seen} == {now_ms + to_ms, last_ms}
         await api.produce("t", b"end")
         assert await take_until(subscription, b"end") == [], "nor does anything come where it had been"
-    with pytest.raises(TooLate):
-        await messages.move(ids[0], delay="1h")
+        with pytest.raises(TooLate):
+            await messages.move(ids[0], delay="1h")
 
 
 async def test_a_message_keeps_its_id_through_moves(node: Serving, api: sandq.Client) -> None:

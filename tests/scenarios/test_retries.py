@@ -10,14 +10,16 @@ import pytest
 import sandq
 from sandq.errors import LeaseLost
 from sandq.node import Serving
-from tests.scenarios.working import take, until
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.working import connected, take, until, with_topic
 
 BACKOFFS: list[tuple[dict[str, object], list[tuple[int, int]]]] = [
     ({"kind": "none"}, [(0, 0)] * 3),
     ({"kind": "fixed", "first": "40ms", "jitter_percent": 0}, [(40, 40)] * 3),
     ({"kind": "linear", "first": "30ms", "jitter_percent": 0}, [(30, 30), (60, 60), (90, 90)]),
     ({"kind": "linear", "first": "30ms", "cap": "50ms", "jitter_percent": 0}, [(30, 30), (50, 50), (50, 50)]),
-    ({"kind": "exponential", "first": "20ms", "factor": 3, "cap": "100ms", "jitter_percent": 0}, [(20, 20), (60, 60), (100, 100)]),
+    ({"kind": "exponential", "first": "20ms", "factor": 3, "cap": "100ms", "jitter_percent": 0},
+     [(20, 20), (60, 60), (100, 100)]),
     ({"kind": "exponential", "first": "40ms", "factor": 1.5, "jitter_percent": 50}, [(20, 60), (30, 90), (45, 135)]),
 ]  # fmt: skip
 
@@ -30,7 +32,9 @@ async def fail_once(api: sandq.Client, group: str = "g", delay: float | None = N
         return message
 
 
-async def attempts_of(node: Serving, subscription: sandq.Subscription, count: int, delays_s: Sequence[float | None]) -> list[int]:
+async def attempts_of(
+    node: Serving, subscription: sandq.Subscription, count: int, delays_s: Sequence[float | None]
+) -> list[int]:
     """Nack the only message `count` times; when it came each time, by the broker's clock."""
     came_ms = []
     for attempt in range(1, count + 1):
@@ -64,15 +68,17 @@ async def test_the_back_off_of_a_topic(
 
 @pytest.mark.parametrize(("backoff", "delays_ms"), BACKOFFS[1:])
 async def test_when_it_comes_back_is_told(
-    api: sandq.Client, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
+    timed: Serving, hand: HandClock, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
 ) -> None:
-    await api.admin.create_topic("t", backoff=backoff)
-    message_id = await api.produce("t", b"m")
-    for attempt, (least_ms, most_ms) in enumerate(delays_ms, 1):
-        assert (await fail_once(api)).attempt == attempt
-        group = await in_group(api, message_id)
-        assert (group["attempt"], group["error"]) == (attempt, f"attempt {attempt}")
-        assert least_ms <= group["due_ms"] - group["history"][-1][3] <= most_ms
+    hand.hold()
+    async with connected(timed) as api, with_topic(api, backoff=backoff):
+        message_id = await api.produce("t", b"m")
+        for attempt, (least_ms, most_ms) in enumerate(delays_ms, 1):
+            assert (await fail_once(api)).attempt == attempt
+            group = await in_group(api, message_id)
+            assert (group["state"], group["attempt"], group["error"]) == ("waiting", attempt, f"attempt {attempt}")
+            assert least_ms <= group["due_ms"] - group["history"][-1][3] <= most_ms
+            hand.forward(1)
 
 
 async def test_a_nack_may_say_when(node: Serving, api: sandq.Client) -> None:
@@ -91,32 +97,35 @@ async def test_a_nack_may_say_when(node: Serving, api: sandq.Client) -> None:
     assert 480_000 <= group["due_ms"] - group["history"][-1][3] <= 720_000, "the cap, and the jitter"
 
 
-async def test_a_group_may_have_its_own(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", max_attempts=3, backoff={"kind": "fixed", "first": "20ms", "jitter_percent": 0})
-    message_id = await api.produce("t", b"m")
-    for name in ("own", "plain"):
-        async with api.subscribe("t", group=name):
-            pass
-    own = {"kind": "linear", "first": "10ms", "jitter_percent": 0}
-    await api.admin.update_group("t", "own", max_attempts=2, backoff=own)
-    for name, delay_ms, attempts in (("own", 10, 2), ("plain", 20, 3)):
-        for attempt in range(1, attempts + 1):
-            assert (await fail_once(api, name)).attempt == attempt
-            group = await in_group(api, message_id, name)
-            if attempt < attempts:
-                assert group["due_ms"] - group["history"][-1][3] == delay_ms * (attempt if name == "own" else 1)
-            else:
-                assert group["state"] == "dead"
-    settings = {row["group"]: row["settings"] for row in await api.admin.groups("t")}
-    assert settings["plain"] is None
-    assert (settings["own"]["max_attempts"], settings["own"]["backoff"]["kind"]) == (2, "linear")
-    # Back to the topic's.
-    await api.admin.update_group("t", "own")
-    second = await api.produce("t", b"second")
-    await fail_once(api, "own")
-    group = await in_group(api, second, "own")
-    assert group["due_ms"] - group["history"][-1][3] == 20
-    assert {row["settings"] for row in await api.admin.groups("t")} == {None}
+async def test_a_group_may_have_its_own(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    topics = {"kind": "fixed", "first": "20s", "jitter_percent": 0}
+    own = {"kind": "linear", "first": "10s", "jitter_percent": 0}
+    async with connected(timed) as api, with_topic(api, max_attempts=3, backoff=topics):
+        for name in ("own", "plain"):
+            async with api.subscribe("t", group=name):
+                pass
+        await api.admin.update_group("t", "own", max_attempts=2, backoff=own)
+        message_id = await api.produce("t", b"m")
+        for name, delay_ms, attempts in (("own", 10_000, 2), ("plain", 20_000, 3)):
+            for attempt in range(1, attempts + 1):
+                assert (await fail_once(api, name)).attempt == attempt
+                group = await in_group(api, message_id, name)
+                if attempt < attempts:
+                    assert group["due_ms"] - group["history"][-1][3] == delay_ms * (attempt if name == "own" else 1)
+                else:
+                    assert group["state"] == "dead"
+                hand.forward(30)
+        settings = {row["group"]: row["settings"] for row in await api.admin.groups("t")}
+        assert settings["plain"] is None
+        assert (settings["own"]["max_attempts"], settings["own"]["backoff"]["kind"]) == (2, "linear")
+        # Back to the topic's.
+        await api.admin.update_group("t", "own")
+        second = await api.produce("t", b"second")
+        await fail_once(api, "own")
+        group = await in_group(api, second, "own")
+        assert group["due_ms"] - group["history"][-1][3] == 20_000
+        assert [row["settings"] for row in await api.admin.groups("t")] == [None, None]
 
 
 async def test_without_a_maximum_nothing_dies(api: sandq.Client) -> None:
@@ -138,7 +147,7 @@ async def test_a_lease_that_ends_is_an_attempt(node: Serving, api: sandq.Client)
         api.subscribe("t", group="g", auto_extend=False) as silent,
         api.subscribe("t", group="g", credit=1) as other,
     ):
-        taken = []
+        taken: list[sandq.Message] = []
         for subscription in (silent, other):
             taken += await take(subscription, 1, ack=False) if not taken else []
         (first,) = taken
@@ -155,12 +164,17 @@ async def test_a_lease_that_ends_is_an_attempt(node: Serving, api: sandq.Client)
 
 
 async def test_held_messages_are_extended(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", lease="1s", max_attempts=1)
+    await api.admin.create_topic("t", lease="2s", max_attempts=1)
     message_id = await api.produce("t", b"m")
     async with api.subscribe("t", group="g") as subscription:
         (message,) = await take(subscription, 1, ack=False)
-        first = await in_group(api, message_id)
-        await until(lambda: in_group(api, message_id), lambda group: group["deadline_ms"] > first["deadline_ms"] + 1000)
-        assert node.broker.clock.now_ms() > first["deadline_ms"]
-        assert await message.extend("1m") > first["deadline_ms"] + 50_000
+        first_ms = (await in_group(api, message_id))["deadline_ms"]
+
+        async def now_ms() -> int:
+            return node.broker.clock.now_ms()
+
+        await until(now_ms, lambda now: now > first_ms)
+        group = await in_group(api, message_id)
+        assert (group["state"], group["attempt"], group["deadline_ms"] > first_ms) == ("leased", 1, True)
+        assert await message.extend("1m") > first_ms + 50_000
         await message.ack()

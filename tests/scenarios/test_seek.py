@@ -16,7 +16,7 @@ from sandq.protocol.frames import Type
 from tests.scenarios.hand_clock import HandClock
 from tests.scenarios.raw_client import RawClient, values_of
 from tests.scenarios.small_node import small_config
-from tests.scenarios.working import PATIENCE_S, connected, take, take_until, until, values
+from tests.scenarios.working import PATIENCE_S, connected, take, take_until, until, values, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 3])
 
@@ -60,21 +60,22 @@ async def test_back_to_the_beginning(api: sandq.Client, partitions: int) -> None
 
 
 @both_sizes
-async def test_forward_to_the_end(api: sandq.Client, partitions: int) -> None:
-    await api.admin.create_topic("t", partitions=partitions, delete_on_ack=False)
-    await fill(api, 30, partitions)
-    pending = await api.produce("t", b"pending", delay=0.3)
-    async with api.subscribe("t", group="g", credit=6) as subscription:
-        got = await take(subscription, 6, ack=False)
-        await got[0].nack(delay=0.1)
-        got += await take(subscription, 1, ack=False)
-        await api.admin.seek_group("t", "g", "latest")
-        for message in got[1:]:
-            with pytest.raises(LeaseLost):
-                await message.ack()
-        # What it passed is done with; what is pending is not passed.
-        await api.produce("t", b"last", delay=0.5)
-        assert [message.id for message in await take_until(subscription, b"last")] == [pending]
+async def test_forward_to_the_end(timed: Serving, hand: HandClock, partitions: int) -> None:
+    async with connected(timed) as api, with_topic(api, partitions=partitions, delete_on_ack=False):
+        await fill(api, 30, partitions)
+        pending = await api.produce("t", b"pending", delay="10s")
+        async with api.subscribe("t", group="g", credit=6) as subscription:
+            got = await take(subscription, 6, ack=False)
+            await got[0].nack(delay="5s")
+            got += await take(subscription, 1, ack=False)
+            await api.admin.seek_group("t", "g", "latest")
+            for message in got[1:]:
+                with pytest.raises(LeaseLost):
+                    await message.ack()
+            # What it passed is done with; what is pending is not passed.
+            await api.produce("t", b"last", delay="15s")
+            hand.forward(20)
+            assert [message.id for message in await take_until(subscription, b"last")] == [pending]
 
 
 @both_sizes

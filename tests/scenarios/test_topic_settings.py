@@ -103,7 +103,7 @@ async def test_back_off_and_ttl(api: sandq.Client) -> None:
         (again,) = await take(subscription, 1, ack=False)
         assert (again.id, again.attempt) == (second, 2)
         await again.ack()
-        assert (await api.messages("t").get(first)).state == "waiting", "what waits already waits as long as it was told"
+        assert (await api.messages("t").get(first)).state == "waiting", "as long as it was told"
     third = await api.produce("t", b"third", delay="1h")
     fourth = await api.produce("t", b"fourth")
     await api.admin.update_topic("t", ttl="1ms")

@@ -9,7 +9,7 @@ import sandq
 from sandq.errors import DuplicateKey, InvalidRequest, NotFound
 from sandq.node import Serving
 from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, take, take_until, values
+from tests.scenarios.working import connected, take, take_until, values, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
@@ -27,10 +27,16 @@ async def test_reject_says_which_message_has_the_key(api: sandq.Client, partitio
 
 
 @both_sizes
-async def test_replace_takes_the_pending_one_back_in_the_same_step(api: sandq.Client, partitions: int) -> None:
-    await api.admin.create_topic("t", partitions=partitions)
-    messages = api.messages("t")
-    async with api.subscribe("t", group="g", credit=100) as subscription:
+async def test_replace_takes_the_pending_one_back_in_the_same_step(
+    timed: Serving, hand: HandClock, partitions: int
+) -> None:
+    async with (
+        connected(timed) as api,
+        with_topic(api, partitions=partitions),
+        api.subscribe("t", group="g", credit=100) as subscription,
+    ):
+        messages = api.messages("t")
+        hand.hold()
         old = await api.produce("t", b"old", unique_key="u", delay=0.2)
         new = await api.produce("t", b"new", unique_key="u", delay=0.1, on_conflict="replace")
         assert new != old
@@ -40,6 +46,7 @@ async def test_replace_takes_the_pending_one_back_in_the_same_step(api: sandq.Cl
         with pytest.raises(NotFound):
             await messages.move(old, delay="1h")
         await api.produce("t", b"last", delay=0.4)
+        hand.run()
         assert [(m.value, m.id) for m in await take_until(subscription, b"last")] == [(b"new", new)]
         # What is delivered stays what it is, and the new one is stored all the same.
         third = await api.produce("t", b"third", unique_key="u", on_conflict="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -22,6 +22,13 @@ async def connected(node: Serving, **options: str) -> AsyncIterator[sandq.Client
     """A client of a node in this process."""
     async with sandq.connect(f"127.0.0.1:{node.client_port}", **options) as client:
         yield client
+
+
+@asynccontextmanager
+async def with_topic(client: sandq.Client, **options: Any) -> AsyncIterator[None]:
+    """Topic "t" is there: for a line of what a test needs."""
+    await client.admin.create_topic("t", **options)
+    yield
 
 
 async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True) -> list[sandq.Message]:

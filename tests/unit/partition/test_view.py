@@ -1,0 +1,64 @@
+"""The view: stored rows with changes laid over them answer what a naive copy of all of it would."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.partition.view import View
+from sandq.storage.stores import MemoryStores
+
+KEYS = [tag + bytes([n]) for tag in (b"a", b"b", b"c") for n in range(4)] + [b"a", b"b", b"c"]
+keys = st.sampled_from(KEYS)
+values = st.integers(0, 4).map(lambda n: b"v" * n)
+changes = st.one_of(
+    st.tuples(st.just("put"), keys, values), st.tuples(st.just("delete"), keys), st.tuples(st.just("drain"))
+)
+scans = st.tuples(st.just("scan"), keys, keys, st.integers(1, 5), st.integers(1, 9), st.booleans())
+
+
+def naive(
+    found: dict[bytes, bytes], start: bytes, stop: bytes, limit: int, max_bytes: int, reverse: bool
+) -> list[tuple[bytes, bytes]]:
+    rows: list[tuple[bytes, bytes]] = []
+    for key in sorted(found, reverse=reverse):
+        if start <= key < stop:
+            rows.append((key, found[key]))
+            if len(rows) == limit or sum(len(value) for _, value in rows) >= max_bytes:
+                break
+    return rows
+
+
+@given(st.lists(st.one_of(changes, scans), max_size=60))
+def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> None:
+    stores = MemoryStores()
+    view = View(stores)
+    wanted: dict[bytes, bytes] = {}
+    for name, *rest in steps:
+        match name, rest:
+            case "put", [bytes(key), bytes(value)]:
+                view.put(key, value)
+                wanted[key] = value
+            case "delete", [bytes(key)]:
+                view.delete(key)
+                wanted.pop(key, None)
+            case "drain", _:
+                stores.write(view.drain())
+            case "scan", [bytes(start), bytes(stop), int(limit), int(max_bytes), bool(reverse)]:
+                found = view.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+                assert found == naive(wanted, start, stop, limit, max_bytes, reverse)
+    assert {key: view.get(key) for key in KEYS} == {key: wanted.get(key) for key in KEYS}
+    everything = view.scan(b"\x00", b"\xff", limit=1000, max_bytes=1000)
+    assert everything == sorted(wanted.items())
+
+
+def test_changes_keep_their_order_however_often_a_key_changes() -> None:
+    view = View(MemoryStores())
+    view.put(b"a1", b"x")
+    assert view.scan(b"a", b"b", limit=9, max_bytes=9) == [(b"a1", b"x")]
+    view.put(b"a0", b"y")
+    view.delete(b"a1")
+    view.put(b"a1", b"z")
+    assert view.scan(b"a", b"b", limit=9, max_bytes=9) == [(b"a0", b"y"), (b"a1", b"z")]
+    assert view.drain() == [(b"a1", b"z"), (b"a0", b"y")]
+    assert view.scan(b"a", b"b", limit=9, max_bytes=9) == []
