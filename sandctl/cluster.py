@@ -30,6 +30,7 @@ def info() -> None:
 
 
 @cluster.group(invoke_without_command=True)
+@common_options
 @click.pass_context
 def clock(context: click.Context) -> None:
     """Show the node's guarded clock, or accept a step of its wall clock."""

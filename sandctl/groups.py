@@ -160,8 +160,8 @@ def delete(topic: str, name: str, yes: bool) -> None:
     \b
       sandctl group delete orders billing
 
-    It is refused while the group has consumers. One that subscribes afterwards makes a new group, which begins where its
-    --start says.
+    It is refused while the group has consumers. One that subscribes afterwards makes a new group, which begins where
+    its --start says.
     """
     if not yes:
         need_yes("deleting a group deletes its place and its dead letters")
@@ -175,14 +175,15 @@ def delete(topic: str, name: str, yes: bool) -> None:
 
 
 def _rows_of(topic: str, name: str) -> Sequence[Mapping[str, Any]]:
-    """The rows of one group; ClickException when there is none of this name."""
+    """The rows of one group; UnknownGroup when there is none of this name."""
+    from sandq.errors import UnknownGroup
 
     async def work(client: Client) -> list[dict[str, Any]]:
         return await client.admin.groups(topic)
 
     rows = [_readable(row) for row in run(work) if row.get("group") == name]
     if not rows:
-        raise click.ClickException(f"topic {topic!r} has no group {name!r}")
+        raise UnknownGroup(f"topic {topic!r} has no group {name!r}")
     return rows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidTime, NotFound, UnknownGroup, UnknownPartition
+from sandq.model.errors import Conflict, InvalidRequest, InvalidTime, NotFound, UnknownGroup, UnknownPartition
 from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
@@ -22,12 +22,14 @@ from .replica import PartitionReplica
 T = TypeVar("T")
 
 CLOCK_PAUSE_MS = 100
-"""An idle partition's closed time is moved for a reader at most this often."""
+"""A partition's closed time is moved for a reader at most this often."""
 
 
 class Control:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._clocked_ms: dict[int, int] = {}
+        """When a partition's closed time was last moved for a reader of this connection."""
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
@@ -68,10 +70,16 @@ class Control:
     ) -> tuple[list[Piece], bytes | None, int]:
         """Pieces, where to go on, and the closed time (ms), below which nothing is inserted any more."""
         host = self._broker.partition(topic, partition).host
-        until_ms = self._broker.clock.now_ms()
+        parts = offsets.unpack(start)
+        if parts.place and parts.partition != partition:
+            raise InvalidRequest(
+                f"offset {offsets.to_text(start)} is of partition {parts.partition}, not of {partition}"
+            )
+        now_ms = until_ms = self._broker.clock.now_ms()
         if end is not None:
             until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
-        if until_ms - host.status.now_ms >= CLOCK_PAUSE_MS:
+        if until_ms > host.status.now_ms and now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
+            self._clocked_ms[host.number] = now_ms
             await host.call(c.Clock())
         return await self._ask(topic, partition, lambda inspector: inspector.fetch(start, end, max_messages, max_bytes))
 

@@ -21,6 +21,7 @@ from .delivery import Reader
 from .forget import Forgetter
 from .groups import Group
 from .holdings import History, Lease, Waiting, contains
+from .log_reader import row_holding
 from .rows import LogEntry, Range
 from .unique import UniqueKeys
 from .view import View
@@ -40,6 +41,8 @@ class GroupBook:
         self.own_ttl = False
         """Whether any message ever had a ttl of its own."""
         self.reader = Reader()
+        self.buried_bytes = 0
+        """Of all that was buried by this process: what a step adds to it bounds the step."""
         self.is_trimmed: Callable[[bytes], bool] = lambda offset: False
         """Whether the log is trimmed beyond an offset; set by the log."""
         self._unique = unique
@@ -71,7 +74,8 @@ class GroupBook:
         for lease in sorted(ended, key=lambda lease: lease.ended):
             self._ended[lease.token] = lease
             self._ended_ranges += len(lease.ranges)
-        for key, value in rows.all_rows(view, rows.WAITING):
+        # In the order in which they came, as they are kept in memory.
+        for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
             group = self.groups.get(int.from_bytes(key[1:5], "big"))
             if group is not None:  # else it is being dropped
                 group.queue(Waiting.load(key, value))
@@ -166,6 +170,16 @@ class GroupBook:
         row = view.get(rows.log_key(offset))
         return LogEntry(offset, 1, 0) if row is None else rows.log_entry(rows.log_key(offset), row)
 
+    def row_entry(self, offset: bytes, view: View) -> LogEntry:
+        """The log row that holds a message, whole."""
+        row = row_holding(view, offset)
+        return rows.log_entry(*row) if row is not None else LogEntry(offset, 1, 1)
+
+    def kept_bytes(self, group: Group, offset: bytes, view: View) -> int:
+        """The size of a message that a group keeps."""
+        row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+        return 1 if row is None else len(row)
+
     def shrink(self, group: Group, entry: Waiting, rest: list[Range], view: View) -> None:
         """Only `rest` of a waiting entry still waits."""
         group.gaps += len(rest) - len(entry.ranges)
@@ -249,7 +263,9 @@ class GroupBook:
         view: View,
     ) -> None:
         messages = self.reader.messages(view, ranges, group.group_id if kept else None)
-        group.dead[reason] += bury(group.group_id, messages, attempts, reason, error, history, now_ms, view)
+        count, size = bury(group.group_id, messages, attempts, reason, error, history, now_ms, view)
+        group.dead[reason] += count
+        self.buried_bytes += size
         self.finish(group, ranges, kept, now_ms, view)
         self.put_group(group, view)
 
@@ -261,9 +277,9 @@ class GroupBook:
             for offset in offsets.run(base, length):
                 group.order.finish(offset)
                 if kept:
-                    self._drop_kept(group, offset, now_ms, view)
+                    self.drop_kept(group, offset, now_ms, view)
 
-    def _drop_kept(self, group: Group, offset: bytes, now_ms: int, view: View) -> None:
+    def drop_kept(self, group: Group, offset: bytes, now_ms: int, view: View) -> None:
         key = rows.of_group(rows.KEPT, group.group_id, offset)
         row = view.get(key)
         if row is not None:

@@ -43,14 +43,15 @@ def bury(
     history: History,
     now_ms: int,
     view: View,
-) -> int:
-    """Put the rows of messages that died together. How many there were."""
-    count = 0
+) -> tuple[int, int]:
+    """Put the rows of messages that died together. How many there were, and their bytes."""
+    count = size = 0
     for message in messages:
         row = rows.pack(attempts, reason, error, now_ms, message.id, message.created_ms, message.fields, history)
         view.put(rows.of_group(rows.DEAD, group_id, message.offset), row)
         count += 1
-    return count
+        size += len(row)
+    return count, size
 
 
 def load(key: bytes, row: bytes) -> DeadMessage:

@@ -65,8 +65,7 @@ class Reader:
     def pieces(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> list[Piece]:
         """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
         if kept_of is not None:
-            kept = list(kept_messages(view, ranges, kept_of))
-            return [from_messages(kept[at : at + PIECE_MESSAGES]) for at in range(0, len(kept), PIECE_MESSAGES)]
+            return _loose_pieces(kept_messages(view, ranges, kept_of))
         pieces: list[Piece] = []
         self._read_ahead(view, ranges)
         loose: list[Message] = []
@@ -81,7 +80,7 @@ class Reader:
                 picked_row, picked = row, []
             if message is not None:
                 loose.append(message)
-                loose_bytes += sum(len(v) for v in message.fields.values() if isinstance(v, bytes))
+                loose_bytes += _bytes_of(message)
                 if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
                     pieces.append(from_messages(loose))
                     loose, loose_bytes = [], 0
@@ -223,6 +222,26 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
             if row is None:
                 raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
             yield Message(offset, *rows.unpack(row)[:3])
+
+
+def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:
+    """Pieces of at most `PIECE_MESSAGES`, and not beyond the message that reaches `PIECE_BYTES`."""
+    pieces: list[Piece] = []
+    loose: list[Message] = []
+    size = 0
+    for message in messages:
+        loose.append(message)
+        size += _bytes_of(message)
+        if len(loose) >= PIECE_MESSAGES or size >= PIECE_BYTES:
+            pieces.append(from_messages(loose))
+            loose, size = [], 0
+    if loose:
+        pieces.append(from_messages(loose))
+    return pieces
+
+
+def _bytes_of(message: Message) -> int:
+    return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
 
 
 def from_messages(messages: list[Message]) -> Piece:

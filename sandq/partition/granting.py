@@ -10,7 +10,7 @@ from . import rows
 from .book import GroupBook
 from .dead import EXPIRED
 from .groups import Group
-from .holdings import Lease, split
+from .holdings import Lease, Waiting, split
 from .rows import LogEntry, Range
 from .view import View
 
@@ -23,9 +23,7 @@ class Granter:
     def __init__(self, book: GroupBook) -> None:
         self._book = book
 
-    def grant(
-        self, index: int, place: int, command: c.Lease, now_ms: int, average_bytes: int, view: View
-    ) -> list[Lease]:
+    def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
         group = self._book.group(command.group)
         group.touched_ms = now_ms
@@ -42,11 +40,9 @@ class Granter:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
-                # How large waiting messages are is not known here: as large as all are on average.
-                fitting = min(limit, 1 + left_bytes // max(average_bytes, 1))
-                size = self._take_waiting(group, lease, horizon_ms, fitting, view) * average_bytes
+                size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges and group.paused() is None:
-                    size = self._take_free(group, lease, fitting, view) * average_bytes
+                    size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges and group.stalled() is None:
                     size = self._take_log(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges:
@@ -60,10 +56,10 @@ class Granter:
         self._book.put_group(group, view)
         return granted
 
-    def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, view: View) -> int:
-        """Into the lease: ranges whose back-off has passed, all with the same number of attempts. Messages taken."""
-        left = limit
-        while left > 0:
+    def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+        """Into the lease: ranges whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        left, taken_bytes = limit, 0
+        while left > 0 and taken_bytes < max_bytes:
             entry = group.first_waiting()
             if entry is None or entry.due_ms > horizon_ms:
                 break
@@ -73,8 +69,10 @@ class Granter:
                 break
             if self._book.bury_expired(group, entry, lease.leased_ms, view):
                 continue
-            ranges, rest = split(entry.ranges, left)
-            left -= sum([r.length for r in ranges])
+            count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
+            ranges, rest = split(entry.ranges, count)
+            left -= count
+            taken_bytes += size
             lease.attempt, lease.kept, lease.due_ms = entry.attempt + 1, entry.kept, entry.due_ms
             lease.since_ms = min(lease.since_ms, entry.since_ms)
             lease.ranges += ranges
@@ -82,16 +80,46 @@ class Granter:
                 lease.past.append((ranges, entry.history))
             self._book.shrink(group, entry, rest, view)
         lease.ranges.sort()
-        return limit - left
+        return taken_bytes
 
-    def _take_free(self, group: Group, lease: Lease, limit: int, view: View) -> int:
-        """Into the lease: messages that were blocked by their keys, whose turn has come. Messages taken."""
+    def _fitting(self, group: Group, entry: Waiting, limit: int, max_bytes: int, view: View) -> tuple[int, int]:
+        """How many messages of a waiting entry are leased at once: up to the one that reaches `max_bytes`; and their
+        bytes."""
+        count = size = 0
+        row: LogEntry | None = None
+        for base, length in entry.ranges:
+            if entry.kept:
+                for offset in offsets.run(base, min(length, limit - count)):
+                    count += 1
+                    size += self._book.kept_bytes(group, offset, view)
+                    if size >= max_bytes:
+                        return count, size
+            else:
+                behind = offsets.distance(row.first, base) if row is not None else None
+                if row is None or behind is None or not 0 <= behind < row.length:
+                    row = self._book.row_entry(base, view)
+                unit = row.unit or row.size
+                fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
+                count += fits
+                size += fits * unit
+            if count >= limit or size >= max_bytes:
+                break
+        return count, size
+
+    def _take_free(
+        self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View
+    ) -> int:
+        """Into the lease: messages that were blocked by their keys, whose turn has come. Bytes taken."""
         taken: list[bytes] = []
-        while len(taken) < limit and (offset := group.order.first_free()) is not None:
+        size = 0
+        while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
+            if offsets.deliver_ms(offset) > horizon_ms:
+                break  # a lease that looked further ahead passed it
             entry = self._book.entry_at(offset, view)
             expires_ms = self._book.expires_ms(entry)
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
             self._book.delivered(entry, lease.leased_ms, view)
+            size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
                 self._book.bury(group, 0, EXPIRED, None, [Range(offset, 1)], (), False, lease.leased_ms, view)
@@ -101,7 +129,7 @@ class Granter:
         if taken:
             lease.ranges = [Range(offset, 1) for offset in taken]
             lease.due_ms = offsets.deliver_ms(taken[-1])
-        return len(taken)
+        return size
 
     def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Into the lease: what comes next in the log. Bytes taken."""

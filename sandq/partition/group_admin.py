@@ -48,10 +48,10 @@ class GroupAdmin:
         cursor = max(above, self._log.state.trimmed)
         gone: list[Range] = []
         for lease in list(group.leases.values()):
-            gone += self._own(group, lease.select(lease.live), lease.kept, above, cursor, view)
+            gone += self._own(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
             self._book.revoke(lease, view)
         for entry in list(group.waiting.values()):
-            gone += self._own(group, entry.ranges, entry.kept, above, cursor, view)
+            gone += self._own(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
             self._book.shrink(group, entry, [], view)
         for offset in list(group.order.blocked):
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
@@ -65,16 +65,14 @@ class GroupAdmin:
                 self._book.start_keys(group, gone, True, view)
         if group.dead.total():
             group.seeking = True
-            job_id = b"seek" + group.group_id.to_bytes(4, "big") + index.to_bytes(8, "big")
-            self._jobs.start(job_id, "seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
+            self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
         self._book.put_group(group, view)
         return cursor
 
     def drop(self, name: str, index: int, now_ms: int, view: View) -> None:
         group = self._book.group(name)
         self._book.remove_group(group, view)
-        job_id = b"drop" + group.group_id.to_bytes(4, "big") + index.to_bytes(8, "big")
-        self._jobs.start(job_id, "drop", {"group_id": group.group_id}, index, now_ms, view)
+        self._jobs.start_own("drop", {"group_id": group.group_id}, index, now_ms, view)
 
     def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
         group = self._book.group(name)
@@ -123,7 +121,14 @@ class GroupAdmin:
         return min(max(cursor, self._log.state.trimmed) if clamped else cursor, latest)
 
     def _own(
-        self, group: Group, ranges: list[Range], kept: bool, above: bytes, cursor: bytes, view: View
+        self,
+        group: Group,
+        ranges: list[Range],
+        kept: bool,
+        above: bytes,
+        cursor: bytes,
+        now_ms: int,
+        view: View,
     ) -> list[Range]:
         """What of a revoked holding is only in rows of the group's own and comes again; the other rows are deleted."""
         if not kept:
@@ -134,5 +139,5 @@ class GroupAdmin:
                 if above < offset <= cursor:
                     again.append(Range(offset, 1))
                 else:
-                    view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
+                    self._book.drop_kept(group, offset, now_ms, view)
         return again

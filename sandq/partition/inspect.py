@@ -6,6 +6,7 @@ from where to go on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sandq.model import offsets
@@ -26,6 +27,7 @@ from .view import View
 LOOKED_AT = 1000
 """Messages that one page looks at, found or not."""
 PAGE_BYTES = 2 << 20
+ROW_BYTES = 256
 FETCH_BYTES = 16 << 20
 FETCH_MESSAGES = 65_536
 STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
@@ -175,7 +177,7 @@ class Inspector:
             if state not in (None, found_state) or not (key_prefix is None or (key or b"").startswith(key_prefix)):
                 continue
             shown.append(self._shown(message, found_state, values=values))
-            size += len(message.fields.get(Column.VALUE) or b"") if values else 256
+            size += ROW_BYTES + len(key or b"") + (len(message.fields.get(Column.VALUE) or b"") if values else 0)
         return shown, last
 
     def _logged(
@@ -210,20 +212,19 @@ class Inspector:
         page = chosen[:LOOKED_AT]
         return [Range(offset, 1) for offset in page], page[-1] if len(chosen) > len(page) else None
 
-    def _load(self, ranges: list[Range], from_ms: int, until_ms: int) -> list[Message]:
+    def _load(self, ranges: list[Range], from_ms: int, until_ms: int) -> Iterator[Message]:
+        """One by one: a page ends when it is full, and what lies behind is not read."""
         reader, view = self._machine.book.reader, self._view
-        messages: list[Message] = []
         for one in ranges:
             if not from_ms <= offsets.deliver_ms(one.base) < until_ms:
                 continue
             if one.base > self._machine.log.state.trimmed:
-                messages += reader.messages(view, [one])
+                yield from reader.messages(view, [one])
                 continue
             for group in self._machine.book.groups.values():
                 if view.get(rows.of_group(rows.KEPT, group.group_id, one.base)) is not None:
-                    messages += reader.messages(view, [one], group.group_id)
+                    yield from reader.messages(view, [one], group.group_id)
                     break
-        return messages
 
     def dead_page(
         self, group_name: str, reason: str | None, limit: int, after: bytes | None, values: bool
@@ -373,10 +374,7 @@ def _below(ranges: list[Range], end: bytes) -> list[Range]:
     for base, length in ranges:
         if base >= end:
             break
-        inside = offsets.distance(base, end)
-        if inside is None:
-            # Of another time or entry: wholly below.
-            cut.append(Range(base, length))
-        else:
-            cut.append(Range(base, min(length, inside)))
+        # How many places lie below `end`, whatever partition it names; of another time or entry, all of them.
+        inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
+        cut.append(Range(base, min(length, inside)))
     return cut

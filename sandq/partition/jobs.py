@@ -32,9 +32,11 @@ WAITING_RANGES = 5000
 """A redrive makes a pause while so many ranges of the group wait."""
 PAUSE_MS = 1000
 RUNNING, DONE, STOPPED = "running", "done", "stopped"
-KINDS = ("cancel", "move", "redrive", "purge_dead", "seek", "drop")
+KINDS = ("cancel", "move", "redrive", "purge_dead")
 OWN_KINDS = ("seek", "drop")
 """Begun by the partition itself."""
+OWN_IDS = b"sandq\x00\x00\x00"
+"""What the ids of its own jobs begin with."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class Job:
     arguments: dict[str, Any]
     index: int
     """Raft index at its start."""
+    seq: int
+    """In the order in which jobs began."""
     started_ms: int
     state: str = RUNNING
     position: bytes = offsets.FIRST
@@ -84,7 +88,7 @@ class Jobs:
 
     def load(self, view: View) -> None:
         found = [Job(*rows.unpack(value)) for _, value in rows.all_rows(view, rows.JOB)]
-        for job in sorted(found, key=lambda job: (job.index, job.started_ms, job.job_id)):
+        for job in sorted(found, key=lambda job: job.seq):
             self._jobs[job.job_id] = job
             if job.kind == "seek" and job.state == RUNNING:
                 group = self._book.groups.get(job.arguments["group_id"])
@@ -95,6 +99,8 @@ class Jobs:
 
     def start(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         """Begin a job unless there is one of this id. Raises Conflict (too many run), InvalidRequest, UnknownGroup."""
+        if job_id.startswith(OWN_IDS):
+            raise InvalidRequest("job ids that begin so are the partition's own")
         known = self._jobs.get(job_id)
         if known is not None:
             return known
@@ -102,9 +108,18 @@ class Jobs:
             arguments = arguments | {"group_id": self._book.group(arguments["group"]).group_id}
         elif kind not in KINDS:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
-        if kind not in OWN_KINDS and sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
+        if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
             raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
-        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, now_ms, next_ms=now_ms)
+        return self._begin(job_id, kind, arguments, index, now_ms, view)
+
+    def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+        """Begin a job of the partition itself."""
+        job_id = OWN_IDS + self._book.next_seq.to_bytes(8, "big")
+        return self._begin(job_id, kind, arguments, index, now_ms, view)
+
+    def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, self._book.next_seq, now_ms, next_ms=now_ms)
+        self._book.next_seq += 1
         view.put(rows.JOB + job_id, job.row())
         return job
 
@@ -144,8 +159,13 @@ class Jobs:
     def _finish(self, job: Job, state: str, now_ms: int, view: View) -> None:
         job.state, job.finished_ms = state, now_ms
         view.put(rows.JOB + job.job_id, job.row())
-        finished = sorted((job.index, job.job_id) for job in self._jobs.values() if job.state != RUNNING)
-        for _, job_id in finished[: max(len(finished) - FINISHED_JOBS, 0)]:
+        # The oldest ends go, and never this one: somebody waits for it.
+        ends = [
+            (other.finished_ms, other.seq, other.job_id)
+            for other in self._jobs.values()
+            if other.finished_ms is not None and other is not job
+        ]
+        for _, _, job_id in sorted(ends)[: max(len(ends) + 1 - FINISHED_JOBS, 0)]:
             del self._jobs[job_id]
             view.delete(rows.JOB + job_id)
 
@@ -158,8 +178,9 @@ class Jobs:
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
-        # Without a prefix nothing is read but places: how large the messages are does not matter.
-        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, STEP_BYTES if prefix is not None else NO_LIMIT)
+        # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
+        blind = prefix is None and job.kind == "cancel"
+        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
         if prefix is not None:
             messages = self._book.reader.messages(view, ranges)
             chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
@@ -202,17 +223,21 @@ class Jobs:
             # What died above the new cursor comes from the log again: it must not be redriven as well.
             job.next_ms = self._now_ms + PAUSE_MS
             return False
-        limit = self._allowed(job, group)
-        if limit <= 0:
+        allowed = self._allowed(job, group)
+        if allowed <= 0:
             return False
-        found = dead.scan(group.group_id, job.position or None, limit, STEP_BYTES, view)
-        chosen = [
-            message
-            for message in found
-            if arguments["reason"] in (None, message.reason)
-            and arguments["from_ms"] <= message.dead_ms < arguments["until_ms"]
-            and message.dead_ms <= job.started_ms
-        ]
+        found = dead.scan(group.group_id, job.position or None, STEP_MESSAGES, STEP_BYTES, view)
+        chosen: list[dead.DeadMessage] = []
+        for at, message in enumerate(found):
+            if (
+                arguments["reason"] in (None, message.reason)
+                and arguments["from_ms"] <= message.dead_ms < arguments["until_ms"]
+                and message.dead_ms <= job.started_ms
+            ):
+                chosen.append(message)
+                if len(chosen) == allowed:
+                    found = found[: at + 1]
+                    break
         job.matched += len(chosen)
         if chosen and not arguments["dry_run"]:
             self._raise(group, chosen, view, again=job.kind == "redrive")
@@ -222,7 +247,7 @@ class Jobs:
         return not found
 
     def _allowed(self, job: Job, group: Group) -> int:
-        """How many dead messages may be looked at now; sets when to go on."""
+        """How many dead messages may be taken now; sets when to go on."""
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return STEP_MESSAGES
@@ -280,6 +305,9 @@ class Jobs:
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:
                 view.delete(key)
+            for key, value in found if tag in (rows.DEAD, rows.KEPT) else ():
+                message_id = dead.load(key, value).id if tag == rows.DEAD else rows.unpack(value)[0]
+                self._book.left(key[5:], message_id, self._now_ms, view)
             if found:
                 # From there on: a scan from the group's first key would walk over every row deleted so far.
                 job.position = rows.after(found[-1][0])

@@ -97,7 +97,7 @@ class MessageLog:
             row = rows.batch_row(header.count, now_ms, command.batch)
             view.put(rows.log_key(base), row)
             self.counts.add(floor_ms, header.count)
-            self._added([LogEntry(base, header.count, len(row))])
+            self._added([rows.batch_entry(base, header.count, len(row))])
             return base, header.count
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
@@ -281,7 +281,7 @@ class MessageLog:
 
     def _entry(self, found: Found) -> LogEntry:
         entry = rows.log_entry(found.key, found.value)
-        return entry if found.alone else LogEntry(found.offset, 1, max(1, entry.size // entry.length))
+        return entry if found.alone else LogEntry(found.offset, 1, entry.unit)
 
     def _take_out(
         self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool

@@ -101,28 +101,27 @@ class LogReader:
         (of a small row: not beyond the row) that reaches `max_bytes`. Returns the ranges taken, and their bytes.
         `judge` is asked about entries with an extra (or about all)."""
         taken: list[Range] = []
-        taken_bytes = passed_over = 0
-        while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER:
+        taken_bytes = passed_over = passed_bytes = 0
+        while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
             entry = self.head(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
                 passed_over += entry.length
+                passed_bytes += entry.size
                 self.pass_head()
                 continue
             count = min(entry.length, limit)
             if entry.size > WHOLE_ROW_BYTES:
-                average = max(1, entry.size // entry.length)
-                count = min(count, 1 + (max_bytes - taken_bytes - 1) // average)
-            size = entry.size if count == entry.length else max(1, entry.size * count // entry.length)
+                count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
+            size = entry.size if count == entry.length else entry.unit * count
             taken.append(Range(entry.first, count))
             limit -= count
             taken_bytes += size
             self._pass(entry, count)
             self.entries.popleft()
             if count < entry.length:
-                rest = LogEntry(offsets.shift(entry.first, count), entry.length - count, entry.size - size)
-                self.entries.appendleft(rest)
+                self.entries.appendleft(entry.part(count, entry.length))
         return taken, taken_bytes
 
     def pass_head(self) -> None:
@@ -167,10 +166,7 @@ class LogReader:
         entry = rows.log_entry(*found)
         behind = offsets.distance(entry.first, self.cursor)
         assert behind is not None
-        left = entry.length - 1 - behind
-        if not left:
-            return None
-        return LogEntry(offsets.shift(self.cursor, 1), left, max(1, entry.size * left // entry.length))
+        return entry.part(behind + 1, entry.length) if behind + 1 < entry.length else None
 
 
 def row_holding(view: View, offset: bytes) -> Row | None:
@@ -205,12 +201,12 @@ def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
         if at is None or not start <= at < entry.length:
             continue
         if at > start:
-            parts.append(_part(entry, start, at))
+            parts.append(entry.part(start, at))
         start = at + 1
     if not start:
         return [entry]
     if start < entry.length:
-        parts.append(_part(entry, start, entry.length))
+        parts.append(entry.part(start, entry.length))
     return parts
 
 
@@ -231,11 +227,6 @@ def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
         left += without(entry, gone[at:stop])
         at = stop
     return left
-
-
-def _part(entry: LogEntry, start: int, stop: int) -> LogEntry:
-    size = max(1, entry.size * (stop - start) // entry.length)
-    return LogEntry(offsets.shift(entry.first, start), stop - start, size)
 
 
 def _first(entry: LogEntry) -> bytes:

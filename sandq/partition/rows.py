@@ -78,6 +78,13 @@ class LogEntry(NamedTuple):
     length: int
     size: int
     extra: Extra | None = None
+    unit: int = 0
+    """Of a batch: bytes of one message, on average over the whole row. The size of a part follows from it alone, so
+    that it is the same however the part came about."""
+
+    def part(self, start: int, stop: int) -> LogEntry:
+        """The messages from `start` to `stop`, counted from its first."""
+        return LogEntry(offsets.shift(self.first, start), stop - start, self.unit * (stop - start), None, self.unit)
 
 
 def log_key(offset: bytes) -> bytes:
@@ -191,13 +198,19 @@ def kept_row(message_id: bytes, created_ms: int, fields: Fields, *, immortal: bo
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:
     kind, flags, count, _ = LOG_HEADER.unpack_from(value)
-    if kind == KIND_BATCH or (not flags and len(value) >= 64):
-        return LogEntry(key[1:], count, len(value))
+    if kind == KIND_BATCH:
+        return batch_entry(key[1:], count, len(value))
+    if not flags and len(value) >= 64:
+        return LogEntry(key[1:], 1, len(value))
     # Apart: the row is short and names the payload's size, which is what byte limits go by.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
     extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags else None
     return LogEntry(key[1:], 1, fields[2] if apart else len(value), extra)
+
+
+def batch_entry(first: bytes, count: int, size: int) -> LogEntry:
+    return LogEntry(first, count, size, None, max(1, size // count))
 
 
 def pack_ranges(ranges: list[Range]) -> bytes:

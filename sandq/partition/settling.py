@@ -18,6 +18,8 @@ from .rows import Range
 from .view import View
 
 EXPIRE_MESSAGES = 10_000
+EXPIRE_BYTES = 8 << 20
+"""Of what dies: it is copied."""
 
 Lost = list[list[Any]] | None
 """None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
@@ -67,7 +69,12 @@ class Settler:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
         expired = 0
-        while self._book.deadlines and self._book.deadlines[0][0] <= now_ms and expired < EXPIRE_MESSAGES:
+        enough_bytes = self._book.buried_bytes + EXPIRE_BYTES
+
+        def is_enough() -> bool:
+            return expired >= EXPIRE_MESSAGES or self._book.buried_bytes >= enough_bytes
+
+        while self._book.deadlines and self._book.deadlines[0][0] <= now_ms and not is_enough():
             deadline_ms, token = heapq.heappop(self._book.deadlines)
             if not self._book.stale(deadline_ms, token):
                 lease = self._book.leases[token]
@@ -77,7 +84,7 @@ class Settler:
                 self._give_back(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
         if self._book.mortal:
             for group in self._book.groups.values():
-                while expired < EXPIRE_MESSAGES:
+                while not is_enough():
                     at_ms = self._book.next_death_ms(group, view)
                     if at_ms is None or at_ms > now_ms:
                         break

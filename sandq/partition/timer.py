@@ -243,13 +243,13 @@ class TimerPartition:
     def _latest(self, index: int, place: int) -> bytes:
         """The greatest offset below all that is stored from here on: above everything whose time has come, below
         everything that is still delayed; of this entry's own commands, those before below and those after above."""
-        return (int.from_bytes(offsets.pack(self.floor_ms, index, place, 0), "big") - 1).to_bytes(16, "big")
+        # Not by `offsets.pack`: an entry may be full, and the next place one too many.
+        return ((self.floor_ms << 80) + (index << 32) + (place << 12) - 1).to_bytes(16, "big")
 
     def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
-        average_bytes = self.log.state.bytes // max(self.log.state.messages, 1)
         group = self.book.group(command.group)
         dead = group.dead.total()
-        leases = self._granter.grant(index, place, command, self.now_ms, average_bytes, view)
+        leases = self._granter.grant(index, place, command, self.now_ms, view)
         self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
             self._trimmer.settled(self.now_ms)

@@ -25,6 +25,7 @@ TRIM_BYTES = 64 << 20
 PIN_MS = 60_000
 """A message that is not settled so long after its first lease gets a row of its own."""
 UNPIN_MESSAGES = 1000
+UNPIN_BYTES = 8 << 20
 SAMPLES = 16
 """The instants at which everything below some offset was done are kept this finely within `retention`."""
 LEAST_PAUSE_MS = 1000
@@ -138,6 +139,8 @@ class Trimmer:
         entries = [rows.log_entry(key, value) for key, value in found]
         gone = tombstones(view, state.trimmed, rows.last_of(entries[-1]), FILL_TOMBSTONES) if entries else []
         complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
+        if not entries:
+            return self._trim_tombstones(limit, now_ms, view)
         more = bool(found)
         for (key, value), entry in zip(found, entries, strict=True):
             last = rows.last_of(entry)
@@ -156,12 +159,22 @@ class Trimmer:
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
         return more
 
+    def _trim_tombstones(self, limit: bytes, now_ms: int, view: View) -> bool:
+        """Nothing but tombstones is left below `limit`. Whether there may be more."""
+        state = self._log.state
+        found = tombstones(view, state.trimmed, limit, FILL_TOMBSTONES)
+        gone = found[: bisect_left(found, limit)]
+        for offset in gone:
+            self._log.drop_tombstone(offset, now_ms, view)
+            state.trimmed = max(state.trimmed, offset)
+        return len(gone) == FILL_TOMBSTONES
+
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
         self._log.delete_row(key, view)
         state.messages -= entry.length - gone
-        state.bytes -= entry.size - gone * max(1, entry.size // entry.length)
+        state.bytes -= entry.size - gone * entry.unit
         state.trimmed = rows.last_of(entry)
         second = offsets.deliver_ms(state.trimmed) // 1000
         state.gone = (second, entry.length - gone + (state.gone[1] if state.gone[0] == second else 0))
@@ -181,24 +194,28 @@ class Trimmer:
 
     def _unpin(self, now_ms: int, view: View) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
-        left = UNPIN_MESSAGES
+        messages = size = 0
         for group in self._book.groups.values():
             holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
             for holder in holders:
                 if holder.kept or holder.since_ms + PIN_MS > now_ms:
                     continue
-                if left <= 0:
+                if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
                     return True
-                left -= self._keep(group, holder, view)
-        return left < UNPIN_MESSAGES
+                kept, kept_bytes = self._keep(group, holder, view)
+                messages += kept
+                size += kept_bytes
+        return messages > 0
 
-    def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> int:
+    def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> tuple[int, int]:
+        """How many messages were copied, and their bytes: at most those of one lease."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
-        count = 0
+        count = size = 0
         for message in self._book.reader.messages(view, ranges):
             row = rows.kept_row(message.id, message.created_ms, message.fields)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
+            size += len(row)
         holder.kept = True
         self._book.put_holder(group, holder, view)
-        return count
+        return count, size

@@ -65,6 +65,7 @@ class View:
         changed = self._changed(start, stop)
         if not changed:
             return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+        rows: list[Row] = []
         while True:
             # Deleted rows can hide at most len(changed) of what the base returns.
             wanted = limit + len(changed)
@@ -77,13 +78,16 @@ class View:
                 merged.update((k, v) for k, v in changed.items() if k >= found[-1][0])
             else:
                 merged.update((k, v) for k, v in changed.items() if k <= found[-1][0])
-            rows = [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
-            if rows or complete:
+            rows += [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
+            # Not less than was asked for because some of it is deleted and not yet written: callers take less for the
+            # end, and what is written must not show in what they see.
+            if complete or len(rows) >= limit or sum([len(value) for _, value in rows]) >= max_bytes:
                 return _cut(rows, limit, max_bytes)
             if reverse:
                 stop = found[-1][0]
             else:
                 start = found[-1][0] + b"\x00"
+            changed = {key: value for key, value in changed.items() if start <= key < stop}
 
     def _changed(self, start: bytes, stop: bytes) -> dict[bytes, bytes | None]:
         """Changes with start <= key < stop."""

@@ -210,14 +210,13 @@ class GroupModel(Model):
         return self._lost(lease, names - fresh, what)
 
     def _named(self, lease: Lease, what: Offsets | None) -> set[str]:
-        return {n for n in lease.names if what is None or self.messages[n].offset in what}
+        return {name for name, offset in lease.offsets.items() if what is None or offset in what}
 
     def _lost(self, lease: Lease, names: set[str], what: Offsets | None) -> Offsets | str | None:
         if what is None:
-            lost = {self.messages[n].offset for n in names}
-            return "all" if len(lost) == len(lease.names) else lost or None
-        foreign = what - {self.messages[n].offset for n in lease.names}
-        return {self.messages[n].offset for n in names} | foreign or None
+            return "all" if len(names) == len(lease.names) else {lease.offsets[name] for name in names} or None
+        foreign = what - set(lease.offsets.values())
+        return {lease.offsets[name] for name in names} | foreign or None
 
     def extend(self, token: int, ms: int) -> int | None:
         lease = self.leases.get(token)
@@ -329,23 +328,26 @@ class GroupModel(Model):
             return
         if group.seek_from is not None:
             return
-        limit = self.step
+        limit: int = self.step
         if arguments.get("rate") is not None and not arguments["dry_run"]:
             limit = min(arguments["rate"] * (self.now - job.started) // 1000 + 1 - job.done, limit)
         if limit <= 0:
             return
-        found = [n for n in self.by_offset(group.of("dead")) if self.messages[n].offset > job.position][:limit]
+        found = [n for n in self.by_offset(group.of("dead")) if self.messages[n].offset > job.position][: self.step]
         if not found:
             job.state = "done"
             return
-        job.position = self.messages[found[-1]].offset
-        chosen = [
-            name
-            for name in found
-            if arguments["reason"] in (None, group.held[name].reason)
-            and arguments["from_ms"] <= T + group.held[name].dead_at < arguments["until_ms"]
-            and group.held[name].dead_at <= job.started
-        ]
+        chosen: list[str] = []
+        for name in found:
+            job.position = self.messages[name].offset
+            if (
+                arguments["reason"] in (None, group.held[name].reason)
+                and arguments["from_ms"] <= T + group.held[name].dead_at < arguments["until_ms"]
+                and group.held[name].dead_at <= job.started
+            ):
+                chosen.append(name)
+                if len(chosen) == limit:
+                    break
         job.matched += len(chosen)
         if arguments["dry_run"] or not chosen:
             return

@@ -99,6 +99,8 @@ class Lease:
     token: int
     attempt: int
     names: list[str]
+    offsets: dict[str, bytes]
+    """Where they stood when they were leased."""
     leased_at: int
     deadline: int
     acked: set[str] = field(default_factory=set)

@@ -21,7 +21,7 @@ from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
 from sandq.partition.groups import Group
 from sandq.partition.holdings import Lease, Waiting
 from sandq.partition.jobs import Job
-from sandq.partition.rows import Extra, Fields, Range
+from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.timer import TimerPartition
 from sandq.partition.unique import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.view import View
@@ -62,23 +62,23 @@ def test_batch() -> None:
 def test_log_rows() -> None:
     row = example("batch-row")
     assert row == rows.batch_row(2, T, encode({Column.VALUE: [b"a", b"b"]}))
-    assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row), None)
+    assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row), None, len(row) // 2)
     stored, entry = rows.message_rows(OFFSET, T, HI | {Column.KEY: b"k"}, None, {})
     assert stored == [(example("message-key"), example("message-row"))]
-    assert entry == rows.log_entry(*stored[0]) == (OFFSET, 1, len(stored[0][1]), None)
+    assert entry == rows.log_entry(*stored[0]) == LogEntry(OFFSET, 1, len(stored[0][1]))
 
 
 def test_a_message_that_has_everything() -> None:
     stored, entry = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
     assert stored == [(example("message-key"), example("extra-row"))]
-    assert entry == rows.log_entry(*stored[0]) == (OFFSET, 1, len(stored[0][1]), EXTRA)
+    assert entry == rows.log_entry(*stored[0]) == LogEntry(OFFSET, 1, len(stored[0][1]), EXTRA)
     assert load_message(view_of(), OFFSET, stored[0][1]) == Message(OFFSET, OFFSET, T, NAMED)
 
 
 def test_a_payload_that_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = example("payload-key"), example("payload-row")
     moved = rows.log_key(MOVED_TO), example("apart-row")
-    assert rows.log_entry(*moved) == (MOVED_TO, 1, len(payload[1]), EXTRA)
+    assert rows.log_entry(*moved) == LogEntry(MOVED_TO, 1, len(payload[1]), EXTRA)
     assert load_message(view_of(payload, moved), MOVED_TO, moved[1]) == Message(MOVED_TO, OFFSET, T, NAMED)
     monkeypatch.setattr(rows, "INLINE_BYTES", 0)
     stored, _ = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
@@ -190,7 +190,8 @@ def test_counts() -> None:
 
 def test_job() -> None:
     job = Job(*rows.unpack(example("job-row")))
-    assert (job.job_id, job.kind, job.index, job.started_ms, job.state) == (JOB_ID, "cancel", 41, T, "running")
+    assert (job.job_id, job.kind, job.index, job.seq, job.started_ms) == (JOB_ID, "cancel", 41, 12, T)
+    assert job.state == "running"
     assert job.arguments == {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False, "key_prefix": None}
     assert (job.position, job.matched, job.done, job.too_late) == (OFFSET, 1000, 990, 10)
     assert (job.finished_ms, job.next_ms) == (None, T + 100)

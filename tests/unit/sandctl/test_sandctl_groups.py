@@ -98,7 +98,7 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     lines = ctl("group", "show", "t", "b").stdout.splitlines()
     assert "settings      the topic's" in lines
     result = ctl("group", "show", "t", "c")
-    assert (result.exit_code, result.stderr) == (1, "Error: topic 't' has no group 'c'\n")
+    assert (result.exit_code, result.stderr) == (1, "sandctl: topic 't' has no group 'c'\n")
     result = ctl("group", "list", "t", "--limit", "2")
     assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
 
