@@ -106,9 +106,7 @@ class Granter:
                 break
         return count, size
 
-    def _take_free(
-        self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View
-    ) -> int:
+    def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Into the lease: messages that were blocked by their keys, whose turn has come. Bytes taken."""
         taken: list[bytes] = []
         size = 0

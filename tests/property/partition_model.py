@@ -277,8 +277,9 @@ class Model:
                 if holder is not None and policy != c.REPLACE:
                     answers.append(self.messages[holder].id)
                     if policy == c.REJECT:
+                        pending = "ready" if self.messages[holder].at <= self.now else "delayed"
                         held = self.keys[row.unique].state == "held"
-                        refused.append((place, self.state(holder) if held else "delivered"))
+                        refused.append((place, pending if held else "delivered"))
                     continue
                 if holder is not None and self.keys[row.unique].state == "held":
                     self.remove(holder, "removed")

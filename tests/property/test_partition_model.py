@@ -186,6 +186,7 @@ class Walk(RuleBasedStateMachine):
             assert outcome == ["moved", self.model.move(name, to, place)]
 
     def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
+        self.model.begin(self.bench.index + 1, self.at)  # what a key names depends on the time
         targets: list[tuple[c.Target, str | None]] = []
         for number in numbers:
             # Where it stands is a name for it once in a command: then it is gone from there.
@@ -591,10 +592,10 @@ def _shown(bench: Bench) -> Status:
 
 
 def _comparable(bench: Bench) -> dict[bytes, Any]:
-    """All rows; but counts are in as many rows as it happened, and their number tells nothing."""
+    """All rows; but counts are in as many rows as it happened, and what is known of those differs."""
     found: dict[bytes, Any] = {key: row for key, row in bench.everything() if key[:1] != rows.COUNTS}
     state = rows.unpack(found[rows.STATE_KEY])
-    state[6] = state[6][:3]
+    state[6] = state[6][:2]
     return found | {rows.STATE_KEY: state}
 
 
