@@ -283,7 +283,7 @@ class Subscription:
             desk.poke()
             due_at = min(due_at, desk.next_time(now))
             for lease in list(desk.leases.values()):
-                if lease.held and not lease.lost and not lease.lapsed:
+                if lease.held and not lease.lost:  # also one that had lapsed, and was pushed again
                     due_at = min(due_at, self._tend_lease(desk, lease, now))
         return due_at
 

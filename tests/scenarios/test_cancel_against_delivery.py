@@ -13,6 +13,8 @@ from sandq.errors import TooLate
 from sandq.node import Serving
 from tests.scenarios.working import PATIENCE_S, connected
 
+LATE = -1.0
+"""Only once the message was delivered."""
 MESSAGES = 2000
 
 
@@ -36,7 +38,9 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
                 message.ack()
 
     async def cancel(message_id: str, unique_key: str | None, after_s: float) -> None:
-        await trio.sleep(after_s)
+        await trio.sleep(max(after_s, 0.0))
+        while after_s == LATE and message_id not in delivered:  # noqa: ASYNC110 - many tasks have a part in it
+            await trio.sleep(0.01)
         try:
             if unique_key is None:
                 answer = await messages.cancel(message_id)
@@ -60,12 +64,16 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
             receipts.append((await producer.send(b"%d" % number, deliver_at=due_ms, unique_key=key), key))
         ids = [(await receipt, key) for receipt, key in receipts]
     with trio.fail_after(2 * PATIENCE_S):
+        async with trio.open_nursery() as before:
+            for message_id, key in ids[::10]:
+                before.start_soon(cancel, message_id, key, 0.0)
         async with trio.open_nursery() as consuming:
             async with trio.open_nursery() as cancelling:
-                for message_id, key in ids:
-                    # Some surely before, most while they are delivered.
-                    after_s = 0.0 if rng.random() < 0.15 else rng.uniform(0, 0.8)
-                    cancelling.start_soon(cancel, message_id, key, after_s)
+                for number, (message_id, key) in enumerate(ids):
+                    if number % 10:
+                        # Some once they are delivered, most while others are.
+                        after_s = LATE if number % 10 == 1 else rng.uniform(0, 0.8)
+                        cancelling.start_soon(cancel, message_id, key, after_s)
                 for _ in range(2):
                     consuming.start_soon(consume)
             everything = {message_id for message_id, _ in ids}
@@ -78,5 +86,5 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
     assert set(delivered.values()) == {1}
     assert sum(too_late.values()) == len(delivered), "who was refused was refused because it was delivered"
     assert set(too_late) <= {"leased", "acked", "gone"}
-    assert min(len(cancelled), len(delivered)) > MESSAGES // 20, "there was a race"
+    assert min(len(cancelled), len(delivered)) >= MESSAGES // 10, "there were both"
     assert [message async for message in messages.list(state="delayed")] == []

@@ -156,6 +156,21 @@ def test_batches_that_lapsed_are_not_given(with_client: Any, wait_until: Any) ->
     with_client(body)
 
 
+def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any, wait_until: Any) -> None:
+    """It was looked after no more: neither extended nor let go of, and its credit was gone."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, lease="100ms", auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            for value in (b"a", b"b"):
+                server.deliver(subscribed, [value] * 5, token=TOKEN, lease_ms=100)
+                await wait_until(lambda: subscribed.credit == 5)
+                await wait_until(lambda: subscribed.credit == 10)
+            assert subscription is not None
+
+    with_client(body)
+
+
 def test_a_batch_is_acked_again_after_overload_and_a_cut(with_client: Any, wait_until: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
