@@ -143,7 +143,7 @@ class LogReader:
         entries = [rows.log_entry(key, value) for key, value in found]
         # Only what was stored in a batch can be there and have a tombstone.
         batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
-        rest = self._rest_of_row(view) if self.covered == self.cursor else None  # else it is covered
+        rest = self._rest_of_row(view)
         if rest is not None:
             entries.insert(0, rest)
             batches.insert(0, rest)
@@ -159,12 +159,13 @@ class LogReader:
         self.entries.extend(entries)
 
     def _rest_of_row(self, view: View) -> LogEntry | None:
-        """What lies above the cursor in the row that the cursor stands in (after a restart or a partial take)."""
-        found = row_holding(view, self.cursor)
+        """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;
+        else where the look-ahead was cut."""
+        found = row_holding(view, self.covered)
         if found is None:
             return None
         entry = rows.log_entry(*found)
-        behind = offsets.distance(entry.first, self.cursor)
+        behind = offsets.distance(entry.first, self.covered)
         assert behind is not None
         return entry.part(behind + 1, entry.length) if behind + 1 < entry.length else None
 

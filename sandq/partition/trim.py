@@ -48,8 +48,9 @@ class Trimmer:
 
     def settled(self, now_ms: int) -> None:
         """Groups may be done with more than before."""
-        if self._trims and (self.due_ms is None or self.due_ms > now_ms + self._pause_ms):
-            self.due_ms = now_ms + (self._pause_ms if self._keeps else 0)
+        due_ms = now_ms + (self._pause_ms if self._keeps else 0)
+        if self._trims and (self.due_ms is None or self.due_ms > due_ms):
+            self.due_ms = due_ms
 
     def appended(self, now_ms: int) -> None:
         """There is more than before, which its age alone, or others' size, may remove."""

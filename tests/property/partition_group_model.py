@@ -6,17 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandq.partition import commands as c
-from tests.property.partition_model import (
-    AHEAD_MOST,
-    HISTORY,
-    Group,
-    Held,
-    History,
-    Lease,
-    Model,
-    Taken,
-    offset_of,
-)
+from tests.property.partition_model import Model
+from tests.property.partition_words import AHEAD_MOST, HISTORY, Group, Held, History, Lease, Taken, offset_of
 from tests.unit.partition.bench import T
 
 Offsets = set[bytes]

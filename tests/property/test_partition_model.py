@@ -7,225 +7,30 @@ crossed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import counts, forget, jobs, log_reader, rows, trim
-from sandq.partition.log import Stored
-from sandq.partition.log_reader import LogReader
-from sandq.partition.timer import Status
-from tests.property.partition_group_model import GroupModel, Job
-from tests.property.partition_model import Lease, Row
-from tests.unit.partition.bench import FOREVER_MS, Bench, T, batch_of, by_id, by_key
-
-STEP = 2
-BATCH = 8
-GROUPS = ("g", "h", "i")
-KEYS = (None, "a", "ab", "b")
-UNIQUE = ("u", "v", "w")
-SMALL = (
-    (trim, "TRIM_ROWS", 3),
-    (trim, "UNPIN_MESSAGES", 2),
-    (trim, "FILL_TOMBSTONES", BATCH + 1),
-    (log_reader, "FILL_TOMBSTONES", BATCH + 1),
-    (jobs, "STEP_MESSAGES", STEP),
-    (jobs, "WAITING_RANGES", 1 << 30),
-    (forget, "SWEEP_ROWS", 2),
-    (counts, "HOT_HOURS", 2),
-    (counts, "FOLD_ROWS", 3),
-    (counts, "COUNTED_HOURS", 2),
-    (counts, "DROP_ROWS", 2),
-)
-numbers = st.integers(0, 1 << 20)
-"""Which of so many: counted round."""
-delays = st.sampled_from([0, 0, 0, 1, 40, 999, 3000, 20_000, 90_000])
-steps = st.sampled_from([0, 1, 1, 20, 300, 999, 1000, 4000, 15_000, 31_000, 61_000, 200_000, 600_000])
-positions = st.one_of(st.sampled_from(["earliest", "latest"]), st.integers(-100_000, 5000), st.tuples(numbers))
+from tests.property.partition_bed import GROUPS, numbers, positions, steps
+from tests.property.partition_group_model import Job
+from tests.property.partition_producers import Producers
+from tests.property.partition_words import Lease
+from tests.unit.partition.bench import FOREVER_MS, T
 
 
-class Walk(RuleBasedStateMachine):
-    topic: dict[str, Any]
-
-    @initialize(look_ahead=st.sampled_from([2, 2048]), groups=st.integers(0, 2))
-    def begin(self, look_ahead: int, groups: int) -> None:
-        self.patches = ExitStack()
-        for module, name, value in SMALL:
-            self.patches.enter_context(patch.object(module, name, value))
-        self.patches.enter_context(patch.object(LogReader.__init__, "__defaults__", (look_ahead,)))
-        self.bench, self.twin = Bench(**self.topic), Bench(**self.topic)
-        self.model = GroupModel(self.bench.settings, STEP)
-        self.at = 0
-        self.made = 0
-        self.seeks: dict[bytes, tuple[str, bytes]] = {}
-        """Seek jobs: group, and how far they are."""
-        self.last_token = -1
-        for name in GROUPS[:groups]:
-            self.open(name, "earliest")
-
-    # -- entries --------------------------------------------------------------------------------------------------
-
-    def apply(self, command: c.Command) -> Any:
-        """By both partitions; its result."""
-        self.model.begin(self.bench.index + 1, self.at)
-        result, other = self.bench.apply(self.at, command), self.twin.apply(self.at, command)
-        assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
-        one, another = _comparable(self.bench), _comparable(self.twin)
-        differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
-        assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
-        return result[0]
-
-    @rule(ms=steps)
-    def time_passes(self, ms: int) -> None:
-        self.at += ms
-
-    @rule()
-    def restart(self) -> None:
-        self.twin.restart()
-        assert _shown(self.twin) == _shown(self.bench)
-
-    # -- producers ------------------------------------------------------------------------------------------------
-
-    @rule(
-        dues=st.lists(delays, min_size=1, max_size=BATCH),
-        which=numbers,
-        relative=st.booleans(),
-        ttls=st.one_of(st.none(), st.none(), st.lists(st.sampled_from([None, 1, 900, 30_000]), min_size=8, max_size=8)),
-    )
-    def produce(self, dues: list[int], which: int, relative: bool, ttls: list[int | None] | None) -> None:
-        made = []
-        for at, due in enumerate(dues):
-            key = KEYS[(which >> at) % len(KEYS)]
-            made.append(Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None))
-        self._append(made, relative, c.REJECT, split=ttls is not None)
-
-    @rule(count=st.integers(1, BATCH))
-    def produce_at_once(self, count: int) -> None:
-        self._append([Row(self._name()) for _ in range(count)], False, c.REJECT, split=False)
-
-    @rule(
-        named=st.lists(st.tuples(st.sampled_from([*UNIQUE, None]), delays), min_size=1, max_size=3),
-        policy=st.sampled_from([c.REJECT, c.REPLACE, c.IGNORE]),
-    )
-    def produce_unique(self, named: list[tuple[str | None, int]], policy: int) -> None:
-        made = [Row(self._name(), due, unique, None, unique) for unique, due in named]
-        self._append(made, True, policy, split=True)
-
-    def _name(self) -> str:
-        self.made += 1
-        return f"m{self.made}." + ("x" * 5000 if self.made % 7 == 0 else "")
-
-    def _append(self, made: list[Row], relative: bool, policy: int, split: bool) -> None:
-        due = None if made[0].due is None else [row.due or 0 for row in made]
-        batch = batch_of(
-            [row.name for row in made],
-            due=due,
-            relative=relative,
-            keys=[row.key for row in made] if any(row.key for row in made) else None,
-            ttls=[row.ttl for row in made] if any(row.ttl for row in made) else None,
-            unique=[row.unique for row in made] if any(row.unique for row in made) else None,
-        )
-        split = split or (self.model.ordered and any(row.key for row in made))
-        stored = self.apply(c.Append(batch, on_conflict=policy, split=split))
-        answers, refused = self.model.append(made, relative, policy, not isinstance(stored, Stored))
-        if isinstance(stored, Stored):
-            assert stored.offsets == b"".join(answers)
-            found = [tuple(one) for one in stored.refused]
-            assert found == refused, (found, refused)
-        else:
-            assert offsets.run(*stored) == answers
-
-    @precondition(lambda self: self.model.messages)
-    @rule(which=st.lists(numbers, min_size=1, max_size=3), how=st.sampled_from(["id", "offset", "key"]))
-    def cancel(self, which: list[int], how: str) -> None:
-        targets = self._targets(which, how)
-        outcomes = self.apply(c.Cancel([target for target, _ in targets]))
-        for outcome, (_, name) in zip(outcomes, targets, strict=True):
-            if self._refused(outcome, name):
-                continue
-            assert name is not None and outcome == ["cancelled", self.model.messages[name].id]
-            self.model.remove(name, "cancelled")
-
-    @precondition(lambda self: self.model.messages)
-    @rule(
-        which=st.lists(st.tuples(numbers, delays), min_size=1, max_size=3),
-        how=st.sampled_from(["id", "offset", "key"]),
-        relative=st.booleans(),
-    )
-    def move(self, which: list[tuple[int, int]], how: str, relative: bool) -> None:
-        targets = self._targets([number for number, _ in which], how)
-        items = [
-            (target, to if relative else T + self.at + to - 500, relative)
-            for (target, _), (_, to) in zip(targets, which, strict=True)
-        ]
-        outcomes = self.apply(c.Move(items))
-        for place, (outcome, (_, name), (_, to, _)) in enumerate(zip(outcomes, targets, items, strict=True)):
-            if self._refused(["too_late", "gone"] if outcome[0] == "cancelled" else outcome, name, "gone"):
-                assert outcome[0] != "cancelled"
-                continue
-            assert name is not None
-            to = self.model.now + to if relative else to - T
-            assert outcome == ["moved", self.model.move(name, to, place)]
-
-    def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
-        self.model.begin(self.bench.index + 1, self.at)  # what a key names depends on the time
-        targets: list[tuple[c.Target, str | None]] = []
-        for number in numbers:
-            # Where it stands is a name for it once in a command: then it is gone from there.
-            again = self._target(number, how)[1] in [name for _, name in targets]
-            targets.append(self._target(number, "id" if again and how == "offset" else how))
-        return targets
-
-    def _target(self, number: int, how: str) -> tuple[c.Target, str | None]:
-        """A message by one of its names; and which it is."""
-        if how == "key":
-            unique = UNIQUE[number % len(UNIQUE)]
-            return by_key(unique), self.model.named(unique)
-        names = list(self.model.messages)
-        name = names[-1 - number % len(names)]
-        message = self.model.messages[name]
-        # Where it had been moved to leads to it as long as it stands there.
-        is_there = how == "offset" and message.gone is None and message.offset > self.model.trimmed
-        return by_id(message.offset if is_there else message.id), name
-
-    def _refused(self, outcome: Any, name: str | None, cancelled: str = "") -> bool:
-        """Whether a cancel or a move was refused, as it had to be."""
-        if name is None:
-            assert outcome == ["not_found", None]
-            return True
-        allowed = self.model.refusals(name)
-        if cancelled:
-            allowed = [["too_late", cancelled] if one[0] == "cancelled" else one for one in allowed]
-        assert not allowed or outcome in allowed, (name, outcome, allowed)
-        return bool(allowed)
-
+class Walk(Producers):
     # -- groups ---------------------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(GROUPS), to=positions)
     def open_group(self, name: str, to: Any) -> None:
         self.open(name, self._position(to))
-
-    def open(self, name: str, to: c.Position) -> None:
-        self.apply(c.OpenGroup(name, to))
-        self.model.open(name, to)
 
     def _position(self, to: Any) -> c.Position:
         if isinstance(to, tuple):
@@ -378,6 +183,7 @@ class Walk(RuleBasedStateMachine):
         reason=st.sampled_from([None, None, "nacked", "lease_expired", "expired"]),
         rate=st.sampled_from([None, None, 3]),
         number=numbers,
+        to_its_end=st.booleans(),
     )
     def job(
         self,
@@ -389,6 +195,7 @@ class Walk(RuleBasedStateMachine):
         reason: str | None,
         rate: int | None,
         number: int,
+        to_its_end: bool,
     ) -> None:
         if any(job.state == "running" for job in self.model.jobs.values()) or not self.model.groups:
             return
@@ -412,6 +219,8 @@ class Walk(RuleBasedStateMachine):
         self.model.jobs[job_id] = Job(kind, arguments, self.model.index, self.model.now, group=group)
         assert (shown["state"], shown["started_ms"]) == ("running", T + self.model.now)
         assert self.apply(started) == shown, "again: it is the same job"
+        if to_its_end:
+            self.the_leader_looks_after_it(0)
 
     @precondition(lambda self: any(job.state == "running" for job in self.model.jobs.values()))
     @rule()
@@ -461,6 +270,14 @@ class Walk(RuleBasedStateMachine):
         return min(found, key=lambda one: one[0], default=None)
 
     @rule()
+    def what_is_held_is_held_for_long(self) -> None:
+        """So that it is copied, and the log trimmed behind it."""
+        for lease in [lease for lease in self.model.leases.values() if lease.live]:
+            assert self.apply(c.Extend([(lease.token, 300_000)])) == [self.model.extend(lease.token, 300_000)]
+        self.the_leader_looks_after_it(61_000)
+        self.what_may_go_goes()
+
+    @rule()
     def what_may_go_goes(self) -> None:
         """Without retention, once nothing more is to be trimmed, the log begins with a row that is still needed."""
         self.expire()
@@ -473,70 +290,6 @@ class Walk(RuleBasedStateMachine):
             last = max(offset for offset in self.model.ever if offset[:12] == found[0].offset[:12])
             if all(group.start > last for group in self.model.groups.values()):
                 assert not all(self.model.is_done(name) for name in first), f"{first} could go"
-
-    # -- they agree -----------------------------------------------------------------------------------------------
-
-    def _deaths(self) -> int:
-        """See who died of their ttl."""
-        seen = 0
-        for group in self.model.groups.values():
-            seen += self.model.seen_dead(group, {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)})
-        return seen
-
-    def _watch_trim(self) -> None:
-        self.model.seen_trimmed(self.bench.status().trimmed)
-
-    @invariant()
-    def agrees(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        model, machine = self.model, self.bench.machine
-        self._deaths()
-        model.watch_done()
-        status = self.bench.status()
-        assert {group.name for group in status.groups} == model.groups.keys()
-        for state in status.groups:
-            self._group_agrees(state.name, state.next_ms)
-        in_log = model.in_log()
-        assert status.trimmed == model.trimmed
-        assert status.messages == len(in_log)
-        assert status.bytes == 0 if not self.bench.rows(b"m") else status.bytes >= 0
-        wanted = model.seconds()
-        now_s = (T + model.now) // 1000
-        assert status.later == sum(count for second, count in wanted.items() if second > now_s)
-        first = offsets.deliver_ms(model.trimmed) // 3_600_000 * 3600
-        for bench in (self.bench, self.twin):
-            found = dict(bench.machine.log.counts.seconds(first, FOREVER_MS // 1000, bench.view))
-            assert found == {second: count for second, count in wanted.items() if count and second >= first}
-        for message in in_log:
-            shown = machine.pending.state_of(message.offset, machine.now_ms, self.bench.view)
-            assert (message.name, shown) == (message.name, model.state(message.name))
-
-    def _group_agrees(self, name: str, next_ms: int | None) -> None:
-        model, group = self.model, self.model.groups[name]
-        found = self.bench.machine.book.group(name)
-        at = {model.messages[n].offset: held for n, held in group.held.items()}
-        leased = [(o, lease.token) for lease in found.leases.values() for o in _each(lease.select(lease.live))]
-        assert sorted(leased) == sorted((o, held.token) for o, held in at.items() if held.state == "leased")
-        waiting = [(o, w.due_ms - T, w.attempt) for w in found.waiting.values() for o in _each(w.ranges)]
-        wanted = [(o, held.due, held.attempt) for o, held in at.items() if held.state == "waiting"]
-        assert sorted(waiting) == sorted(wanted)
-        assert found.order.blocked.keys() == {o for o, held in at.items() if held.state == "blocked"}
-        dead = {m.offset: m for m in self.bench.dead(name)}
-        for offset, entry in model.dead_of(group).items():
-            m = dead.pop(offset)
-            value = m.fields[Column.VALUE].decode()
-            found_entry = (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history)
-            assert found_entry == entry, (found_entry, entry)
-        assert not dead
-        ahead = [m.offset for m in model.in_log() if m.offset > found.cursor]
-        assert ahead == [m.offset for m in model.ahead_of(group)]
-        wanted_ms = model.next_at(group)
-        assert next_ms == (None if wanted_ms is None else T + wanted_ms)
-        if model.ordered:
-            busy = [model.messages[n].key for n, h in group.held.items() if h.state == "leased" and not h.immortal]
-            in_flight = [key for key in busy if key is not None]
-            assert len(in_flight) == len(set(in_flight)), "two of one key at once"
 
     # -- to its end -----------------------------------------------------------------------------------------------
 
@@ -572,7 +325,7 @@ class Walk(RuleBasedStateMachine):
             assert all(held.state == "dead" for held in self.model.groups[name].held.values()), "something is left"
             assert not self.model.ahead_of(self.model.groups[name])
         if self.model.groups and self.model.settings["delete_on_ack"]:
-            self.job("purge_dead", False, None, None, None, None, None, 0)
+            self.job("purge_dead", False, None, None, None, None, None, 0, True)
             for _ in range(8):
                 self.touch(list(self.model.groups))
                 self.the_leader_looks_after_it(200_000)
@@ -583,20 +336,6 @@ class Walk(RuleBasedStateMachine):
         dead = {key[5:] for key, _ in self.bench.rows(b"d")}
         kinds = {key[:1] for key, _ in self.bench.everything()}
         assert kinds <= {b"s", b"g", b"l", b"a", b"n", b"j"} | ({b"d", b"i"} if dead else set()), kinds
-
-
-def _shown(bench: Bench) -> Status:
-    """Its status, without what counts for one process only."""
-    status = bench.status()
-    return replace(status, deleted=0, groups=tuple(replace(group, generation=0) for group in status.groups))
-
-
-def _comparable(bench: Bench) -> dict[bytes, Any]:
-    """All rows; but counts are in as many rows as it happened, and what is known of those differs."""
-    found: dict[bytes, Any] = {key: row for key, row in bench.everything() if key[:1] != rows.COUNTS}
-    state = rows.unpack(found[rows.STATE_KEY])
-    state[6] = state[6][:2]
-    return found | {rows.STATE_KEY: state}
 
 
 def _bitmap(run: list[bytes]) -> bytes:
@@ -615,10 +354,6 @@ def _runs(named: list[bytes]) -> Iterator[tuple[bytes, int]]:
     yield base, count
 
 
-def _each(ranges: list[rows.Range]) -> list[bytes]:
-    return [offset for base, length in ranges for offset in offsets.run(base, length)]
-
-
 TOPICS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ttl": {"ttl": "20s", "max_attempts": 2, "dedup_window": "1m"},
@@ -628,7 +363,6 @@ TOPICS: dict[str, dict[str, Any]] = {
     "retain": {"delete_on_ack": False, "retain": "1m", "max_attempts": 1, "group_ttl": None},
     "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None},
 }
-LONG = bool(os.environ.get("TEST_RANDOM"))
 
 
 def walk(topic: str, examples: int, steps: int) -> None:
@@ -638,7 +372,7 @@ def walk(topic: str, examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_it_does_what_the_model_says(topic: str) -> None:
-    walk(topic, 60, 40)
+    walk(topic, 110, 42)
 
 
 @pytest.mark.long

@@ -132,6 +132,30 @@ def test_what_is_inserted_within_the_look_ahead(monkeypatch: pytest.MonkeyPatch)
     assert found == ["now", "200", "250", "300", "400", "500", "600", "700", "800", "900", "1000"]
 
 
+@pytest.mark.parametrize("gone", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("look_ahead", [1, 2, 3])
+def test_a_look_ahead_that_is_cut_within_a_row(look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it ended with is cancelled: the rest of that row is still to come."""
+    monkeypatch.setattr(log_reader.LogReader.__init__, "__defaults__", (look_ahead,))
+    bench = Bench()
+    bench.open()
+    bench.append("first")
+    assert bench.values(bench.lease(2)) == ["first"], "the look-ahead reaches the end of the log"
+    base, _ = bench.append(*"abcde")
+    offsets_of = [offsets.shift(base, place) for place in range(5)]
+    others = [place for place in (1, 3) if place != gone]
+    for place in (*others, gone):
+        bench.cancel(offsets_of[place])
+        for n in range(2 * look_ahead):
+            bench.put(f"z{place}{n}", due=n)
+    left = [value for place, value in enumerate("abcde") if place not in (*others, gone)]
+    found: list[str] = []
+    while leases := bench.lease(1, at=100):
+        found += bench.values(leases)
+    assert [value for value in found if value[0] != "z"] == left
+    assert len(found) == len(set(found)) == bench.status().messages - 1
+
+
 def test_a_large_batch_in_grants(bench: Bench) -> None:
     bench.open()
     base = _many(bench, 2500)

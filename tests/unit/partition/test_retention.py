@@ -11,7 +11,7 @@ from sandq.model.batch import Column
 from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.trim import PIN_MS
-from tests.unit.partition.bench import Bench, T
+from tests.unit.partition.bench import FOREVER_MS, Bench, T
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -40,7 +40,7 @@ class TestRetention:
         bench.restart()
         _look_after(bench, HOUR, HOUR + HOUR // 4)
         assert bench.status().messages == 0
-        assert bench.status().upkeep_ms is None or bench.status().upkeep_ms >= T + 100 * HOUR
+        assert (bench.status().upkeep_ms or FOREVER_MS) >= T + 100 * HOUR
 
     def test_what_is_acked_later_stays_later(self) -> None:
         bench = Bench(retention="1h")
@@ -238,6 +238,17 @@ class TestSeek:
         (refused,) = bench.apply(1, c.Seek("nobody", "latest"))
         assert isinstance(refused, UnknownGroup)
 
+    def test_what_is_acked_after_it_is_lost(self) -> None:
+        bench = Bench(retention="1h")
+        bench.open()
+        base, _ = bench.append(*"abc")
+        lease = bench.one()
+        bench.ack(lease.token, [[base, 1]])
+        bench.seek("earliest", at=1)
+        assert bench.ack(lease.token, at=2) == [[offsets.shift(base, 1), 2]]
+        assert bench.ack(lease.token, [[base, 1]], at=2) is None
+        assert bench.values(bench.lease(at=3)) == ["a", "b", "c"]
+
     def test_into_a_batch(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
@@ -343,6 +354,20 @@ class TestGroupsGo:
         assert bench.ack(lease.token, at=2) == []
         assert bench.open(at=2) == 2, "one of its name is another group"
         assert len(bench.values(bench.lease(at=2))) == 6
+
+    def test_what_only_it_had_of_a_moved_message(self) -> None:
+        bench = Bench(max_attempts=1)
+        bench.open()
+        message_id = bench.put("m", due=1000)
+        bench.move(message_id, 0)
+        bench.nack(bench.one(at=0).token, at=0)
+        bench.trim(at=1)
+        assert bench.cancel(message_id, at=1) == ["too_late", "dead"]
+        bench.apply(2, c.DropGroup("g"))
+        bench.trim(at=2)
+        assert bench.cancel(message_id, at=2) == ["too_late", "gone"]
+        bench.trim(at=HOUR)
+        assert bench.rows(b"i") == bench.rows(b"d") == bench.rows(b"e") == []
 
     def test_while_a_seek_is_under_way_a_lease_counts_as_use(self) -> None:
         """Also in the rows: else a replica that was restarted would drop the group."""
