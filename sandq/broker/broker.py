@@ -36,7 +36,8 @@ from .host import Done, GroupHost, call_all
 from .publisher import Place, check_batch
 from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
-from .subscribing import Subscriber, held_by, start_in
+from .subscribing import Subscriber, held_by, open_group
+from .taking import Taker, Taking
 from .timers import Timers
 
 log = structlog.get_logger("sandq.broker")
@@ -69,6 +70,7 @@ class Broker:
         self._nursery: trio.Nursery
         self._topics: dict[str, OpenTopic] = {}
         self._by_group: dict[int, PartitionDelivery] = {}
+        self._turn = 0
         self._admin = trio.Lock()
         """Topics are made and deleted one at a time."""
 
@@ -309,12 +311,11 @@ class Broker:
         """
         topic = self.topic(asked.topic)
         check_name("group", asked.group)
-        subscription = Subscription(
-            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked), push, congested, ended
-        )
         deliveries = list(topic.partitions.values())
-        opening = [d for d in deliveries if all(group.name != asked.group for group in d.host.status.groups)]
-        await call_all([(d.host, c.OpenGroup(asked.group, start_in(asked.start, d.partition))) for d in opening])
+        subscription = Subscription(
+            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked.lease_ms), push, congested, ended
+        )
+        await open_group(deliveries, asked.group, asked.start)
         lost_pushes = await self._runner.ask(partial(held_by, deliveries, asked, self.limits))
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
@@ -325,8 +326,36 @@ class Broker:
             delivery.attach(subscription)
         return subscription, sorted(topic.partitions)
 
-    def _lease_ms(self, topic: OpenTopic, asked: Subscriber) -> int:
-        lease_ms: int = asked.lease_ms if asked.lease_ms is not None else topic.record.settings["lease_ms"]
+    async def take(self, asked: Taker) -> list[tuple[PartitionDelivery, Delivery]]:
+        """Lease what is due, once, without a subscription. Raises UnknownTopic, InvalidRequest, NotLeader.
+
+        Whoever is cancelled meanwhile has leased nothing: it is given back.
+        """
+        topic = self.topic(asked.topic)
+        check_name("group", asked.group)
+        lease_ms = self._lease_ms(topic, asked.lease_ms)
+        deliveries = list(topic.partitions.values())
+        await open_group(deliveries, asked.group, asked.start)
+        self._turn += 1
+        taking = Taking(asked, deliveries, lease_ms, self.clock, self._timers, self._turn)
+        try:
+            taken = await taking.run()
+            # Cancelled when the answer had just come: nobody takes it.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return taken
+        except BaseException:
+            self.give_back(asked)
+            raise
+
+    def give_back(self, asked: Taker) -> None:
+        """Nobody is there any more to get what was leased, or is being leased."""
+        opened = self._topics.get(asked.topic)
+        for delivery in opened.partitions.values() if opened else ():
+            with suppress(SandqError):  # it runs out then
+                delivery.host.submit(c.Release(asked.group, asked.consumer), lambda result: None)
+
+    def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
+        lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
         low, high = LEASE_MS_RANGE
         if not low <= lease_ms <= high:
             raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")

@@ -121,7 +121,8 @@ class Control:
         rows: list[dict[str, Any]] = []
         for partition, delivery in self._broker.topic(topic).partitions.items():
             for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
-                rows.append(row | {"consumers": delivery.consumers(row["group"])})
+                lag = row["ready"] + row["leased"] + row["waiting"]
+                rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
         return rows
 
     async def seek(self, topic: str, group: str, to: c.Position) -> list[tuple[int, bytes]]:

@@ -113,6 +113,8 @@ class PartitionDelivery:
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
+        self.watchers: dict[Callable[[], None], None] = {}
+        """Called after each change of the partition's status, and at its end."""
         host.on_status = self.status_changed
 
     def attach(self, subscription: Subscription) -> None:
@@ -147,6 +149,8 @@ class PartitionDelivery:
         self._pumps.clear()
         self.closed = True
         self.host.on_status = lambda: None
+        for watcher in list(self.watchers):
+            watcher()
 
     def status_changed(self) -> None:
         if self.closed:
@@ -163,6 +167,14 @@ class PartitionDelivery:
         if status.deleted >= COMPACT_ROWS and not self._compacting:
             self._compacting = True
             self._compact()
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher()
+
+    def next_ms(self, group: str) -> int | None:
+        """When the group has something to lease next; None: not before something changes."""
+        status = self._groups.get(group)
+        return status.next_ms if status is not None else None
 
     def compacted(self) -> None:
         """The compaction asked for is done."""

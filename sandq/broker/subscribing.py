@@ -10,6 +10,7 @@ from sandq.model.limits import Limits
 from sandq.partition import commands as c
 
 from .deliverer import PartitionDelivery
+from .host import call_all
 from .replica import Delivery, PartitionReplica
 
 
@@ -24,6 +25,12 @@ class Subscriber:
     lease_ms: int | None
     start: c.Position
     held: frozenset[tuple[int, int, int]]
+
+
+async def open_group(deliveries: Sequence[PartitionDelivery], group: str, start: c.Position) -> None:
+    """Make the group in the partitions where it is new. Raises NotLeader, TooManyGroups, StorageFailed."""
+    opening = [d for d in deliveries if all(known.name != group for known in d.host.status.groups)]
+    await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
 
 
 def start_in(start: c.Position, partition: int) -> c.Position:

@@ -17,6 +17,7 @@ from sandq.client.pending import Messages
 from sandq.client.producer import Producer
 from sandq.client.stored import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.subscription import Subscription
+from sandq.client.taking import Held, LeasedMessage, Leases
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
@@ -39,7 +40,10 @@ __all__ = [
     "Extension",
     "FetchedMessage",
     "Forecast",
+    "Held",
     "JobResult",
+    "LeasedMessage",
+    "Leases",
     "Message",
     "MessageBatch",
     "Messages",

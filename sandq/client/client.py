@@ -19,6 +19,7 @@ from sandq.client.pending import Messages, check_limit
 from sandq.client.points import Point, Start
 from sandq.client.producer import Producer
 from sandq.client.subscription import Subscription
+from sandq.client.taking import Leases
 from sandq.model.errors import ClosedError, InvalidRequest
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant, duration_ms
@@ -126,6 +127,11 @@ class Client:
         """The dead letters of a group: list, counts, redrive, purge."""
         self._check_open()
         return DeadLetters(self._cluster, self.admin, check_name("topic", topic), check_name("group", group))
+
+    def leases(self, topic: str, group: str) -> Leases:
+        """Leasing and settling without a subscription: take what is ready now, ack it by its token."""
+        self._check_open()
+        return Leases(self._cluster, self.name, check_name("topic", topic), check_name("group", group))
 
     def fetch(
         self,

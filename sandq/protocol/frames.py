@@ -7,7 +7,7 @@
     reply   = [0, request id, field...]
     error   = [255, request id, code str, message str, retriable bool, details map]
               request id 0: it is about the connection, which is closed after it
-    push    = [7 (DELIVER), subscription id, field...]
+    push    = [7 (DELIVER), subscription id, field...]    or the id of a LEASE request
 
 CREDIT is the one request without a reply; its request id is 0. Text is msgpack str (UTF-8), bytes are
 msgpack bin; ext types, floats and map keys that are not text have no place in a field. Every number of
@@ -74,6 +74,7 @@ class Type(IntEnum):
     JOB_STATUS = 19
     FORECAST = 20
     JOB_STOP = 21
+    LEASE = 22
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

@@ -15,6 +15,8 @@ of them:
     NACK        10 [group_number, partition, [[token, what, delay_ms | nil, error str | nil]...]]
     EXTEND      11 [group_number, partition, [[token, lease_ms]...]]
     PING        17 []
+    LEASE       22 [topic, group, consumer_id, max, wait_ms, lease_ms | nil, start, ack bool]
+                    its messages come as DELIVER frames with the id of the request, before the reply [count]
 
     on_conflict = 0 reject | 1 replace | 2 ignore, for messages whose unique key is taken
     start   = "earliest" | "latest" | instant int (epoch ms) | bin16 (the first offset)
@@ -56,6 +58,8 @@ START = Field("start", (str, int, bytes), maximum=U48_MAX)
 REJECT: Final = 0
 REPLACE: Final = 1
 IGNORE: Final = 2
+LEASE_WAIT_MAX_MS: Final = 60_000
+"""A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
@@ -197,6 +201,44 @@ class Unsubscribe(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.UNSUBSCRIBE, request_id, *self)
+
+
+_LEASE = Shape(
+    "LEASE",
+    Field("topic", str),
+    Field("group", str),
+    Field("consumer_id", str),
+    Field("max", int, minimum=1, maximum=FIXED.grant_messages),
+    Field("wait_ms", int, maximum=LEASE_WAIT_MAX_MS),
+    Field("lease_ms", int, optional=True),
+    START,
+    Field("ack", bool),
+)
+
+
+class Lease(NamedTuple):
+    """Lease what is due now, or what is first due within `wait_ms`. `consumer_id` is this request's alone. `ack`: the
+    messages are acked before they are sent. UNSUBSCRIBE with the id of the request ends the wait."""
+
+    topic: str
+    group: str
+    consumer_id: str
+    max: int
+    wait_ms: int
+    lease_ms: int | None
+    start: str | int | bytes
+    ack: bool
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Lease:
+        _LEASE.check(frame)
+        if not 1 <= len(frame[4]) <= DEFAULT.consumer_id_chars:
+            raise _LEASE.wrong(3, f"{len(frame[4])} characters; 1..{DEFAULT.consumer_id_chars} are allowed")
+        check_start(_LEASE, 7, frame[8])
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.LEASE, request_id, *self)
 
 
 _CREDIT = Shape("CREDIT", Field("subscription_id", int), Field("more", int, maximum=DEFAULT.credit_max))

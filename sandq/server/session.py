@@ -8,9 +8,10 @@ from typing import Any
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.deliverer import Subscription
+from sandq.broker.deliverer import PartitionDelivery, Subscription
 from sandq.broker.replica import Delivery
 from sandq.broker.subscribing import Subscriber
+from sandq.broker.taking import Taker
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
 from sandq.model.names import check_name
 from sandq.partition import commands as c
@@ -23,6 +24,8 @@ from .connection import Connection
 from .control_session import ControlSession
 from .info import ServerInfo
 
+TAKEN_KEPT = 1000
+
 
 class ClientSession:
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
@@ -33,6 +36,10 @@ class ClientSession:
         self._control = ControlSession(broker, connection, info)
         self._subscriptions: dict[int, tuple[str, Subscription]] = {}
         self._opening: dict[int, trio.Event] = {}
+        self._takes: dict[int, trio.CancelScope] = {}
+        """LEASE requests under way, by id ..."""
+        self._taken: dict[int, Taker] = {}
+        """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
@@ -40,6 +47,7 @@ class ClientSession:
             Type.SUBSCRIBE: self._subscribe,
             Type.UNSUBSCRIBE: self._unsubscribe,
             Type.CREDIT: self._credit,
+            Type.LEASE: self._lease,
             Type.ACK: self._ack,
             Type.NACK: self._nack,
             Type.EXTEND: self._extend,
@@ -178,22 +186,7 @@ class ClientSession:
         connection = self._connection
 
         def push(group_number: int, partition: int, delivery: Delivery) -> None:
-            for at, piece in enumerate(delivery.pieces, 1):
-                frame = encode_deliver(
-                    subscription_id,
-                    group_number,
-                    partition,
-                    delivery.token,
-                    delivery.attempt,
-                    delivery.deadline_ms,
-                    piece.offsets,
-                    piece.ids,
-                    piece.created_ms,
-                    piece.live,
-                    piece.batch,
-                    last=at == len(delivery.pieces),
-                )
-                connection.send(frame)
+            self._deliver(subscription_id, group_number, partition, delivery)
 
         def ended(error: SandqError) -> None:
             self._subscriptions.pop(subscription_id, None)
@@ -203,8 +196,66 @@ class ClientSession:
         self._subscriptions[subscription_id] = (asked.topic, subscription)
         return encode_reply(request_id, partitions)
 
+    def _deliver(self, number: int, group_number: int, partition: int, delivery: Delivery) -> None:
+        """Push a lease to a subscription or a LEASE request."""
+        for at, piece in enumerate(delivery.pieces, 1):
+            frame = encode_deliver(
+                number,
+                group_number,
+                partition,
+                delivery.token,
+                delivery.attempt,
+                delivery.deadline_ms,
+                piece.offsets,
+                piece.ids,
+                piece.created_ms,
+                piece.live,
+                piece.batch,
+                last=at == len(delivery.pieces),
+            )
+            self._connection.send(frame)
+
+    def _lease(self, frame: Frame) -> None:
+        request_id = frame[1]
+        asked = r.Lease.parse(frame)
+        if request_id in self._takes:
+            raise Conflict(f"request {request_id} is under way already on this connection")
+        taker = Taker(*asked)
+
+        async def work() -> bytes:
+            taken: list[tuple[PartitionDelivery, Delivery]] = []
+            try:
+                with scope:
+                    taken = await self._broker.take(taker)
+            finally:
+                del self._takes[request_id]
+            if taken and not taker.ack:
+                self._taken[request_id] = taker
+                if len(self._taken) > TAKEN_KEPT:
+                    del self._taken[next(iter(self._taken))]
+            for partition, delivery in taken:
+                self._deliver(request_id, partition.host.number, partition.partition, delivery)
+            return encode_reply(request_id, sum(delivery.count for _, delivery in taken))
+
+        scope = self._takes[request_id] = trio.CancelScope()
+        try:
+            self._connection.start(request_id, work)
+        except SandqError:
+            del self._takes[request_id]
+            raise
+
     def _unsubscribe(self, frame: Frame) -> None:
         asked = r.Unsubscribe.parse(frame)
+        take = self._takes.get(asked.subscription_id)
+        if take is not None:
+            take.cancel()
+            self._reply(frame[1])
+            return
+        taker = self._taken.pop(asked.subscription_id, None)
+        if taker is not None:
+            self._broker.give_back(taker)
+            self._reply(frame[1])
+            return
         opening = self._opening.get(asked.subscription_id)
         if opening is None:
             self._subscription(asked.subscription_id)
