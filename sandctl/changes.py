@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sandctl.asking import confirm, need_yes, yes_option
+from sandctl.names import topic_argument
 from sandctl.output import counted, done
 from sandctl.progress import Progress
 from sandctl.settings import common_options, run
@@ -23,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _which_options(command: F) -> F:
     command = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(command)
-    command = click.argument("topic")(command)
+    command = topic_argument()(command)
     for option in reversed(
         (
             click.option("--unique-key", metavar="K", help="The message that has this unique key."),

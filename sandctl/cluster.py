@@ -1,27 +1,35 @@
-"""`sandctl cluster`: nodes, and the guarded clock."""
+"""`sandctl cluster`: nodes, partitions, and the guarded clock."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import done, show_one
+from sandctl.names import topic_option
+from sandctl.output import done, show_one, show_rows
 from sandctl.settings import common_options, run
+from sandctl.times import limit_option
 
 if TYPE_CHECKING:
-    from sandq.client import Client
+    from sandq.client import Client, Partition, TopicRecord
 
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster; let it accept a stepped clock."""
+    """Look at the cluster; accept a stepped clock."""
 
 
 @cluster.command()
 @common_options
 def info() -> None:
-    """Show the cluster as the server sees it."""
+    """Show the cluster as the server sees it.
+
+    \b
+      sandctl cluster info
+    """
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.admin.cluster()
@@ -29,11 +37,90 @@ def info() -> None:
     show_one(run(work))
 
 
+@cluster.command()
+@limit_option
+@common_options
+def nodes(limit: int | None) -> None:
+    """List the nodes: where each serves, and how many partitions it leads.
+
+    \b
+      sandctl cluster nodes
+    """
+
+    async def work(client: Client) -> tuple[dict[str, Any], list[TopicRecord]]:
+        return await client.admin.cluster(), await client.admin.list_topics()
+
+    found, topics = run(work)
+    leads = Counter(row.leader for record in topics for row in record.partitions)
+    rows = [
+        {**row, "leads": leads[row.get("node")], "asked": row.get("node") == found.get("node")}
+        for row in found.get("nodes") or ()
+    ]
+    columns = {"node": "NODE", "client": "CLIENTS", "http": "HTTP", "leads": "LEADS", "store_uuid": "STORE"}
+    show_rows(rows, columns, limit)
+
+
+@cluster.command()
+@topic_option("Only those of this topic.")
+@limit_option
+@common_options
+def partitions(topic: str | None, limit: int | None) -> None:
+    """List the partitions of all topics, or of one: who leads each, and what it holds.
+
+    \b
+      sandctl cluster partitions
+      sandctl cluster partitions --topic orders -o json
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        from sandq.errors import UnknownTopic
+
+        rows: list[dict[str, Any]] = []
+        records = await client.admin.list_topics() if topic is None else [await client.admin.topic(topic)]
+        for record in records:
+            if limit is not None and len(rows) > limit:
+                break
+            try:
+                stats = {row.get("partition"): row for row in await client.admin.stats(record.name)}
+            except UnknownTopic:
+                if topic is not None:
+                    raise
+                continue  # deleted since it was listed
+            rows += [_partition(record, row, stats.get(row.partition, {})) for row in record.partitions]
+        return rows
+
+    columns = {
+        "topic": "TOPIC",
+        "partition": "PARTITION",
+        "leader": "LEADER",
+        "replicas": "REPLICAS",
+        "messages": "MESSAGES",
+        "delayed": "DELAYED",
+        "bytes": "BYTES",
+    }
+    show_rows(run(work), columns, limit)
+
+
+def _partition(record: TopicRecord, row: Partition, held: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": record.name,
+        "partition": row.partition,
+        "leader": row.leader,
+        "replicas": record.replicas,
+        "group_number": row.group_number,
+        **{key: value for key, value in held.items() if key not in ("partition", "groups")},
+    }
+
+
 @cluster.group(invoke_without_command=True)
 @common_options
 @click.pass_context
 def clock(context: click.Context) -> None:
-    """Show the node's guarded clock, or accept a step of its wall clock."""
+    """Show the node's guarded clock, or accept a step of its wall clock.
+
+    \b
+      sandctl cluster clock
+    """
     if context.invoked_subcommand is None:
         context.invoke(show)
 
@@ -41,14 +128,22 @@ def clock(context: click.Context) -> None:
 @clock.command()
 @common_options
 def show() -> None:
-    """Show the guarded clock beside the wall clock."""
+    """Show the guarded clock beside the wall clock.
+
+    \b
+      sandctl cluster clock show
+    """
     show_one(_clock(accept=False))
 
 
 @clock.command()
 @common_options
 def accept() -> None:
-    """Follow the wall clock although it stepped: it is right, and the guarded clock was wrong."""
+    """Follow the wall clock although it stepped: it is right, and the guarded clock was wrong.
+
+    \b
+      sandctl cluster clock accept
+    """
     state = _clock(accept=True)
     done(f"the guarded clock is now {state['guarded']}", state)
 

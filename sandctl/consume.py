@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from sandctl.escaping import value_text
 from sandctl.jsonl import message_record
+from sandctl.names import group_option, topic_argument
 from sandctl.output import to_json
 from sandctl.settings import common_options, run, settings
 from sandctl.times import DURATION, EARLIEST, PLACE
 
 if TYPE_CHECKING:
-    from sandq.client import Client, Message, Subscription
+    from sandq.client import Client, LeasedMessage, Leases, Message, Subscription
 
 CREDIT = 1000
 NO_ACK_CREDIT = 10_000
-FIRST_QUIET_S = 1.0
-QUIET_S = 0.5
+PAUSE_S = 0.02
+"""When nothing came for so long, the server is asked whether there is anything."""
+ASKED_AT_MOST = 50
+"""With --no-ack: so often, while it says that there is something and nothing comes."""
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--group", "-g", required=True, help="The consumer group.")
+@topic_argument()
+@group_option
 @click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: at the end the messages are given back to the group.")
@@ -44,9 +51,8 @@ def consume(
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
-    Without --max and --follow: what is ready now; it ends when no message came for half a second (for the first one it
-    waits a second). Each message is printed as its bytes and a line feed; with -o jsonl as an object that
-    `produce --jsonl` takes.
+    Without --max and --follow: what is ready now, then exit. Each message is printed as its bytes and a line feed (on a
+    terminal with escapes for control characters); with -o jsonl as an object that `produce --jsonl` takes.
 
     \b
       sandctl consume orders --group billing
@@ -64,31 +70,97 @@ def consume(
 
     async def work(client: Client) -> None:
         async with client.subscribe(topic, group=group, credit=credit, lease=lease, start=start) as subscription:
-            quiet = not follow and maximum is None
+            if follow or maximum is not None:
+                source = _as_they_come(subscription)
+            elif no_ack:
+                source = _until_the_group_has_none(subscription, client, topic, group)
+            else:
+                source = _until_none_can_be_leased(subscription, client.leases(topic, group), lease, start)
             limit = min(wanted, NO_ACK_CREDIT) if no_ack else wanted
-            taken = await _print_messages(subscription, limit, quiet=quiet, ack=not no_ack)
+            taken = await _print_messages(source, limit, ack=not no_ack)
         if no_ack and taken == NO_ACK_CREDIT and maximum is None:
             click.echo(f"sandctl: stopped after {taken:,} messages, which nobody acked", err=True)
 
     run(work)
 
 
-async def _print_messages(subscription: Subscription, limit: float, *, quiet: bool, ack: bool) -> int:
-    """How many were printed: `limit`, or fewer when it is to end once it is quiet."""
+_Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]
+"""A message, and what acks it."""
+
+
+async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *, ack: bool) -> int:
+    """How many were printed: `limit`, or fewer when `source` ends."""
     printer = _Printer()
     count = 0
     try:
-        while count < limit:
-            message = await _next(subscription, (QUIET_S if count else FIRST_QUIET_S) if quiet else math.inf)
-            if message is None:
-                break
-            await printer.message(message)
-            if ack:
-                message.ack()
-            count += 1
+        async with contextlib.aclosing(source):
+            async for message, settle in source:
+                await printer.message(message)
+                if ack:
+                    await settle()
+                count += 1
+                if count >= limit:
+                    break
     finally:
         await printer.close()
     return count
+
+
+async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, None]:
+    async for message in subscription:
+        yield message, _acking(message)
+
+
+async def _until_none_can_be_leased(
+    subscription: Subscription, leases: Leases, lease: timedelta | None, start: str | int
+) -> AsyncGenerator[_Found, None]:
+    """What is ready now. The subscription holds and extends; when it is quiet, an attempt to lease one message more
+    tells for certain whether there is any. (What it was pushed stands before that answer.)"""
+    while True:
+        while (message := await _next(subscription, PAUSE_S)) is not None:
+            yield message, _acking(message)
+        found = await leases.take(1, wait=0, lease=lease, start=start)
+        for taken in found:
+            yield taken, partial(_ack_taken, leases, taken)
+        if found:
+            continue
+        message = await _next(subscription, 0)
+        if message is None:
+            return
+        yield message, _acking(message)
+
+
+async def _until_the_group_has_none(
+    subscription: Subscription, client: Client, topic: str, group: str
+) -> AsyncGenerator[_Found, None]:
+    """As before for who will not ack: asking must not lease, for that cannot be undone without counting an attempt.
+
+    The group's row tells whether anything is ready. What is, and does not come (the group is stopped, others take it),
+    ends it as well.
+    """
+    asked = 0
+    while True:
+        while (message := await _next(subscription, PAUSE_S)) is not None:
+            asked = 0
+            yield message, _acking(message)
+        rows = [row for row in await client.admin.groups(topic) if row.get("group") == group]
+        asked += 1
+        message = await _next(subscription, 0)
+        if message is not None:
+            yield message, _acking(message)
+        elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
+            return
+
+
+def _acking(message: Message) -> Callable[[], Awaitable[None]]:
+    async def settle() -> None:
+        message.ack()  # queued: it is confirmed by the time the subscription is left
+
+    return settle
+
+
+async def _ack_taken(leases: Leases, message: LeasedMessage) -> None:
+    await leases.ack([message])
 
 
 async def _next(subscription: Subscription, wait_s: float) -> Message | None:
@@ -108,13 +180,14 @@ class _Printer:
 
         self._writer = Writer(sys.stdout.buffer)
         self._output = settings().output
+        self._escapes = sys.stdout.isatty()
         self._count = 0
         self._whole = True
 
-    async def message(self, message: Message) -> None:
+    async def message(self, message: Message | LeasedMessage) -> None:
         """Out of this process when it returns."""
         if self._output == "table":
-            data = message.value + b"\n"
+            data = (value_text(message.value) if self._escapes else message.value) + b"\n"
         else:
             data = to_json(message_record(message)).encode("utf-8", "surrogatepass")
             data = data + b"\n" if self._output == "jsonl" else (b",\n  " if self._count else b"[\n  ") + data

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sandctl.asking import confirm, need_yes, yes_option
+from sandctl.names import group_option, topic_argument
 from sandctl.output import counted, done, shortened, show_stream
 from sandctl.progress import Progress
 from sandctl.records import CELL_CHARS, dead_record, key_cell, value_cell, when
@@ -33,8 +34,7 @@ def dead() -> None:
 
 def _which_options(command: F) -> F:
     command = click.option("--reason", type=click.Choice(REASONS), help="Only those that died of this.")(command)
-    command = click.option("--group", "-g", required=True, help="The consumer group.")(command)
-    return click.argument("topic")(command)
+    return topic_argument()(group_option(command))
 
 
 @dead.command("list")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sandctl.names import topic_argument
 from sandctl.output import show_one
 from sandctl.records import when
 from sandctl.settings import common_options, run, settings
@@ -22,7 +23,7 @@ _BLOCKS = "▏▎▍▌▋▊▉█"
 
 
 @click.command()
-@click.argument("name")
+@topic_argument("name")
 @click.option(
     "--unit", type=click.Choice(list(UNITS_MS)), default="minute", show_default=True, help="How wide a bucket is."
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandctl.asking import confirm, confirm_name, need_yes, yes_option
+from sandctl.names import group_argument, topic_argument
 from sandctl.output import done, show_one, show_rows
 from sandctl.settings import common_options, run, settings
 from sandctl.times import PLACE, limit_option
@@ -41,13 +42,16 @@ def group() -> None:
 
 
 @group.command("list")
-@click.argument("topic")
+@topic_argument()
 @limit_option
 @common_options
 def list_(topic: str, limit: int | None) -> None:
     """List the groups of TOPIC, a row for each partition.
 
     CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked.
+
+    \b
+      sandctl group list orders
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
@@ -57,8 +61,8 @@ def list_(topic: str, limit: int | None) -> None:
 
 
 @group.command()
-@click.argument("topic")
-@click.argument("name", metavar="GROUP")
+@topic_argument()
+@group_argument
 @common_options
 def show(topic: str, name: str) -> None:
     """Show one group of TOPIC: its settings, what it has before it, and where it stands in each partition.
@@ -89,8 +93,8 @@ def show(topic: str, name: str) -> None:
 
 
 @group.command()
-@click.argument("topic")
-@click.argument("name", metavar="GROUP")
+@topic_argument()
+@group_argument
 @click.option(
     "--to", type=PLACE, required=True, metavar="PLACE", help="earliest, latest, an instant, or an offset to begin with."
 )
@@ -122,8 +126,8 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
 
 
 @group.command()
-@click.argument("topic")
-@click.argument("name", metavar="GROUP")
+@topic_argument()
+@group_argument
 @retry_options(False)
 @click.option("--reset", is_flag=True, help="No settings of its own: the topic's again.")
 @common_options
@@ -150,8 +154,8 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
 
 
 @group.command()
-@click.argument("topic")
-@click.argument("name", metavar="GROUP")
+@topic_argument()
+@group_argument
 @yes_option
 @common_options
 def delete(topic: str, name: str, yes: bool) -> None:

@@ -22,8 +22,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandq.client import Message
+    from sandq.client import LeasedMessage, Message
 
+LINE_BYTES_MAX = 256 << 20
+"""Nothing is read further to find the end of a line, or of a file that is one message."""
 FROM_OTHERS = frozenset(
     (
         *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token"),  # consume
@@ -117,7 +119,7 @@ def _base64(name: str, text: object) -> bytes:
         raise BadLine(f"{name}: not base64: {error}") from None
 
 
-def message_record(message: Message) -> dict[str, Any]:
+def message_record(message: Message | LeasedMessage) -> dict[str, Any]:
     """A delivered message as an object for JSON."""
     from sandq.model.times import format_instant
 

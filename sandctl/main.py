@@ -1,12 +1,15 @@
 """`sandctl`: the commands, their common options, exit codes.
 
 Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached, 130 interrupted (Ctrl-C).
-Nothing heavy is imported before a command runs, so that `--help` and shell completion answer at once.
+No command is imported before it is called, and nothing heavy before it runs, so that `--help` and shell completion
+answer at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,27 +17,24 @@ from typing import Any
 
 import click
 
-from sandctl.cluster import cluster
-from sandctl.consume import consume
-from sandctl.dead import dead
-from sandctl.groups import group
-from sandctl.messages import message
-from sandctl.produce import produce
+from sandctl.escaping import lines
+from sandctl.lazy import Later, LazyGroup
 from sandctl.settings import CannotConnect, common_options
-from sandctl.topics import topic
 
 EXIT_FAILED = 1
 EXIT_CANNOT_CONNECT = 3
 EXIT_INTERRUPTED = 130
 
 
-class Root(click.Group):
+class Root(LazyGroup):
     """The top command: turns what commands raise into a line on stderr and an exit code."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
         extra["standalone_mode"] = False
+        if sys.stdout is None:  # closed by whoever started us: nobody wants to read anything
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             code = self._run(args, prog_name or "sandctl", extra)
         except KeyboardInterrupt:
@@ -46,16 +46,17 @@ class Root(click.Group):
             result = super().main(args, prog_name, **extra)
             sys.stdout.flush()
         except click.ClickException as error:
-            error.show()
+            text = io.StringIO()
+            error.show(text)
+            click.echo(lines(text.getvalue()), err=True, nl=False)
             return error.exit_code
         except click.Abort:
             return EXIT_INTERRUPTED
         except OSError as error:
-            if error.errno != errno.EPIPE:
-                return _failed(f"{error.filename or ''}: {error.strerror}".lstrip(": "))
-            # Whoever read our output has gone: quietly. What is still buffered must not be written at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            return EXIT_FAILED
+            _forget_output()
+            if error.errno == errno.EPIPE:
+                return EXIT_FAILED  # whoever read our output has gone: quietly
+            return _failed(f"{error.filename or ''}: {error.strerror}".lstrip(": "))
         except CannotConnect as error:
             _failed(error.message)
             return EXIT_CANNOT_CONNECT
@@ -68,10 +69,19 @@ class Root(click.Group):
         return result if isinstance(result, int) else 0
 
 
+def _forget_output() -> None:
+    """What is still buffered must not be tried again at exit."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _failed(message: str, notes: Sequence[str] = ()) -> int:
-    click.echo(f"sandctl: {message}", err=True)
+    click.echo(f"sandctl: {lines(message)}", err=True)
     for note in notes:
-        click.echo(f"  {note}", err=True)
+        click.echo(f"  {lines(note)}", err=True)
     return EXIT_FAILED
 
 
@@ -83,18 +93,37 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
         context.exit()
 
 
-@click.command("sandctl", cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS = {
+    "topic": Later("sandctl.topics", "topic", "Create, list, show, change, purge and delete topics."),
+    "produce": Later("sandctl.produce", "produce", "Send messages to a topic."),
+    "consume": Later("sandctl.consume", "consume", "Print messages as a consumer of a group."),
+    "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move them."),
+    "group": Later("sandctl.groups", "group", "Look at consumer groups; seek, change and delete them."),
+    "dead": Later("sandctl.dead", "dead", "Look at dead letters; deliver them again, or purge them."),
+    "cluster": Later("sandctl.cluster", "cluster", "Look at the cluster; accept a stepped clock."),
+    "bench": Later("sandctl.bench", "bench", "Measure how fast and how punctual a cluster is."),
+    "completion": Later("sandctl.completion", "completion", "Print what makes a shell complete sandctl's words."),
+}
+
+
+@click.command(
+    "sandctl",
+    cls=Root,
+    later=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @common_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:
     """Talk to a sandq cluster: topics, messages, consumer groups, dead letters, the cluster itself.
 
+    \b
+      sandctl topic create orders
+      sandctl produce orders "call Ada" --in 2h
+      sandctl consume orders --group desk --follow
+
     Times: a DURATION is "90s", "5m", "3d" or seconds; an INSTANT is "2030-01-31T08:00:00Z", epoch milliseconds, or a
     duration from now with its sign: "+5m", "-1h". Lists show 100 rows at most, unless --limit says otherwise.
 
-    Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached.
+    Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached, 130 interrupted.
     """
-
-
-for command in (topic, produce, consume, message, group, dead, cluster):
-    main.add_command(command)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandctl.changes import cancel, move
-from sandctl.output import show_one, show_stream
+from sandctl.names import topic_argument
+from sandctl.output import say, show_one, show_stream
 from sandctl.records import biography_record, key_cell, stored_record, value_cell, when
 from sandctl.settings import common_options, run, settings
 from sandctl.targets import one
@@ -30,7 +31,7 @@ def message() -> None:
 
 
 @message.command("list")
-@click.argument("topic")
+@topic_argument()
 @click.option(
     "--state",
     type=click.Choice(STATES),
@@ -78,7 +79,7 @@ def list_(
 
 
 @message.command()
-@click.argument("topic")
+@topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @click.option("--unique-key", metavar="K", help="The message that has this unique key.")
 @common_options
@@ -106,7 +107,7 @@ def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
 
 
 @message.command()
-@click.argument("topic")
+@topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @click.option("--unique-key", metavar="K", help="The message that has this unique key.")
 @common_options
@@ -131,7 +132,7 @@ def why(topic: str, message_id: str | None, unique_key: str | None) -> None:
     from sandctl.biography import biography
 
     for line in biography(found, topic, now_ms()):
-        click.echo(line)
+        say(line)
 
 
 message.add_command(cancel)

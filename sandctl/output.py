@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from sandctl.escaping import in_json, lines, one_line
 from sandctl.settings import settings
+from sandctl.tables import print_table
 
 
 def text_of(value: object) -> str:
@@ -45,7 +47,12 @@ def plain(value: object) -> object:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """JSON text of a result."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False)
+    return in_json(json.dumps(plain(value), indent=indent, ensure_ascii=False))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A line for people, or several; what is no visible text in it is escaped."""
+    click.echo(lines(text), err=err)
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], limit: int | None = None) -> None:
@@ -58,7 +65,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], lim
         for row in shown:
             click.echo(to_json(row))
     elif shown:
-        _table([[text_of(row.get(key)) for key in columns] for row in shown], list(columns.values()))
+        print_table([[text_of(row.get(key)) for key in columns] for row in shown], list(columns.values()))
     else:
         click.echo("none", err=True)
     if len(shown) < len(rows):
@@ -93,7 +100,7 @@ async def show_stream(
     if output == "json":
         click.echo("\n]" if count else "[]")
     elif table:
-        _table(table, list(columns))
+        print_table(table, list(columns))
     elif not count:
         click.echo("none", err=True)
     if more:
@@ -111,9 +118,7 @@ def counted(count: int, what: str) -> str:
 
 def shortened(text: str, chars: int) -> str:
     """Text on one line, and not longer than so many characters."""
-    text = "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[: chars + 1]
-    )
+    text = one_line(text[: chars + 1])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
@@ -127,33 +132,14 @@ def show_one(record: Mapping[str, Any]) -> None:
     for key, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             click.echo(f"{key}:")
-            _table([[text_of(part) for part in row.values()] for row in value], list(value[0]))
+            print_table([[text_of(row.get(name)) for name in value[0]] for row in value], list(value[0]))
         else:
-            click.echo(f"{key:<{width}}  {text_of(value)}")
+            click.echo(f"{key:<{width}}  {one_line(text_of(value))}")
 
 
 def done(message: str, record: Mapping[str, Any]) -> None:
     """Something was done: a sentence for people, the record for programs."""
     if settings().output == "table":
-        click.echo(message)
+        say(message)
     else:
         show_one(record)
-
-
-def _table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    if console.is_terminal:
-        console.print(table)
-        return
-    console.width = 1000  # a file or a pipe: one line a row
-    with console.capture() as capture:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

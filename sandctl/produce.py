@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from sandctl.jsonl import BadLine, parse_line
+from sandctl.jsonl import LINE_BYTES_MAX, BadLine, parse_line
+from sandctl.names import topic_argument
 from sandctl.output import counted, to_json
+from sandctl.pacing import Pacer
+from sandctl.progress import Progress
 from sandctl.settings import common_options, run, settings
 from sandctl.times import DURATION, INSTANT, raw
 
@@ -24,7 +30,7 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 
 
 @click.command()
-@click.argument("topic")
+@topic_argument()
 @click.argument("payload", required=False)
 @click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
 @click.option("--lines", is_flag=True, help="Each line is a message (without its line feed).")
@@ -48,6 +54,13 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
     help="When the unique key is taken: fail, cancel the other message, or keep the other one.",
 )
 @click.option("--partition", type=int, help="Send to this partition.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.001, 10_000_000),
+    metavar="R",
+    help="So many messages a second; with --count, --lines or --jsonl.",
+)
 @common_options
 def produce(
     topic: str,
@@ -63,6 +76,8 @@ def produce(
     unique_key: str | None,
     on_conflict: str,
     partition: int | None,
+    count: int | None,
+    rate: float | None,
 ) -> None:
     """Send messages to TOPIC, and print the offset of each once it is stored.
 
@@ -72,6 +87,7 @@ def produce(
     \b
       sandctl produce orders '{"order": 17}' --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
+      sandctl produce orders tick --count 600 --rate 10
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
     A JSON object has the value as "text", as "value" (base64) or as "json"; and may have "key", "headers",
@@ -89,6 +105,12 @@ def produce(
         raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
     if unique_key is not None and (lines or jsonl):
         raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
+    if count is not None and (lines or jsonl):
+        raise click.UsageError("--count repeats one message: it does not go with --lines or --jsonl")
+    if count is not None and unique_key is not None:
+        raise click.UsageError("--unique-key names one message: it does not go with --count")
+    if rate is not None and not (lines or jsonl or count):
+        raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
     options = {
         "key": raw(key),
         "headers": _headers(headers),
@@ -100,20 +122,38 @@ def produce(
     }
     common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     common["on_conflict"] = on_conflict
-    with _open(path) as source:
+    with _open(path, needed=payload is None) as source:
         if lines or jsonl:
-            run(lambda client: _send_lines(client, topic, source, jsonl, common))
+            run(lambda client: _send_many(client, topic, _of_lines(source, jsonl, common), rate, None))
+            return
+        value = os.fsencode(payload) if payload is not None else _whole(source)
+        if count is not None:
+            again = _repeated({"value": value, **common}, count)
+            run(lambda client: _send_many(client, topic, again, rate, count))
         else:
-            value = os.fsencode(payload) if payload is not None else source.read()
-            _print_offsets([run(lambda client: client.produce(topic, value, **common))])
+            offset = run(lambda client: client.produce(topic, value, **common))
+            with _Offsets("message", None) as offsets:
+                offsets.stored_at(offset)
 
 
-def _open(path: str | None) -> BinaryIO:
+def _open(path: str | None, *, needed: bool) -> BinaryIO:
     """The source of the messages; one that must not be closed is wrapped by click so that it is not."""
+    if not needed:
+        return io.BytesIO()
     try:
         return cast(BinaryIO, click.open_file(path or "-", "rb"))
     except OSError as error:
         raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
+def _whole(source: BinaryIO) -> bytes:
+    """All of it; UsageError when no message can be as large."""
+    data = source.read(LINE_BYTES_MAX + 1)
+    if len(data) > LINE_BYTES_MAX:
+        raise click.UsageError(
+            f"--file is one message, and this one is larger than {LINE_BYTES_MAX >> 20} MiB; --lines or --jsonl?"
+        )
+    return data
 
 
 def _headers(headers: tuple[str, ...]) -> dict[str, str] | None:
@@ -126,51 +166,68 @@ def _headers(headers: tuple[str, ...]) -> dict[str, str] | None:
     return found or None
 
 
-async def _send_lines(client: Client, topic: str, source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> None:
+async def _send_many(
+    client: Client, topic: str, messages: AsyncIterator[dict[str, Any] | BadLine], rate: float | None, total: int | None
+) -> None:
+    """`total`: how many there will be, when that is known; they are not lines then."""
     import anyio
 
-    progress = _Progress()
     failure: Exception | None = None
     async with AsyncExitStack() as stack:
+        offsets = stack.enter_context(_Offsets("line" if total is None else "message", total))
         producer = await stack.enter_async_context(client.producer(topic))
         sender, receiver = anyio.create_memory_object_stream[tuple[int, "Receipt"]](_UNCONFIRMED)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_confirm, receiver, progress)
+            tasks.start_soon(_confirm, receiver, offsets)
             try:
-                failure = await _send_all(producer, sender, source, jsonl, common)
+                failure = await _send_all(producer, sender, messages, rate, offsets.what)
             finally:
                 sender.close()
-    progress.close()
     if failure is None:
-        failure = progress.failure
+        failure = offsets.failure
     if failure is not None:
-        more = f"; {progress.failed - 1:,} more failed" if progress.failed > 1 else ""
-        raise click.ClickException(f"{failure}{more}; {counted(progress.stored, 'message')} sent")
+        more = f"; {offsets.failed - 1:,} more failed" if offsets.failed > 1 else ""
+        raise click.ClickException(f"{failure}{more}; {counted(offsets.stored, 'message')} sent")
 
 
-class _Progress:
-    """What was stored so far, printed as it comes."""
+class _Offsets:
+    """What was stored so far, printed as it comes; the JSON is whole also when it ends early."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what = what
         self.stored = 0
         self.failed = 0
         self.failure: Exception | None = None
         self._output = settings().output
+        # Beside offsets that scroll by, a line that is written over is of no use.
+        self._progress = Progress("sent", total) if total is not None and not sys.stdout.isatty() else None
+        self._whole = True
 
-    def offset(self, offset: str) -> None:
+    def __enter__(self) -> _Offsets:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, traceback)
+        if self._output == "json" and self._whole and (self.stored or error is None):
+            click.echo("\n]" if self.stored else "[]")
+
+    def stored_at(self, offset: str) -> None:
+        self._whole = False
         if self._output == "json":
             click.echo(("[\n  " if not self.stored else ",\n  ") + to_json({"offset": offset}), nl=False)
         else:
             click.echo(to_json({"offset": offset}) if self._output == "jsonl" else offset)
+        self._whole = True
         self.stored += 1
-
-    def close(self) -> None:
-        if self._output == "json":
-            click.echo("\n]" if self.stored else "[]")
+        if self._progress is not None:
+            self._progress.at(self.stored)
 
 
-async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], progress: _Progress) -> None:
-    """Print offsets in the order of the lines; note the first that failed."""
+async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], offsets: _Offsets) -> None:
+    """Print offsets in the order of the messages; note the first that failed."""
     from sandq.errors import SandqError
 
     with receiver:
@@ -178,40 +235,51 @@ async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], pro
             try:
                 offset = await receipt
             except SandqError as error:
-                progress.failed += 1
-                progress.failure = progress.failure or BadLine(f"line {number}: {error.message}")
+                offsets.failed += 1
+                offsets.failure = offsets.failure or BadLine(f"{offsets.what} {number}: {error.message}")
             else:
-                progress.offset(offset)
+                offsets.stored_at(offset)
 
 
 async def _send_all(
     producer: Producer,
     sender: MemoryObjectSendStream[tuple[int, Receipt]],
-    source: BinaryIO,
-    jsonl: bool,
-    common: dict[str, Any],
+    messages: AsyncIterator[dict[str, Any] | BadLine],
+    rate: float | None,
+    what: str,
 ) -> Exception | None:
-    """Send line after line; what was wrong with the first one that could not be sent."""
+    """Send one after another; what was wrong with the first one that could not be sent."""
     from sandq.errors import SandqError
 
+    pacer = None if rate is None else Pacer(rate, slip=True)
     number = 0
-    async for arguments in _arguments(source, jsonl, common):
+    async for arguments in messages:
         number += 1
         try:
             if isinstance(arguments, BadLine):
                 raise arguments
+            if pacer is not None:
+                await pacer.wait()
             receipt = await producer.send(arguments.pop("value"), **arguments)
         except (BadLine, SandqError) as error:
-            return BadLine(f"line {number}: {error}")
+            return BadLine(f"{what} {number}: {error}")
         await sender.send((number, receipt))
     return None
 
 
-async def _arguments(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> AsyncIterator[dict[str, Any] | BadLine]:
+async def _repeated(message: dict[str, Any], count: int) -> AsyncIterator[dict[str, Any] | BadLine]:
+    for _ in range(count):
+        yield dict(message)
+
+
+async def _of_lines(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> AsyncIterator[dict[str, Any] | BadLine]:
     """For each line the arguments of `send`, or why there are none."""
     from sandctl.streams import read_lines
 
-    async for line in read_lines(source):
+    async for line in read_lines(source, LINE_BYTES_MAX):
+        if line is None:
+            yield BadLine(f"longer than {LINE_BYTES_MAX >> 20} MiB")
+            return
         if not jsonl:
             yield {"value": line, **common}
             continue
@@ -226,10 +294,3 @@ async def _arguments(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> A
 def _without_times(own: dict[str, Any]) -> dict[str, Any]:
     """What a line with a time of its own has instead of the options'."""
     return {"deliver_at": None, "delay": None} if "deliver_at" in own or "delay" in own else {}
-
-
-def _print_offsets(offsets: list[str]) -> None:
-    progress = _Progress()
-    for offset in offsets:
-        progress.offset(offset)
-    progress.close()

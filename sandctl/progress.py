@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sandq.client import JobResult
 
 _SHOW_S = 0.1
+_BAR_CHARS = 20
+_BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def _is_terminal() -> bool:
@@ -42,15 +44,25 @@ class Progress:
             click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
 
     def __call__(self, result: JobResult) -> None:
-        """What is done by now."""
-        total = "" if self._total is None else f" of {max(self._total, result.matched):,}"
-        self._show(f"{self._verb} {result.done:,}{total}")
+        """What is done by now, of a job."""
+        self.at(result.done, None if self._total is None else max(self._total, result.matched))
 
-    def _show(self, text: str) -> None:
-        """Replace the line; not more often than people can read."""
+    def at(self, done: int, total: int | None = None) -> None:
+        """What is done by now; not shown more often than people can read."""
         now = time.monotonic()
         if not self._wanted or now - self._shown_at < _SHOW_S:
             return
         self._shown_at = now
+        total = self._total if total is None else total
+        text = f"{self._verb} {done:,}"
+        if total:
+            text += f" of {total:,} {bar(done, total)} {min(done, total) * 100 // total:>3}%"
         click.echo("\r" + text.ljust(self._width), err=True, nl=False)
         self._width = max(self._width, len(text))
+
+
+def bar(done: int, total: int) -> str:
+    """How much of it is done, _BAR_CHARS wide."""
+    eighths = min(done, total) * _BAR_CHARS * 8 // total
+    whole, rest = divmod(eighths, 8)
+    return (_BLOCKS[-1] * whole + (_BLOCKS[rest] if rest else "")).ljust(_BAR_CHARS)

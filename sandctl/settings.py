@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -117,8 +117,14 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
     try:
         return anyio.run(main)
     except BaseExceptionGroup as group:
-        # From a task of the command's own: the first is the cause of the others.
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+        # From tasks of the command's own. That the other end of a stream is gone is never the cause.
+        causes = list(_leaves(group))
+        raise next((one for one in causes if not isinstance(one, anyio.BrokenResourceError)), causes[0]) from None
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

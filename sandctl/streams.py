@@ -48,15 +48,24 @@ async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
         await anyio.lowlevel.checkpoint()
 
 
-async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """Lines without their line feed; the last one need not have one."""
-    rest = b""
+async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | None]:
+    """Lines without their line feed; the last one need not have one. None, and the end, at a line of more bytes."""
+    parts: list[bytes] = []  # of a line whose end is still to come
+    size = 0
     async for piece in read_pieces(stream):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line
-    if rest:
-        yield rest
+        first, *more = piece.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        if size > max_bytes:
+            yield None
+            return
+        if more:
+            yield b"".join(parts)
+            for line in more[:-1]:
+                yield line
+            parts, size = [more[-1]], len(more[-1])
+    if size:
+        yield b"".join(parts)
 
 
 class Writer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import show_rows
+from sandctl.output import say, show_rows
 from sandctl.settings import settings
 from sandctl.times import Window, raw
 
@@ -104,7 +104,7 @@ def show_outcomes(targets: Sequence[Target], outcomes: Sequence[dict[str, Any]],
     failed = [row for row in outcomes if row["outcome"] != wanted]
     if settings().output == "table":
         for target, row in zip(targets, outcomes, strict=True):
-            click.echo(_sentence(target, row), err=row["outcome"] != wanted)
+            say(_sentence(target, row), err=row["outcome"] != wanted)
     else:
         show_rows(outcomes, {})
     if failed:

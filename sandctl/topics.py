@@ -8,6 +8,7 @@ import click
 
 from sandctl.asking import confirm_name, need_yes, yes_option
 from sandctl.forecast import forecast
+from sandctl.names import topic_argument
 from sandctl.output import counted, done, show_one, show_rows
 from sandctl.progress import Progress
 from sandctl.settings import common_options, run
@@ -57,7 +58,7 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
 
 
 @topic.command()
-@click.argument("name")
+@topic_argument("name")
 @settings_options(update=True)
 @common_options
 def update(name: str, **options: Any) -> None:
@@ -84,7 +85,11 @@ def update(name: str, **options: Any) -> None:
 @limit_option
 @common_options
 def list_(limit: int | None) -> None:
-    """List all topics."""
+    """List all topics.
+
+    \b
+      sandctl topic list -o json
+    """
 
     async def work(client: Client) -> list[TopicRecord]:
         return await client.admin.list_topics()
@@ -93,10 +98,14 @@ def list_(limit: int | None) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@topic_argument("name")
 @common_options
 def show(name: str) -> None:
-    """Show the topic NAME: settings, partitions, what they hold."""
+    """Show the topic NAME: settings, partitions, what they hold.
+
+    \b
+      sandctl topic show orders
+    """
 
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
         return await client.admin.topic(name), await client.admin.stats(name)
@@ -116,11 +125,15 @@ def show(name: str) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@topic_argument("name")
 @yes_option
 @common_options
 def delete(name: str, yes: bool) -> None:
-    """Delete the topic NAME and all its messages."""
+    """Delete the topic NAME and all its messages.
+
+    \b
+      sandctl topic delete orders
+    """
     if not yes:
         need_yes("deleting a topic deletes its messages")
         confirm_name(name, f"This deletes {name} and all its messages", "deleted")
@@ -133,7 +146,7 @@ def delete(name: str, yes: bool) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@topic_argument("name")
 @click.option("--dead", is_flag=True, help="Purge the dead letters of all groups, too.")
 @yes_option
 @common_options

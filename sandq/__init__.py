@@ -5,9 +5,12 @@
     async with sandq.connect() as client:
         await client.produce("reminders", b"call the bank", delay="2h")
 
-Importing it loads the client only.
+Importing it loads the client only; `sandq.sync` (the blocking face) comes with its first use.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from sandq import errors
 from sandq.client import (
     Client,
     DeadLetter,
@@ -23,6 +26,7 @@ from sandq.client import (
     Messages,
     Producer,
     Receipt,
+    Retry,
     StoredMessage,
     Subscription,
     connect,
@@ -30,6 +34,9 @@ from sandq.client import (
     offset_text,
     offset_time_ms,
 )
+
+if TYPE_CHECKING:
+    from sandq import sync
 
 __version__ = "0.1.0"
 
@@ -48,10 +55,21 @@ __all__ = [
     "Messages",
     "Producer",
     "Receipt",
+    "Retry",
     "StoredMessage",
     "Subscription",
     "connect",
+    "errors",
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
+    "sync",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sync":
+        import sandq.sync
+
+        return sandq.sync
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

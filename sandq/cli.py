@@ -1,4 +1,4 @@
-"""The `sandq` command: run a node, check a configuration."""
+"""The `sandq` command: run a node, check a configuration, look at what a node runs on and at its log."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 
 import sandq
+from sandq.tools.running import Root
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("sandq", cls=Root, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML file of this node."
 )
@@ -25,6 +26,9 @@ import sandq
 def main(context: click.Context, config_file: Path | None, log_format: str) -> None:
     """Run a sandq node until it is told to stop (SIGINT or SIGTERM).
 
+    \b
+      sandq --config configs/single.yaml
+
     Without --config: one node, node1, with its data in ./sandq-data and the default ports. Any key can also be set
     by environment, for example SANDQ_LISTEN__CLIENT=127.0.0.1:7171.
     """
@@ -33,15 +37,85 @@ def main(context: click.Context, config_file: Path | None, log_format: str) -> N
             _serve(config_file, log_format)
 
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
 @main.command("check-config")
-@click.argument("config_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-def check_config(config_file: Path) -> None:
-    """Say whether FILE is a valid configuration, and everything that is wrong with it if not."""
+@click.argument("config_file", metavar="[FILE]", type=_FILE, required=False)
+@click.option("--show", is_flag=True, help="Print the whole of it as YAML: every key, also from defaults and SANDQ_...")
+def check_config(config_file: Path | None, show: bool) -> None:
+    """Say whether FILE is a valid configuration, and everything that is wrong with it if not.
+
+    \b
+      sandq check-config configs/single.yaml
+      SANDQ_NODE__ID=node7 sandq check-config --show
+
+    Without FILE: the defaults. The environment (SANDQ_...) counts in either case.
+    """
     from sandq.model.config import load_config
 
     with _errors():
         config = load_config(config_file, os.environ)
-        click.echo(f"{config_file}: fine (node {config.node.id}, data in {config.node.data_dir})")
+        if show:
+            from sandq.tools.show_config import effective
+
+            for line in effective(config, config_file, os.environ):
+                click.echo(line)
+        else:
+            click.echo(f"{config_file or 'defaults'}: fine (node {config.node.id}, data in {config.node.data_dir})")
+
+
+@main.command()
+@click.option("--config", "config_file", type=_FILE, help="YAML file of the node.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(config_file: Path | None, as_json: bool) -> None:
+    """Check whether a node can run here, and well: packages, disk, ports, clock, data.
+
+    \b
+      sandq doctor --config configs/single.yaml
+
+    It changes nothing, and may be used beside a running node. Exit code 1 when a check failed.
+    """
+    from sandq.tools.doctor import examine, report
+
+    if not report(examine(config_file, os.environ), as_json=as_json, write=click.echo):
+        sys.exit(1)
+
+
+@main.group()
+def wal() -> None:
+    """Look at a node's write-ahead log."""
+
+
+@wal.command()
+@click.argument("paths", metavar="DATA_DIR|SEGMENT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--group", type=click.IntRange(0), metavar="N", help="Only records of this Raft group.")
+@click.option("--from", "first", type=click.IntRange(1), metavar="INDEX", help="Only entries from this index on.")
+@click.option("--to", "last", type=click.IntRange(1), metavar="INDEX", help="Only entries up to this index.")
+@click.option("--values", is_flag=True, help="Also the values and keys of messages.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line.")
+def dump(
+    paths: tuple[Path, ...], group: int | None, first: int | None, last: int | None, values: bool, as_json: bool
+) -> None:
+    """Print every record of a log, and what is wrong with it.
+
+    \b
+      sandq wal dump ./sandq-data
+      sandq wal dump ./sandq-data --group 3 --from 100 --to 120 --json
+
+    It only reads, also beside a running node. Exit code 1 when something is damaged; a torn end is no damage.
+    """
+    from sandq.tools.wal_dump import Wanted, dump
+
+    if first is not None and last is not None and last < first:
+        raise click.UsageError("--to is less than --from: no entry lies between them")
+    with _errors():
+        wanted = Wanted(group, first, last)
+        totals = dump(paths, wanted, values=values, as_json=as_json, write=lambda line: print(line))
+        sys.stdout.flush()
+        click.echo(totals.text(), err=True)
+        if totals.damaged:
+            sys.exit(1)
 
 
 def _serve(config_file: Path | None, log_format: str) -> None:
@@ -59,6 +133,9 @@ def _serve(config_file: Path | None, log_format: str) -> None:
             async with run_node(config) as serving:
                 click.echo(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
                 click.echo(f"clients: {serving.client_host}:{serving.client_port}")
+                if serving.http is not None:
+                    host, port = serving.http
+                    click.echo(f"HTTP: http://{f'[{host}]' if ':' in host else host}:{port}")
                 async for _ in signals:
                     click.echo("stopping")
                     break

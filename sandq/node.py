@@ -19,11 +19,15 @@ from sandq.broker.broker import Broker
 from sandq.broker.clock import GuardedClock
 from sandq.broker.engine import Engine
 from sandq.broker.runner import Runner
+from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
+from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError
+from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection
-from sandq.server.info import ServerInfo
+from sandq.server.info import NodeState, ServerInfo
+from sandq.server.metrics import About, Metrics
 from sandq.server.session import ClientSession
 from sandq.server.tcp import ClientServer, listen
 from sandq.storage import identity
@@ -43,8 +47,11 @@ class Serving:
 
     client_host: str
     client_port: int
+    http: Address | None
+    """None: not served."""
     data_dir: Path
     broker: Broker
+    metrics: Metrics
 
 
 @contextlib.asynccontextmanager
@@ -107,14 +114,18 @@ async def _running(
         )
         runner.start(engine)
         timers = Timers(clock)
-        broker = Broker(engine, runner, clock, timers, config, limits)
+        stats = NodeStats()
+        engine.wal.on_sync = stats.fsync.observe
+        engine.applier.on_applied = stats.applied
+        runner.on_pass = stats.pass_records.observe
+        broker = Broker(engine, runner, clock, timers, config, stats)
         clean = False
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, own, broker, files, nursery) as (host, port):
-                    yield Serving(host, port, data_dir, broker)
+                async with _serving(config, own, broker, files, nursery) as (host, port, http, metrics):
+                    yield Serving(host, port, http, data_dir, broker, metrics)
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
                 nursery.cancel_scope.cancel()
@@ -132,12 +143,17 @@ async def _running(
 @contextlib.asynccontextmanager
 async def _serving(
     config: NodeConfig, own: identity.Identity, broker: Broker, files: Files, nursery: trio.Nursery
-) -> AsyncIterator[tuple[str, int]]:
+) -> AsyncIterator[tuple[str, int, Address | None, Metrics]]:
     limits = broker.limits
     listeners = await listen(config.listen.client.host, config.listen.client.port, "client")
     host, port = listeners[0].socket.getsockname()[:2]
     advertised = config.node.advertise_host or host
-    await broker.start(nursery, own.store_uuid, {"client": f"{advertised}:{port}"})
+    addresses = {"client": str(Address(advertised, port))}
+    web = await listen(config.listen.http.host, config.listen.http.port, "http") if config.listen.http else []
+    web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
+    if web_address is not None:
+        addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
+    await broker.start(nursery, own.store_uuid, addresses)
     if not files.exists(identity.NAME):
         # Last of a first start, and before anything is promised to anybody.
         identity.save(files, own)
@@ -156,11 +172,39 @@ async def _serving(
     def session(connection: Connection) -> ClientSession:
         return ClientSession(broker, connection, info)
 
+    clients = ClientStats()
+    about = About(sandq.__version__, own.node, config.cluster.name, Path(config.node.data_dir).absolute())
+    metrics = Metrics(broker, clients, about)
     async with trio.open_nursery() as serving:
-        serving.start_soon(ClientServer(session, limits, str(config.listen.http)).serve, listeners)
+        serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients).serve, listeners)
+        serving.start_soon(metrics.run)
         serving.start_soon(broker.sweep)
-        yield host, port
+        async with _serving_http(config, broker, metrics, web, Address(host, port)):
+            yield host, port, web_address, metrics
         serving.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _serving_http(
+    config: NodeConfig, broker: Broker, metrics: Metrics, listeners: list[trio.SocketListener], clients: Address
+) -> AsyncIterator[None]:
+    if not listeners:
+        yield
+        return
+    # FastAPI takes its time: who serves no HTTP does not pay for it.
+    from sandq.server.http.serve import HttpSettings, serve_http
+
+    names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(clients.host, clients.host)
+    settings = HttpSettings(
+        frozenset(names),
+        frozenset(config.http.allowed_origins),
+        str(Address(reached, clients.port)),
+        sandq.__version__,
+    )
+    node = NodeState(broker, metrics.render)
+    async with serve_http(listeners, settings, broker.limits, node, metrics.http_request):
+        yield
 
 
 async def _checkpoint(runner: Runner, engine: Engine, grace_s: float) -> None:

@@ -24,7 +24,6 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from sandq.model.limits import Limits
 from sandq.model.names import check_name
 from sandq.model.settings import parse_settings, update_settings
 from sandq.partition import commands as c
@@ -36,6 +35,7 @@ from .host import Done, GroupHost, call_all
 from .publisher import Place, check_batch
 from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
+from .stats import NodeStats, TopicStats
 from .subscribing import Subscriber, held_by, open_group
 from .taking import Taker, Taking
 from .timers import Timers
@@ -54,15 +54,17 @@ class OpenTopic(NamedTuple):
     record: Topic
     partitions: dict[int, PartitionDelivery]
     places: dict[int, Place]
+    stats: TopicStats
 
 
 class Broker:
     def __init__(
-        self, engine: Engine, runner: Runner, clock: GuardedClock, timers: Timers, config: NodeConfig, limits: Limits
+        self, engine: Engine, runner: Runner, clock: GuardedClock, timers: Timers, config: NodeConfig, stats: NodeStats
     ) -> None:
         self.engine = engine
         self.clock = clock
-        self.limits = limits
+        self.limits = config.limits
+        self.stats = stats
         self._runner = runner
         self._timers = timers
         self._config = config
@@ -115,6 +117,7 @@ class Broker:
         members = [(p.group, member) for p in topic.partitions for member in p.members]
         await self._runner.on_maintenance(partial(self.engine.install, members))
         hosts = [self.engine.open_partition(topic, partition) for partition in range(len(topic.partitions))]
+        stats = TopicStats(self.stats)
         await self._until_ready(hosts)
         deliveries = {
             partition: PartitionDelivery(
@@ -124,6 +127,7 @@ class Broker:
                 self._timers,
                 self._config.delivery.lease_ahead_ms,
                 partial(self._compact_soon, host),
+                stats,
             )
             for partition, host in enumerate(hosts)
         }
@@ -132,7 +136,7 @@ class Broker:
             for partition in deliveries
         }
         await self._configure(topic, hosts)
-        self._topics[topic.name] = OpenTopic(topic, deliveries, places)
+        self._topics[topic.name] = OpenTopic(topic, deliveries, places, stats)
         for delivery in deliveries.values():
             self._by_group[delivery.host.number] = delivery
             delivery.status_changed()

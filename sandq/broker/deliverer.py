@@ -16,6 +16,7 @@ from sandq.partition.timer import GroupStatus, Status
 from .clock import GuardedClock
 from .host import GroupHost
 from .replica import Delivery
+from .stats import NodeStats, TopicStats
 from .timers import Timers
 
 MAX_GRANTS = 64
@@ -93,12 +94,14 @@ class PartitionDelivery:
         timers: Timers,
         lease_ahead_ms: int,
         compact: Callable[[], None] = lambda: None,
+        stats: TopicStats | None = None,
     ) -> None:
         """`compact()`: many rows of the partition were deleted; it is called once until `compacted`."""
         self.host = host
         self._compact = compact
         self._compacting = False
         self.partition = partition
+        self.stats = stats or TopicStats(NodeStats())
         self._clock = clock
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
@@ -138,6 +141,10 @@ class PartitionDelivery:
         """How many take part here."""
         pump = self._pumps.get(group)
         return len(pump.subscriptions) if pump is not None else 0
+
+    def consumers_by_group(self) -> dict[str, int]:
+        """From any thread."""
+        return {name: len(pump.subscriptions) for name, pump in list(self._pumps.items())}
 
     def close(self, error: SandqError) -> None:
         """The partition is gone: nothing more is leased or pushed."""
@@ -290,6 +297,7 @@ class PartitionDelivery:
             if subscription.closed or group is None:
                 return
             if group.generation == delivery.generation:
+                self.stats.delivered(delivery, self._clock.now_s())
                 subscription.push(self.host.number, self.partition, delivery)
             else:
                 # A seek came before: the lease is over, nobody hears of it, and it takes no room.

@@ -69,6 +69,10 @@ class Delivery:
     pieces: list[Piece]
     generation: int
     """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
+    returning: bool
+    """Its messages were leased before."""
+    repeated: bool
+    """It was pushed before, and the push may be lost."""
 
 
 class PartitionReplica:
@@ -89,8 +93,11 @@ class PartitionReplica:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []
         entry = commands.Entry.decode(command)
+        totals = self.machine.book.totals
+        counted = totals.counted() if not wanted else None
         results = self.machine.apply(index, entry, self._view)
-        if not wanted:
+        if counted is not None:
+            totals.set(counted)  # another node's doing, or of another life of this one: counted there
             return []
         for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
             if isinstance(command_of, commands.Lease) and isinstance(result, list):
@@ -115,15 +122,28 @@ class PartitionReplica:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
         for lease in self.machine.book.leases_of(group, consumer):
             if lease.token not in known:
-                yield self._delivery(lease)
+                yield self._delivery(lease, repeated=True)
 
-    def _delivery(self, lease: Lease) -> Delivery:
+    def due_between(self, start_s: int, stop_s: int) -> int:
+        """Messages whose second lies there: start <= second < stop (apply thread)."""
+        return self.machine.log.counts.between(start_s, stop_s, self._view)
+
+    def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
         ranges = lease.select(lease.live)
         pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
         count = sum(piece.count for piece in pieces)
         generation = self.machine.book.groups[lease.group_id].generation
         return Delivery(
-            lease.token, lease.consumer, lease.attempt, lease.deadline_ms, count, lease.due_ms, pieces, generation
+            lease.token,
+            lease.consumer,
+            lease.attempt,
+            lease.deadline_ms,
+            count,
+            lease.due_ms,
+            pieces,
+            generation,
+            lease.attempt > 1 or lease.since_ms < lease.leased_ms,
+            repeated,
         )
 
 

@@ -38,6 +38,8 @@ class Runner:
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
+        self.on_pass: Callable[[int], None] = lambda records: None
+        """Told of each pass that was written: its WAL records."""
         self.engine: Engine
 
     def start(self, engine: Engine) -> None:
@@ -94,6 +96,7 @@ class Runner:
                 log.error("the log cannot be written: this node stops taking messages", error=error.message)
                 engine.fail(error)
                 return
+            self.on_pass(len(records))
         else:
             await trio.lowlevel.checkpoint()
         self._submit(engine.synced())

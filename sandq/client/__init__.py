@@ -15,6 +15,7 @@ from sandq.client.message_batch import BatchSettlement, MessageBatch
 from sandq.client.messages import Extension, Message, Settlement
 from sandq.client.pending import Messages
 from sandq.client.producer import Producer
+from sandq.client.running import Handler, Retry
 from sandq.client.stored import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.subscription import Subscription
 from sandq.client.taking import Held, LeasedMessage, Leases
@@ -40,6 +41,7 @@ __all__ = [
     "Extension",
     "FetchedMessage",
     "Forecast",
+    "Handler",
     "Held",
     "JobResult",
     "LeasedMessage",
@@ -52,6 +54,7 @@ __all__ = [
     "Producer",
     "Receipt",
     "Receipts",
+    "Retry",
     "Settlement",
     "StoredMessage",
     "Subscription",

@@ -56,7 +56,7 @@ class Admin:
         self._cluster = cluster
 
     async def create_topic(
-        self, name: str, *, kind: str = "timer", partitions: int = 1, replicas: int = 1, **settings: Any
+        self, /, name: str, *, kind: str = "timer", partitions: int = 1, replicas: int = 1, **settings: Any
     ) -> TopicRecord:
         """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
         ...
@@ -93,7 +93,7 @@ class Admin:
         await call(self._cluster, TopicDelete(name).frame, idempotent=False)
         self._cluster.forget(name)
 
-    async def update_topic(self, name: str, **settings: Any) -> TopicRecord:
+    async def update_topic(self, /, name: str, **settings: Any) -> TopicRecord:
         """Change settings of a topic, `backoff` key by key; those that are not named stay. Its record, as it is now.
 
         InvalidSetting names every mistake; `ordering` cannot be changed.
@@ -144,7 +144,7 @@ class Admin:
         request = GroupDelete(topic, check_name("group", group))
         await self._of_group(topic, request.frame, idempotent=False)
 
-    async def update_group(self, topic: str, group: str, **settings: Any) -> None:
+    async def update_group(self, /, topic: str, group: str, **settings: Any) -> None:
         """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`; none at all: it
         has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))

@@ -19,6 +19,9 @@ Lot = int
 for the conflict (0: without a unique key, else 1 + what is done), and one for a ttl: what the broker has to look
 at message by message does not slow down the rest."""
 
+Ready = tuple[bytes, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None]
+"""What goes into a batch: value, key, packed headers, lot, time, partition asked for, ttl (ms), unique key."""
+
 NOW, AT, DELAY = 0, 1, 2
 """Without a time, at an instant, after a delay."""
 TIME_BITS = 3
@@ -75,6 +78,28 @@ class Checks:
         self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
         self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
         self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
+
+    def message(
+        self,
+        value: Value,
+        key: Value | None,
+        headers: Headers | None,
+        deliver_at: Instant | None,
+        delay: Duration | None,
+        partition: int | None,
+        ttl: Duration | None,
+        unique_key: Value | None,
+        on_conflict: str,
+    ) -> Ready:
+        """All of it. In any thread: nothing is looked up."""
+        lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
+        data, key_bytes = self.value(value), self.key(key) if key is not None else None
+        packed = self.headers(headers) if headers else None
+        ttl_ms = unique = None
+        if ttl is not None or unique_key is not None or on_conflict != "reject":
+            more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
+            lot |= more
+        return data, key_bytes, packed, lot, time, partition, ttl_ms, unique
 
     def value(self, value: Value) -> bytes:
         data = value if type(value) is bytes else as_bytes("value", value)

@@ -37,6 +37,7 @@ LOST: Final = 6
 LAPSED: Final = 7
 
 SETTLING: Final = frozenset((ACKING, NACKING))
+SETTLED: Final = frozenset((ACKING, ACKED, NACKING, NACKED))
 
 OF_HELD: Final = re.compile(b"\x01+")
 OF_OPEN: Final = re.compile(b"[\x01\x07]+")  # held or lapsed: may be settled

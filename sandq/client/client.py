@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NoReturn
 
 import anyio
 import anyio.abc
@@ -18,6 +19,7 @@ from sandq.client.options import DEFAULT_SERVER, Options, parse_server
 from sandq.client.pending import Messages, check_limit
 from sandq.client.points import Point, Start
 from sandq.client.producer import Producer
+from sandq.client.running import CONCURRENCY, GRACE, Handler, Runner, check_options
 from sandq.client.subscription import Subscription
 from sandq.client.taking import Leases
 from sandq.model.errors import ClosedError, InvalidRequest
@@ -43,8 +45,14 @@ class Client:
         """Which cluster this is; it never changes."""
         return self._cluster.cluster_uuid
 
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
+        return self._cluster.limits
+
     async def produce(
         self,
+        /,
         topic: str,
         value: Value,
         *,
@@ -117,6 +125,40 @@ class Client:
             start=start,
             auto_extend=auto_extend,
         )
+
+    async def run(
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        concurrency: int = CONCURRENCY,
+        credit: int | None = None,
+        lease: Duration | None = None,
+        start: Start = "earliest",
+        grace: Duration = GRACE,
+    ) -> NoReturn:
+        """Call `handler(message)` for every message, `concurrency` of them at a time, until this is cancelled.
+
+        When the handler returns the message is acked, when it raises it is nacked with the error (type and message; the
+        traceback is logged, "sandq.client"), and `Retry` names the delay. What it settled itself is left alone. The
+        lease is extended for as long as it works; `message.is_held` tells it whether that still goes well.
+
+        An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
+        there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, so that none
+        waits here while another consumer is idle. `lease` and `start` are those of `subscribe`.
+
+        Cancelled, it begins nothing more and gives running handlers `grace` to end. Their acks are confirmed; those
+        that take longer are cancelled (a thread is left to itself), and their messages given back without counting the
+        attempt. Raises what cannot get better (UnknownTopic: the topic was deleted), ClosedError when the client is
+        closed, and what is no Exception and came out of a handler (SystemExit).
+        """
+        self._check_open()
+        check_options(handler, concurrency)
+        subscription = self.subscribe(
+            topic, group=group, credit=concurrency if credit is None else credit, lease=lease, start=start
+        )
+        await Runner(subscription, handler, concurrency, grace).run()
 
     def messages(self, topic: str) -> Messages:
         """The stored messages of a topic: get, list, cancel, move, why."""

@@ -32,9 +32,15 @@ class DeadLetters:
         self._admin = admin
 
     def list(
-        self, *, reason: str | None = None, limit: int | None = None, values: bool = True
+        self,
+        *,
+        reason: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        values: bool = True,
     ) -> Merged[DeadRecord, DeadLetter]:
-        """`async for letter in dead.list():` in the order of delivery, those of all partitions."""
+        """`async for letter in dead.list():` in the order of delivery, those of all partitions; `after` is the
+        offset of the last one that is known."""
         _check_reason(reason)
         check_limit(limit)
 
@@ -56,7 +62,7 @@ class DeadLetters:
             known.update(numbers)
             return numbers
 
-        return Merged(partitions, get, lambda record: DeadLetter.of(self.topic, self.group, record), limit)
+        return Merged(partitions, get, lambda record: DeadLetter.of(self.topic, self.group, record), limit, after)
 
     async def counts(self) -> dict[str, int]:
         """How many there are for each reason that occurs."""

@@ -23,6 +23,7 @@ from sandq.client.chunks import (
     OF_HELD,
     OF_OPEN,
     OF_SETTLING,
+    SETTLED,
     SETTLING,
     Chunk,
 )
@@ -158,7 +159,7 @@ class Desk:
 
     def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
         """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
-        self._check_open()
+        self.check_open()
         state = chunk.state[position]
         if state == HELD:
             self._leave_held(chunk, 1)
@@ -170,13 +171,19 @@ class Desk:
         elif (state in (ACKING, ACKED)) is (settling == ACKING):
             return False
         else:
-            was, wanted = ("nacked", "acked") if settling == ACKING else ("acked", "nacked")
-            raise InvalidRequest(f"the message was {was} already, it cannot be {wanted}")
+            raise settled_otherwise(settling)
         chunk.state[position] = settling
         return True
 
+    def check(self, chunk: Chunk, position: int, settling: int) -> None:
+        """Raise what settling a message so would raise. Of any thread: it only looks."""
+        self.check_open()
+        state = chunk.state[position]
+        if state in SETTLED and (state in (ACKING, ACKED)) is not (settling == ACKING):
+            raise settled_otherwise(settling)
+
     def _begin_from(self, chunk: Chunk, start: int, settling: int) -> list[tuple[int, int]]:
-        self._check_open()
+        self.check_open()
         spans = chunk.spans(OF_OPEN, start)
         held, lapsed = chunk.state.count(HELD, start), chunk.state.count(LAPSED, start)
         chunk.fill(spans, settling)
@@ -185,7 +192,8 @@ class Desk:
             self._unlapse(chunk, lapsed)
         return spans
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """ClosedError once the subscription was left. Of any thread."""
         if self._closed is not None:
             raise again(self._closed)
 
@@ -196,7 +204,7 @@ class Desk:
         self.leases[chunk.lease.token] = chunk.lease
 
     def extend(self, lease: Lease, lease_ms: int) -> Extension:
-        self._check_open()
+        self.check_open()
         extension = self._extensions.add(lease, lease_ms)
         self.poke()
         return extension
@@ -286,3 +294,9 @@ class Desk:
         self._closed = error
         self._outbox.give_up(error)
         self._extensions.give_up(error)
+
+
+def settled_otherwise(settling: int) -> InvalidRequest:
+    """The error about acking what was nacked, or the other way round."""
+    was, wanted = ("nacked", "acked") if settling == ACKING else ("acked", "nacked")
+    return InvalidRequest(f"the message was {was} already, it cannot be {wanted}")

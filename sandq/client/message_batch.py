@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from sandq.client.chunks import OF_HELD, Chunk, positions_of
-from sandq.client.messages import Extension, Message, error_text
-from sandq.model.errors import InvalidRequest
-from sandq.model.times import Duration, duration_ms
+from sandq.client.messages import Extension, Message, extension_ms, nack_options
+from sandq.model.times import Duration
 
 
-class MessageBatch:
-    """Messages of one partition that came together, under one lease. There is no object for each of them until
-    `messages` is asked for, and settling all of them is one item of a request.
-
-    `ack` and `nack` are about what of the batch is not settled yet; they are queued, and awaiting what they return
-    waits for the broker's answer, as with a message.
-    """
+class HeldBatch:
+    """What every batch tells, whatever the face of the client that it came through."""
 
     __slots__ = ("_chunk", "_positions", "_start", "_values")
 
@@ -48,17 +42,13 @@ class MessageBatch:
         return self._of_ours(keys) if keys else [None] * len(self)
 
     @property
-    def messages(self) -> list[Message]:
-        """An object for each message, for what the batch does not tell, or to settle some in another way."""
-        positions = range(self._chunk.count) if self._positions is None else self._positions
-        return [Message(self._chunk, *row) for row in zip(positions, self.values, strict=True)]
-
-    @property
     def topic(self) -> str:
+        """The topic's name."""
         return self._chunk.lease.desk.topic
 
     @property
     def partition(self) -> int:
+        """The one partition that all of it is from."""
         return self._chunk.lease.desk.partition
 
     @property
@@ -71,6 +61,35 @@ class MessageBatch:
         """The lease, as HTTP and sandctl name it: group number, partition, token."""
         return self._chunk.lease.text
 
+    def __repr__(self) -> str:
+        return f"<MessageBatch of {len(self)} topic={self.topic!r} partition={self.partition} attempt={self.attempt}>"
+
+    def _rows(self) -> Iterator[tuple[int, bytes]]:
+        """Position and value of every message."""
+        positions = range(self._chunk.count) if self._positions is None else self._positions
+        return zip(positions, self.values, strict=True)
+
+    def _of_ours(self, column: Any) -> list[Any]:
+        if self._positions is None:
+            return list(column)
+        return [column[position] for position in self._positions]
+
+
+class MessageBatch(HeldBatch):
+    """Messages of one partition that came together, under one lease. There is no object for each of them until
+    `messages` is asked for, and settling all of them is one item of a request.
+
+    `ack` and `nack` are about what of the batch is not settled yet; they are queued, and awaiting what they return
+    waits for the broker's answer, as with a message.
+    """
+
+    __slots__ = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """An object for each message, for what the batch does not tell, or to settle some in another way."""
+        return [Message(self._chunk, *row) for row in self._rows()]
+
     def ack(self) -> BatchSettlement:
         """Done with all of it."""
         self._chunk.lease.desk.ack_from(self._chunk, self._start)
@@ -78,25 +97,12 @@ class MessageBatch:
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> BatchSettlement:
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        delay_ms = None if delay is None else duration_ms(delay)
-        text = None if error is None else error_text(error)
-        self._chunk.lease.desk.nack_from(self._chunk, self._start, delay_ms, text)
+        self._chunk.lease.desk.nack_from(self._chunk, self._start, *nack_options(delay, error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now, and what else came under the same lease."""
-        lease_ms = duration_ms(lease)
-        if not lease_ms:
-            raise InvalidRequest("extend: a lease cannot be extended by nothing")
-        return self._chunk.lease.desk.extend(self._chunk.lease, lease_ms)
-
-    def __repr__(self) -> str:
-        return f"<MessageBatch of {len(self)} topic={self.topic!r} partition={self.partition} attempt={self.attempt}>"
-
-    def _of_ours(self, column: Any) -> list[Any]:
-        if self._positions is None:
-            return list(column)
-        return [column[position] for position in self._positions]
+        return self._chunk.lease.desk.extend(self._chunk.lease, extension_ms(lease))
 
 
 class BatchSettlement:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from sandq.client.chunks import HELD, LOST, SETTLED
 from sandq.client.pieces import LogMessage
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.limits import FIXED
@@ -17,14 +18,8 @@ if TYPE_CHECKING:
     from sandq.client.chunks import Chunk
 
 
-class Message(LogMessage["Chunk"]):
-    """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
-
-    `ack`, `nack` and `extend` take effect without being awaited: they are queued and leave within about a
-    millisecond, many in one frame. Awaiting what they return waits for the broker's answer and raises
-    LeaseLost when the lease was not held any more. A failure that nobody awaits is logged as a warning
-    ("sandq.client").
-    """
+class HeldMessage(LogMessage["Chunk"]):
+    """What every delivered message tells, whatever the face of the client that it came through."""
 
     __slots__ = ()
 
@@ -46,6 +41,39 @@ class Message(LogMessage["Chunk"]):
         """The lease, as HTTP and sandctl name it: group number, partition, token."""
         return self._piece.lease.text
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is neither settled nor lost, as far as this client knows: a long handler may ask now and then."""
+        return self._piece.state[self._position] == HELD
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acked or nacked here (the broker may not have answered yet)."""
+        return self._piece.state[self._position] in SETTLED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the broker said that the lease is over: what is done with the message now does not count."""
+        return self._piece.state[self._position] == LOST
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.offset} topic={self.topic!r} partition={self.partition} "
+            f"attempt={self.attempt} bytes={len(self.value)}>"
+        )
+
+
+class Message(HeldMessage):
+    """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
+
+    `ack`, `nack` and `extend` take effect without being awaited: they are queued and leave within about a
+    millisecond, many in one frame. Awaiting what they return waits for the broker's answer and raises
+    LeaseLost when the lease was not held any more. A failure that nobody awaits is logged as a warning
+    ("sandq.client").
+    """
+
+    __slots__ = ()
+
     def ack(self) -> Settlement:
         """Done with it: this group gets it no more. Acking twice is once."""
         self._piece.lease.desk.ack(self._piece, self._position)
@@ -53,23 +81,12 @@ class Message(LogMessage["Chunk"]):
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        delay_ms = None if delay is None else duration_ms(delay)
-        text = None if error is None else error_text(error)
-        self._piece.lease.desk.nack(self._piece, self._position, delay_ms, text)
+        self._piece.lease.desk.nack(self._piece, self._position, *nack_options(delay, error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
-        lease_ms = duration_ms(lease)
-        if not lease_ms:
-            raise InvalidRequest("extend: a lease cannot be extended by nothing")
-        return self._piece.lease.desk.extend(self._piece.lease, lease_ms)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Message {self.offset} topic={self.topic!r} partition={self.partition} "
-            f"attempt={self.attempt} bytes={len(self.value)}>"
-        )
+        return self._piece.lease.desk.extend(self._piece.lease, extension_ms(lease))
 
 
 class Settlement:
@@ -118,9 +135,22 @@ class Extension:
 
 
 def error_text(error: str | BaseException) -> str:
-    """The error of a nack."""
+    """The error of a nack; what UTF-8 cannot say (file names have such text) is escaped."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return text[: FIXED.error_chars]
+    return text[: FIXED.error_chars].encode(errors="backslashreplace").decode()[: FIXED.error_chars]
+
+
+def nack_options(delay: Duration | None, error: str | BaseException | None) -> tuple[int | None, str | None]:
+    """`(delay ms, error)` of a nack."""
+    return None if delay is None else duration_ms(delay), None if error is None else error_text(error)
+
+
+def extension_ms(lease: Duration) -> int:
+    """How long a lease is to be extended for."""
+    lease_ms = duration_ms(lease)
+    if not lease_ms:
+        raise InvalidRequest("extend: a lease cannot be extended by nothing")
+    return lease_ms
 
 
 def lease_ms_of(lease: Duration | None) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from sandq.client.calls import each
+from sandq.model import offsets as offset_model
 from sandq.protocol.requests_messages import PAGE_MAX
 
 _ROWS = 20_000
@@ -32,10 +33,10 @@ GetPage = Callable[[int, bytes | None, int], Awaitable[tuple[list[R], bytes | No
 class _Source(Generic[R]):
     """One partition: the page that is being read, and where the next one begins."""
 
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, after: bytes | None) -> None:
         self.partition = partition
         self.rows: deque[R] = deque()
-        self.after: bytes | None = None
+        self.after = after
         self.more = True
 
 
@@ -51,7 +52,10 @@ class Merged(Generic[R, T]):
         get: GetPage[R],
         made: Callable[[R], T],
         limit: int | None,
+        after: str | None = None,
     ) -> None:
+        """`after`: the text of the offset behind which to begin."""
+        self._after = None if after is None else offset_model.from_text(after)
         self._partitions = partitions
         self._get = get
         self._made = made
@@ -82,7 +86,7 @@ class Merged(Generic[R, T]):
     async def _begin(self) -> None:
         partitions = await self._partitions()
         self._page = max(_LEAST_PAGE, min(PAGE_MAX, _ROWS // max(1, len(partitions)), self._left or PAGE_MAX))
-        sources = [_Source[R](partition) for partition in partitions]
+        sources = [_Source[R](partition, _behind(self._after, partition)) for partition in partitions]
         await each(self._fill, sources)
         self._heap = []
         for source in sources:
@@ -99,3 +103,18 @@ class Merged(Generic[R, T]):
         if source.rows:
             assert self._heap is not None
             heapq.heappush(self._heap, (source.rows[0].offset, source.partition, source))
+
+
+def _behind(after: bytes | None, partition: int) -> bytes | None:
+    """The last offset of a partition, whether or not a message has it, that is not behind `after`.
+
+    It must be one of that partition: within a batch, a broker finds its place by counting.
+    """
+    if after is None:
+        return None
+    parts = offset_model.unpack(after)
+    if partition <= parts.partition:
+        return offset_model.pack(parts.deliver_ms, parts.index, parts.place, partition)
+    if parts.place:
+        return offset_model.pack(parts.deliver_ms, parts.index, parts.place - 1, partition)
+    return after

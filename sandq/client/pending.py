@@ -49,12 +49,14 @@ class Messages:
         until: Instant | None = None,
         key_prefix: Value | None = None,
         limit: int | None = None,
+        after: str | None = None,
         values: bool = False,
     ) -> Merged[MessageRecord, StoredMessage]:
         """`async for message in messages.list():` in the order of delivery, those of all partitions.
 
         `state`: delayed, ready, leased, waiting or acked (None: any of these; the dead are `client.dead`'s). `since`
-        and `until` bound the delivery time, the latter is not included. Values are left out unless asked for.
+        and `until` bound the delivery time, the latter is not included; `after` is the offset of the last one that is
+        known. Values are left out unless asked for.
         """
         if state is not None and state not in LISTED_STATES:
             raise InvalidRequest(f"state: one of {', '.join(LISTED_STATES)} is expected, not {state!r}")
@@ -69,7 +71,7 @@ class Messages:
         async def partitions() -> range:
             return range(len((await self._cluster.topic(self.topic)).partitions))
 
-        return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit)
+        return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
 
     async def cancel(self, id: str | None = None, *, unique_key: Value | None = None) -> str:
         """Take back a message that is delayed or ready: once this returns, its id, nobody will get it.

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from sandq.client.batching import MESSAGE_OVERHEAD_BYTES, Batch, Receipt, Receipts, failure_of
-from sandq.client.checks import NOW, Checks, Headers, Lot, Value, refuse_later, time_of
+from sandq.client.checks import Checks, Headers, Lot, Value, refuse_later, time_of
 from sandq.client.cluster import Cluster
 from sandq.client.lanes import Lane
 from sandq.client.options import again
@@ -57,8 +57,8 @@ class Producer:
         self._cluster = cluster
         self._tasks = tasks
         self._options = replace(cluster.options, linger_s=linger_s)
-        self._checks = Checks(cluster.limits)
-        self._batch_bytes = min(self._options.batch_bytes, self._checks.batch_bytes // 2)
+        self.checks = Checks(cluster.limits)
+        self._batch_bytes = min(self._options.batch_bytes, self.checks.batch_bytes // 2)
         self._producer_id = random.getrandbits(_PRODUCER_ID_BITS) | 1
         self._router = Router(topic, self._is_stuck)
         self._lanes: dict[int, Lane] = {}
@@ -130,16 +130,11 @@ class Producer:
         if later:
             refuse_later(later)
         if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
-            await self._wait_for_room()
-        lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
-        checks = self._checks
-        data, key_bytes = checks.value(value), checks.key(key) if key is not None else None
-        packed = checks.headers(headers) if headers else None
-        ttl_ms = unique = None
-        if ttl is not None or unique_key is not None or on_conflict != "reject":
-            more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes)
-            lot |= more
-        batch, position, sealed = self._add(data, key_bytes, packed, lot, time, partition, ttl_ms, unique)
+            await self.wait_for_room()
+        message = self.checks.message(
+            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
+        )  # fmt: skip
+        batch, position, sealed = self.add(*message)
         if sealed:
             await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
         return Receipt(batch, position)
@@ -174,25 +169,25 @@ class Producer:
             "on_conflict": on_conflict,
         }
         refuse_later(later)
-        checks = self._checks
+        checks = self.checks
         lot, time = time_of(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
         extras: tuple[Lot, int | None, bytes | None] | None = None  # of what is no mapping
         receipts = Receipts()
         place = 0
         try:
-            for place, message in enumerate(messages):  # noqa: B007 - named in the error
+            for place, message in enumerate(messages, getattr(messages, "first_place", 0)):  # noqa: B007 - named below
                 if isinstance(message, Mapping):
                     receipt = await self._send_mapping(message, common)
                     receipts.add(receipt._batch, receipt._position)
                     continue
                 if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
-                    await self._wait_for_room()
+                    await self.wait_for_room()
                 data = checks.value(message)
                 if extras is None:
                     extras = checks.extras(ttl, unique_key, on_conflict, key_bytes)
                     lot |= extras[0]
-                batch, position, sealed = self._add(data, key_bytes, packed, lot, time, partition, *extras[1:])
+                batch, position, sealed = self.add(data, key_bytes, packed, lot, time, partition, *extras[1:])
                 receipts.add(batch, position)
                 if sealed:
                     await anyio.lowlevel.checkpoint()
@@ -202,7 +197,7 @@ class Producer:
 
     async def flush(self) -> None:
         """Send what is buffered and wait until all of it is stored; raises what failed and was not raised yet."""
-        self._check_open()
+        self.check_open()
         await self._drain()
         failure = self._failure()
         if failure is not None:
@@ -218,7 +213,7 @@ class Producer:
             common = {**common, "delay": None, "deliver_at": None}
         return await self.send(message["value"], **{**common, **given})
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if not self._is_open:
             raise ClosedError(
                 f"the producer of topic {self.topic!r} is closed"
@@ -226,18 +221,19 @@ class Producer:
                 else "a producer is used as `async with client.producer(topic) as producer:`"
             )
 
-    async def _wait_for_room(self) -> None:
-        self._check_open()
+    async def wait_for_room(self) -> None:
+        """Until the buffer takes more; ClosedError when the producer was left."""
+        self.check_open()
         while self._buffered_bytes >= self._options.buffer_bytes:
             self._seal_all()
             await self._room.wait()
-            self._check_open()
+            self.check_open()
 
     def _is_stuck(self, partition: int) -> bool:
         lane = self._lanes.get(partition)
         return lane is not None and lane.stuck
 
-    def _add(
+    def add(
         self,
         value: bytes,
         key: bytes | None,
@@ -248,7 +244,7 @@ class Producer:
         ttl_ms: int | None,
         unique_key: bytes | None,
     ) -> tuple[Batch, int, bool]:
-        """Batch and position of the message, and whether a batch was sealed."""
+        """Put a message (`checks.Ready`) into its batch: the batch, its position, and whether a batch was sealed."""
         place = self._router.sticky.get(lot) if key is None and unique_key is None and partition is None else None
         if place is None:
             place = self._router.place(key, unique_key, lot, partition)

@@ -20,7 +20,7 @@ from sandq.client.desk import Desk
 from sandq.client.leases import Lease
 from sandq.client.message_batch import MessageBatch
 from sandq.client.messages import Message, lease_ms_of
-from sandq.client.options import again
+from sandq.client.options import Options, again
 from sandq.client.points import Start, start_of
 from sandq.client.session import Session, closed
 from sandq.client.signals import Signal
@@ -31,6 +31,7 @@ from sandq.model.times import Duration
 
 log = logging.getLogger("sandq.client")
 
+M = TypeVar("M")
 T = TypeVar("T")
 
 CREDIT: Final = 10
@@ -42,7 +43,7 @@ _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for on
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
 
 
-class _Arrival:
+class Arrival:
     """A chunk that waits to be taken by who iterates, and how far it was."""
 
     __slots__ = ("_values", "chunk", "position")
@@ -52,8 +53,8 @@ class _Arrival:
         self.position = 0
         self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
 
-    def take(self) -> Message | None:
-        """The next message that is held; None at the end."""
+    def take(self, make: Callable[[Chunk, int, bytes], M]) -> M | None:
+        """The next message that is held, as `make` makes it; None at the end."""
         chunk = self.chunk
         position = chunk.state.find(HELD, self.position)
         if position < 0:
@@ -61,7 +62,11 @@ class _Arrival:
         if self._values is None:
             self._values = chunk.values()
         self.position = position + 1
-        return Message(chunk, position, self._values[position] or b"")
+        return make(chunk, position, self._values[position] or b"")
+
+    def is_empty(self) -> bool:
+        """Whether nothing of it is held any more."""
+        return self.chunk.state.find(HELD, self.position) < 0
 
 
 class Subscription:
@@ -103,7 +108,7 @@ class Subscription:
         self._tasks = tasks
         self._desks: dict[tuple[int, int], Desk] = {}
         self._sessions: dict[str, Session] = {}
-        self._arrivals: deque[_Arrival] = deque()
+        self._arrivals: deque[Arrival] = deque()
         self._arrived = Signal()
         self._quiet = Signal()
         self._changed = Signal()
@@ -143,12 +148,19 @@ class Subscription:
 
     async def __anext__(self) -> Message:
         """The next message; several tasks may iterate over one subscription, each message goes to one of them."""
-        # The short way, for one after another: what `_next` does when nothing special is the matter.
+        message = self.take_ready()
+        return message if message is not None else await self._next(self._take_message)
+
+    def take_ready(self) -> Message | None:
+        """The short way, for one after another: the next message, when nothing special is the matter."""
         if self._arrivals and self._is_open and time.monotonic() - self._yielded_at <= YIELD_S and self._error is None:
-            message = self._arrivals[0].take()
-            if message is not None:
-                return message
-        return await self._next(self._take_message)
+            return self._arrivals[0].take(Message)
+        return None
+
+    @property
+    def options(self) -> Options:
+        """The named times of the client."""
+        return self.cluster.options
 
     def batches(self) -> Batches:
         """`async for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
@@ -164,12 +176,25 @@ class Subscription:
         """The next batch, for `Batches`."""
         return await self._next(self._take_batch)
 
+    async def next_arrivals(self) -> list[Arrival]:
+        """All that has come, for who reads it elsewhere: another thread."""
+        return await self._next(self._take_all)
+
+    async def flush(self) -> None:
+        """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
+        while self._error is None and not all(desk.is_quiet for desk in self._desks.values()):
+            await self._quiet.wait()
+
+    def check_open(self) -> None:
+        """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""
+        if self._error is not None:
+            raise again(self._error)
+        if not self._is_open:
+            raise closed(self.topic)
+
     async def _next(self, take: Callable[[], T | None]) -> T:
         while True:
-            if self._error is not None:
-                raise again(self._error)
-            if not self._is_open:
-                raise closed(self.topic)
+            self.check_open()
             if self._arrivals:
                 if time.monotonic() - self._yielded_at > YIELD_S:
                     await anyio.lowlevel.checkpoint()
@@ -183,16 +208,19 @@ class Subscription:
             self._yielded_at = time.monotonic()
 
     def _take_message(self) -> Message | None:
-        message = self._arrivals[0].take()
+        message = self._arrivals[0].take(Message)
         if message is None:
             self._arrivals.popleft()
         return message
 
     def _take_batch(self) -> MessageBatch | None:
         arrival = self._arrivals.popleft()
-        if arrival.chunk.state.find(HELD, arrival.position) < 0:
-            return None
-        return MessageBatch(arrival.chunk, arrival.position)
+        return None if arrival.is_empty() else MessageBatch(arrival.chunk, arrival.position)
+
+    def _take_all(self) -> list[Arrival]:
+        arrivals = list(self._arrivals)
+        self._arrivals.clear()
+        return arrivals
 
     # For sessions and desks.
 
@@ -206,7 +234,7 @@ class Subscription:
 
     def receive(self, chunk: Chunk) -> None:
         """Messages came: for the iterator."""
-        self._arrivals.append(_Arrival(chunk))
+        self._arrivals.append(Arrival(chunk))
         self._arrived.set()
 
     def wake(self) -> None:
@@ -225,6 +253,7 @@ class Subscription:
             self._error = error
         self._arrived.set()
         self._changed.set()
+        self._quiet.set()
 
     def held_tokens(self) -> list[list[int]]:
         """The leases that need not be pushed again: everything of them has come."""
@@ -335,8 +364,7 @@ class Subscription:
         self._is_open = False
         self._arrived.set()
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
-            while not all(desk.is_quiet for desk in self._desks.values()):
-                await self._quiet.wait()
+            await self.flush()
             async with anyio.create_task_group() as leaving:
                 for session in self._sessions.values():
                     leaving.start_soon(session.leave)
@@ -351,6 +379,7 @@ class Subscription:
         for desk in self._desks.values():
             desk.give_up_all(error)
         self._arrivals.clear()
+        self._quiet.set()
 
 
 class Batches:

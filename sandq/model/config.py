@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import ValidationError
 
@@ -80,6 +80,12 @@ def _known_names() -> dict[str, tuple[str, ...]]:
     return names
 
 
+def _is_list(path: _Keys) -> bool:
+    """Whether a key holds a list: only there a bracket begins one, elsewhere an IPv6 address or a name may."""
+    section = schema.model_at(NodeConfig, path[:-1])
+    return section is not None and get_origin(schema.keys_of(section).get(str(path[-1]))) is list
+
+
 @dataclass
 class _Draft:
     """Values on their way to a configuration, where each came from, and the mistakes as (place, line)."""
@@ -134,7 +140,7 @@ class _Draft:
                 self.section(path[0])[path[1]] = value
 
     def _variable(self, variable: str, path: _Keys, text: str) -> object:
-        if not text.startswith(("[", "{")) or path == ("node", "data_dir"):
+        if not text.startswith("[") or not _is_list(path):
             return text
         marked = yaml_marks.load(text)
         for found in marked.mistakes:

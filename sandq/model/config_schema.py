@@ -3,6 +3,7 @@
     node     {id, data_dir, advertise_host, zone}             who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
+    http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval}
     clock    {max_drift, slew_ppm}
     limits   {any field of limits.Limits}
@@ -35,6 +36,7 @@ from sandq.model.limits import DEFAULT, Limits
 _DAY_MS = 86_400_000
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _ADDRESS = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([0-9A-Za-z._-]+)):([0-9]{1,5})")
+_ORIGIN = re.compile(r"https?://[^/\s]+")
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -77,7 +79,16 @@ def _text(value: object) -> str:
     return value
 
 
+def _origin(value: object) -> str:
+    if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
+        raise schema.mistake(f'{value!r:.60} is not an origin: "https://console.example.com" is expected')
+    return value.lower()
+
+
 _ListenAddress = Annotated[Address, PlainValidator(Address.parse)]
+_ListenAddressOrNone = Annotated[
+    Address | None, PlainValidator(lambda value: None if value in (None, "none") else Address.parse(value))
+]
 _PeerAddress = Annotated[Address, PlainValidator(lambda value: _some_port(Address.parse(value)))]
 _FilePath = Annotated[Path, BeforeValidator(_text)]
 
@@ -92,18 +103,18 @@ class NodeSection(schema.Section):
 
 
 class ListenSection(schema.Section):
-    """Where this node listens. Port 0: any free one."""
+    """Where this node listens. Port 0: any free one. `http: none` serves no HTTP."""
 
     client: _ListenAddress = Address("127.0.0.1", 7170)
-    http: _ListenAddress = Address("127.0.0.1", 2108)
+    http: _ListenAddressOrNone = Address("127.0.0.1", 2108)
     peer: _ListenAddress = Address("127.0.0.1", 9190)
     gossip: _ListenAddress = Address("127.0.0.1", 9900)
 
     @field_validator("client", "http", "peer", "gossip")
     @classmethod
-    def _not_twice(cls, address: Address, info: ValidationInfo) -> Address:
+    def _not_twice(cls, address: Address | None, info: ValidationInfo) -> Address | None:
         for name, other in info.data.items():
-            if address == other and address.port:
+            if address is not None and address == other and address.port:
                 raise schema.mistake(f"{address} is the address of listen.{name} already")
         return address
 
@@ -162,6 +173,13 @@ class ClusterSection(schema.Section):
         )
 
 
+class HttpSection(schema.Section):
+    """Who may use the HTTP API from a browser, or under another name than this node's own."""
+
+    allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_split)] = []
+    allowed_origins: Annotated[list[Annotated[str, BeforeValidator(_origin)]], BeforeValidator(_split)] = []
+
+
 class StorageSection(schema.Section):
     """The write-ahead log and its checkpoints."""
 
@@ -218,6 +236,7 @@ class NodeConfig(schema.Section):
     node: NodeSection = NodeSection()
     listen: ListenSection = Field(default=ListenSection(), validate_default=True)
     cluster: ClusterSection
+    http: HttpSection = HttpSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT

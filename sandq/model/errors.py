@@ -27,6 +27,7 @@
     │   ├── WrongVersion          WRONG_VERSION       400
     │   └── FrameTooLarge         FRAME_TOO_LARGE     413
     ├── ClosedError               CLOSED              500   you closed it (ConnectionLost: the world did)
+    │   └── ForkedError           FORKED              500   a client is of one process, and this is another
     └── StartupError              STARTUP             500   a process that cannot start
         ├── ConfigError           CONFIG              500
         ├── Corruption            CORRUPTION          500   stored bytes are not what was written
@@ -226,6 +227,12 @@ class ClosedError(SandqError):
     """You closed this client, producer or subscription before using it."""
 
     code = "CLOSED"
+
+
+class ForkedError(ClosedError):
+    """The process was forked after this client was made: a child makes clients of its own."""
+
+    code = "FORKED"
 
 
 class StartupError(SandqError):

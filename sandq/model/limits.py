@@ -37,8 +37,15 @@ class Limits:
 
     # One node and its connections.
     connections: int = 10_000
+    requests_per_connection: int = 1024
+    http_requests: int = 1000
+    http_body_bytes: int = 32 * _MIB
     in_flight_bytes_per_connection: int = 64 * _MIB
     apply_backlog_bytes: int = 64 * _MIB
+
+    # Topics and groups that have metrics of their own; of the others there are the sums.
+    metric_topics: int = 1_000
+    metric_groups: int = 10_000
 
 
 DEFAULT = Limits()

@@ -16,13 +16,14 @@ from sandq.model.batch import Column
 from sandq.model.errors import UnknownGroup
 
 from . import rows
-from .dead import EXPIRED, bury
+from .dead import EXPIRED, NACKED, bury
 from .delivery import Reader
 from .forget import Forgetter
 from .groups import Group
 from .holdings import History, Lease, Waiting, contains
 from .log_reader import row_holding
 from .rows import LogEntry, Range
+from .tally import Totals
 from .unique import UniqueKeys
 from .view import View
 
@@ -41,6 +42,7 @@ class GroupBook:
         self.own_ttl = False
         """Whether any message ever had a ttl of its own."""
         self.reader = Reader()
+        self.totals = Totals()
         self.buried_bytes = 0
         """Of all that was buried by this process: what a step adds to it bounds the step."""
         self.is_trimmed: Callable[[bytes], bool] = lambda offset: False
@@ -185,6 +187,7 @@ class GroupBook:
         group.gaps += len(rest) - len(entry.ranges)
         key = rows.waiting_key(group.group_id, entry.due_ms, entry.seq)
         entry.ranges = rest
+        group.tally.see_waiting(entry)
         group.changed()
         if rest:
             view.put(key, entry.row())
@@ -265,9 +268,19 @@ class GroupBook:
         messages = self.reader.messages(view, ranges, group.group_id if kept else None)
         count, size = bury(group.group_id, messages, attempts, reason, error, history, now_ms, view)
         group.dead[reason] += count
+        self._count_dead(reason, count)
         self.buried_bytes += size
         self.finish(group, ranges, kept, now_ms, view)
         self.put_group(group, view)
+
+    def _count_dead(self, reason: str, count: int) -> None:
+        totals = self.totals
+        if reason == EXPIRED:
+            totals.dead_expired += count
+        elif reason == NACKED:
+            totals.dead_nacked += count
+        else:
+            totals.dead_lease_expired += count
 
     def finish(self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View) -> None:
         """The group is through with these messages (acked, or dead)."""
@@ -316,12 +329,14 @@ class GroupBook:
 
     def progress(self, lease: Lease, view: View) -> None:
         """Store what became of a lease; when nothing of it is live it ends, and is kept for a while."""
+        group = self.groups.get(lease.group_id)
+        if group is not None:
+            group.tally.see_lease(lease)
         if not lease.live:
             if lease.ended:
                 return
             lease.ended = self.next_seq
             self.next_seq += 1
-            group = self.groups.get(lease.group_id)
             if group is not None:
                 group.leases.pop(lease.token, None)
                 group.changed()
@@ -364,6 +379,7 @@ class GroupBook:
 
     def add_lease(self, group: Group, lease: Lease) -> None:
         group.leases[lease.token] = self.leases[lease.token] = lease
+        group.tally.see_lease(lease)
         group.changed()
         self._held[group.group_id, lease.consumer] += 1
         heapq.heappush(self.deadlines, (lease.deadline_ms, lease.token))

@@ -33,6 +33,9 @@ class Counts:
         self.now_s = 0
         self.later = 0
         """Messages whose second lies after `now_s`."""
+        self.due = 0
+        """How many came to be due, less those of them that were cancelled or moved; of this process alone. The place
+        it begins at means nothing, what is added to it does."""
         self._first_hour = 0
         self._next_seq = 1
         self._changes: dict[int, Seconds] = {}
@@ -61,6 +64,8 @@ class Counts:
     def _add(self, second: int, count: int) -> None:
         if second > self.now_s:
             self.later += count
+        else:
+            self.due += count
         hour, at = divmod(second, HOUR_S)
         changes = self._changes.get(hour)
         if changes is None:
@@ -75,7 +80,9 @@ class Counts:
         if now_s <= self.now_s:
             return
         if self.later:
-            self.later -= self.between(self.now_s + 1, now_s + 1, view)
+            now_due = self.between(self.now_s + 1, now_s + 1, view)
+            self.later -= now_due
+            self.due += now_due
         self.now_s = now_s
 
     def drop_before(self, second: int, view: View) -> None:

@@ -19,6 +19,7 @@ from . import rows
 from .holdings import Lease, Waiting
 from .log_reader import LogReader
 from .order import KeyOrder
+from .tally import Tally
 
 
 class Group:
@@ -36,6 +37,7 @@ class Group:
         self._deaths: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder()
+        self.tally = Tally()
         self.gaps = 0
         """Ranges that wait."""
         self.dead: Counter[str] = Counter()
@@ -69,6 +71,7 @@ class Group:
     def queue(self, entry: Waiting) -> None:
         self.waiting[entry.seq] = entry
         self.gaps += len(entry.ranges)
+        self.tally.see_waiting(entry)
         heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch(entry)
         self.changed()

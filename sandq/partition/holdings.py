@@ -50,6 +50,8 @@ class Lease:
     """It ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0
     """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
+    counted: int = 0
+    """Of the live ones, how many the group's tally knows of."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
 
@@ -208,6 +210,12 @@ class Waiting:
     expires_ms: int | None = None
     """When the ttl of the first of them has passed."""
     history: History = ()
+    counted: int = 0
+    """How many of its messages the group's tally knows of, ..."""
+    first: bytes = b""
+    """... the lowest of them, ..."""
+    ripe: bool = False
+    """... and whether their time has come."""
 
     @property
     def dies_waiting(self) -> bool:

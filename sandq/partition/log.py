@@ -91,6 +91,7 @@ class MessageLog:
         self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View
     ) -> tuple[bytes, int] | Stored:
         header = peek(command.batch)
+        self._book.totals.stored_bytes += len(command.batch)
         latest_ms = header.max_deliver_ms + (now_ms if header.relative else 0)
         if latest_ms <= floor_ms and not command.split:
             base = offsets.pack(floor_ms, index, place, self.partition)
@@ -98,6 +99,7 @@ class MessageLog:
             view.put(rows.log_key(base), row)
             self.counts.add(floor_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
+            self._book.totals.stored += header.count
             return base, header.count
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
@@ -116,6 +118,7 @@ class MessageLog:
                 for offset, fields in zip(column, decode_fields(batch), strict=True)
             ]
             self.counts.add_each(times)
+            self._book.totals.stored += batch.count
             added.sort(key=_first)
             self._added(added)
         return Stored(b"".join(column), refused)
@@ -147,6 +150,7 @@ class MessageLog:
             light = rows.needed_of(fields, self._book.ordered)
             self._book.own_ttl = self._book.own_ttl or Column.TTL_MS in light
             self.counts.add(offsets.deliver_ms(offset), 1)
+            self._book.totals.stored += 1
             self._added([self._put(offset, now_ms, fields, light, view)])
         return refused
 
@@ -223,6 +227,7 @@ class MessageLog:
     def cancel(self, found: Found, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
         """Take a pending message out. `remember`: for a while, so that a repeated cancel is answered likewise."""
         entry = self._entry(found)
+        self._book.totals.cancelled += 1
         self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
         if found.alone and rows.is_apart(found.value):
             view.delete(rows.PAYLOAD + found.id)
@@ -251,6 +256,7 @@ class MessageLog:
         view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
+        self._book.totals.moved += 1
         return offset
 
     def delete_row(self, key: bytes, view: View) -> None:
@@ -293,6 +299,7 @@ class MessageLog:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
         elif remember:
             self._forgetter.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
+        due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1
         self.state.bytes -= entry.size
@@ -301,6 +308,8 @@ class MessageLog:
                 group.reader.remove(offset)
             elif offset in group.order.blocked:
                 group.order.remove(offset)
+                if group.reader.passed is not None:
+                    group.reader.passed += self.counts.due - due_before  # the group had passed it
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
 
 

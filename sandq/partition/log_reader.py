@@ -44,6 +44,10 @@ class LogReader:
         self.entries: deque[LogEntry] = deque()
         self.taken = (0, 0)
         """The second in which the cursor stands, and how many of its messages it passed."""
+        self.passed: int | None = None
+        """What `Counts.due` was when all that is due had been passed, and what was passed since; None: not known."""
+        self.unsure_s: int | None = None
+        """While the cursor stands in this second, `passed` may be too small."""
         self._look_ahead = look_ahead
 
     def seek(self, cursor: bytes) -> None:
@@ -51,6 +55,7 @@ class LogReader:
         self.cursor = self.covered = cursor
         self.entries.clear()
         self.taken = (0, 0)
+        self.passed = None
 
     def insert(self, added: list[LogEntry]) -> None:
         """Log rows were added, in order (always above the cursor: the placing rule)."""
@@ -133,6 +138,8 @@ class LogReader:
         self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
         # What was passed is covered, however short the look-ahead was.
         self.covered = max(self.covered, self.cursor)
+        if self.passed is not None:
+            self.passed += count
         second = offsets.deliver_ms(entry.first) // 1000
         self.taken = (second, self.taken[1] + count if self.taken[0] == second else count)
 

@@ -36,6 +36,7 @@ class Settler:
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
+            self._book.totals.acked += fresh.bit_count()
             group = self._book.groups[lease.group_id]
             if lease.kept or group.order.blocked or self._book.ordered:
                 self._book.finish(group, lease.select(fresh), lease.kept, now_ms, view)
@@ -52,6 +53,7 @@ class Settler:
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
+            self._book.totals.nacked += fresh.bit_count()
             self._give_back(lease, fresh, delay_ms, NACKED, error, now_ms, view)
         return _lost(lease, mask & ~fresh, foreign, what)
 
@@ -80,6 +82,7 @@ class Settler:
                 lease = self._book.leases[token]
                 live = lease.live
                 expired += live.bit_count()
+                self._book.totals.lease_expired += live.bit_count()
                 lease.revoked = True
                 self._give_back(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
         if self._book.mortal:
@@ -99,6 +102,7 @@ class Settler:
             released += lease.live.bit_count()
             lease.revoked = True
             self._return(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        self._book.totals.released += released
         return released
 
     def _give_back(

@@ -12,7 +12,7 @@ Invariants (the first three carry the promise "never skipped, never early, never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.model import offsets
@@ -30,6 +30,7 @@ from .jobs import Jobs
 from .log import LogState, MessageLog, Stored
 from .pending import Pending
 from .settling import Settler
+from .tally import Counted
 from .trim import Trimmer
 from .unique import UniqueKeys
 from .view import View
@@ -51,6 +52,14 @@ class GroupStatus:
     """When something is next to be leased; None: nothing is there, or the group is paused."""
     paused: str | None
     generation: int
+    ready: int
+    """Messages that a consumer may have now, by the second: of the log, and of those given back."""
+    leased: int
+    waiting: int
+    """Messages given back whose next attempt has not come."""
+    dead: int
+    oldest_ms: int | None
+    """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Status:
     """Log rows that were deleted and are still in the way of who reads there."""
     settings: dict[str, Any]
     groups: tuple[GroupStatus, ...]
+    counted: Counted = field(compare=False)
+    """Of this process alone."""
 
 
 class TimerPartition:
@@ -152,11 +163,50 @@ class TimerPartition:
             sum(group.dead.total() for group in self.book.groups.values()),
             self.log.deleted,
             self.book.settings,
-            tuple(
-                GroupStatus(group.group_id, group.name, _next_ms(group, view), group.stalled(), group.generation)
-                for group in self.book.groups.values()
-            ),
+            tuple([self._group_status(group, view) for group in self.book.groups.values()]),
+            self.book.totals.counted(),
         )
+
+    def _group_status(self, group: Group, view: View) -> GroupStatus:
+        next_ms = _next_ms(group, view)
+        in_log, head = self._in_log(group, view)
+        tally, blocked = group.tally, len(group.order.blocked)
+        tally.ripen(self.now_ms, group.waiting)
+        firsts = (head, tally.oldest(), group.order.first() if blocked else None)
+        oldest = min((first for first in firsts if first is not None), default=None)
+        return GroupStatus(
+            group.group_id,
+            group.name,
+            next_ms,
+            group.stalled(),
+            group.generation,
+            in_log + blocked + tally.ripe,
+            tally.leased,
+            tally.waiting - tally.ripe,
+            group.dead.total(),
+            None if oldest is None else offsets.deliver_ms(oldest),
+        )
+
+    def _in_log(self, group: Group, view: View) -> tuple[int, bytes | None]:
+        """Messages above a group's cursor whose second has come, and the first of them.
+
+        Where a group stands within a second is not known after a seek or a start: until it comes to the next second,
+        or to the end of what is due, those of the second that it passed before are among them.
+        """
+        reader, counts = group.reader, self.log.counts
+        at_s = offsets.deliver_ms(group.cursor) // 1000
+        if reader.passed is None or (reader.unsure_s is not None and reader.unsure_s != at_s):
+            reader.unsure_s = at_s if reader.passed is None else None
+            second, taken = max(reader.taken, self.log.state.gone, (at_s, 0))
+            reader.passed = counts.due - counts.between(second, counts.now_s + 1, view) + taken
+        if group.seeking:
+            return max(counts.due - reader.passed, 0), None
+        head = reader.head(view)
+        if head is not None and offsets.deliver_ms(head.first) // 1000 <= counts.now_s:
+            return max(counts.due - reader.passed, head.length), head.first
+        # Not below it: what was leased ahead of its second is passed, and not due yet.
+        reader.passed = max(reader.passed, counts.due)
+        return 0, None
 
     def _upkeep_ms(self) -> int | None:
         times = (self._trimmer.due_ms, self.forgetter.next_ms, self.jobs.next_ms, self._admin.idle_ms())
@@ -250,6 +300,7 @@ class TimerPartition:
         group = self.book.group(command.group)
         dead = group.dead.total()
         leases = self._granter.grant(index, place, command, self.now_ms, view)
+        self.book.totals.leases += len(leases)
         self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
             self._trimmer.settled(self.now_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 
+from .client_stats import OURS, ClientStats, Mark
+
 log = structlog.get_logger("sandq.server")
 
 RECEIVE_BYTES = 65_536
@@ -21,8 +24,6 @@ SEND_STALL_S = 30.0
 """A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
 HELLO_S = 10.0
 LAST_WORDS_S = 1.0
-WORKING_REQUESTS = 64
-"""Of one connection, that take a task each (subscribing, administration)."""
 
 
 class Session(Protocol):
@@ -44,8 +45,15 @@ class Session(Protocol):
 class Connection:
     """Frames to send gather while a send is under way, and go out as one. Nothing awaits per frame."""
 
-    def __init__(self, stream: trio.SocketStream, limits: Limits, http_address: str) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, limits: Limits, http_address: str, stats: ClientStats | None = None
+    ) -> None:
         self._stream = stream
+        self._stats = stats if stats is not None else ClientStats()
+        self._requests: dict[int, Mark] = {}
+        """Those that are not answered yet."""
+        # What is answered is answered in other tasks, too.
+        self._log = log.bind(**structlog.contextvars.get_contextvars())
         self._limits = limits
         self._http_address = http_address
         self._out: list[bytes] = []
@@ -65,6 +73,16 @@ class Connection:
         """So much waits to be sent that nothing more should be made for this client."""
         return not self.open or self._out_bytes > self._limits.in_flight_bytes_per_connection
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of frames that are queued or being sent."""
+        return self._out_bytes
+
+    @property
+    def requests(self) -> int:
+        """How many are not answered yet."""
+        return len(self._requests)
+
     def send(self, frame: bytes) -> None:
         """Queue a frame. Once the connection is closed, frames go nowhere."""
         if self.open:
@@ -72,19 +90,49 @@ class Connection:
             self._out_bytes += len(frame)
             self._wake.set()
 
+    def reply(self, request_id: int, frame: bytes) -> None:
+        """Answer a request."""
+        mark = self._requests.pop(request_id, None)
+        if mark is not None:
+            mark[0].observe(time.perf_counter() - mark[2])
+        self.send(frame)
+
     def send_error(self, request_id: int, error: SandqError) -> None:
+        """Answer a request that failed; 0: tell what ends the connection."""
+        mark = self._requests.pop(request_id, None)
+        if mark is not None:
+            mark[0].observe(time.perf_counter() - mark[2])
+            self._stats.failures[mark[1], error.code] += 1
+        elif not request_id:
+            self._stats.errors[error.code] += 1
+        self._tell(request_id, mark, error)
         self.send(encode_error(request_id, error))
+
+    def _tell(self, request_id: int, mark: Mark | None, error: SandqError) -> None:
+        """To the log: what is our fault to everybody, the rest to who looks for it."""
+        told = {
+            "request_id": request_id or None,
+            "request": mark[1] if mark is not None else None,
+            "topic": error.details.get("topic"),
+            "code": error.code,
+            "error": error.message,
+        }
+        fields = {name: value for name, value in told.items() if value is not None}
+        if error.code not in OURS:
+            self._log.debug("a request was refused", **fields)
+        elif (held_back := self._stats.warnings.held_back()) is not None:
+            self._log.warning("a request failed", **fields, not_logged_before=held_back)
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         """Run a request that takes a while; what it returns is the reply."""
-        if self._working >= WORKING_REQUESTS:
+        if self._working >= self._limits.requests_per_connection:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += 1
         self._nursery.start_soon(self._work, request_id, work)
 
     async def _work(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         try:
-            self.send(await work())
+            self.reply(request_id, await work())
         except SandqError as error:
             self.send_error(request_id, error)
         finally:
@@ -112,7 +160,7 @@ class Connection:
 
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes)
-        handle = self._session.handle
+        handle, stats = self._session.handle, self._stats
         while True:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
@@ -120,8 +168,15 @@ class Connection:
                 return
             if not data:
                 return
+            stats.received_bytes += len(data)
+            came_at, kind, mark = time.perf_counter(), -1, None
             try:
                 for frame in reader.feed(data):
+                    if frame[0] != kind:
+                        kind = frame[0]
+                        mark = stats.mark(kind, came_at)
+                    if mark is not None:
+                        self._requests[frame[1]] = mark
                     try:
                         handle(frame)
                     except ProtocolError:
@@ -172,10 +227,16 @@ class Connection:
             with trio.move_on_after(SEND_STALL_S) as scope:
                 try:
                     await self._stream.send_all(view[start : start + SEND_BYTES])
+                    self._stats.sent_bytes += len(view[start : start + SEND_BYTES])
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return False
             if scope.cancelled_caught:
-                log.warning("a client takes nothing: its connection is closed", waiting_bytes=self._out_bytes)
+                if (held_back := self._stats.warnings.held_back()) is not None:
+                    self._log.warning(
+                        "a client takes nothing: its connection is closed",
+                        waiting_bytes=self._out_bytes,
+                        not_logged_before=held_back,
+                    )
                 return False
         return True
 
@@ -183,9 +244,8 @@ class Connection:
         if error.details.get("speaks") != "http":
             self.send_error(0, error)
             return
-        text = (
-            "This is sandq's client port: it speaks the binary protocol of sandctl and the client library.\n"
-            f"HTTP belongs to {self._http_address} on this node.\n"
+        text = "This is sandq's client port: it speaks the binary protocol of sandctl and the client library.\n" + (
+            f"HTTP belongs to {self._http_address} on this node.\n" if self._http_address else ""
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())

@@ -52,7 +52,7 @@ class ControlSession:
         }
 
     def _reply(self, request_id: int, *fields: Any) -> None:
-        self._connection.send(encode_reply(request_id, *fields))
+        self._connection.reply(request_id, encode_reply(request_id, *fields))
 
     def _done(self, request_id: int) -> Callable[[Any], None]:
         def done(result: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,3 +41,28 @@ class ServerInfo:
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.engine.failed.message if broker.engine.failed else None,
         }
+
+
+class NodeState:
+    """How this node is."""
+
+    def __init__(self, broker: Broker, render: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
+        self._broker = broker
+        self._render = render
+
+    def failure(self) -> str | None:
+        """Why it cannot store anything any more."""
+        failed = self._broker.engine.failed
+        return failed.message if failed is not None else None
+
+    def ready(self) -> str | None:
+        """Why it is not ready to work; None when it is."""
+        if (failure := self.failure()) is not None:
+            return failure
+        partitions = [part for topic in self._broker.topics() for part in topic.partitions.values()]
+        waiting = sum(not part.host.ready for part in partitions)
+        return f"{waiting} of {len(partitions)} partitions have no leader yet" if waiting else None
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """What Prometheus reads, and its content type."""
+        return await self._render(accept)

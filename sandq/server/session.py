@@ -75,7 +75,7 @@ class ClientSession:
         self._subscriptions.clear()
 
     def _reply(self, request_id: int, *fields: Any) -> None:
-        self._connection.send(encode_reply(request_id, *fields))
+        self._connection.reply(request_id, encode_reply(request_id, *fields))
 
     def _done(self, request_id: int) -> Callable[[Any], None]:
         """What answers a request once its command is applied."""
@@ -234,6 +234,7 @@ class ClientSession:
                 if len(self._taken) > TAKEN_KEPT:
                     del self._taken[next(iter(self._taken))]
             for partition, delivery in taken:
+                partition.stats.delivered(delivery, self._broker.clock.now_s())
                 self._deliver(request_id, partition.host.number, partition.partition, delivery)
             return encode_reply(request_id, sum(delivery.count for _, delivery in taken))
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from sandq.model.errors import Overloaded, StartupError
+from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
 
+from .client_stats import ClientStats
 from .connection import Connection, Session
 
 log = structlog.get_logger("sandq.server")
@@ -32,27 +33,51 @@ async def listen(host: str, port: int, what: str) -> list[trio.SocketListener]:
 class ClientServer:
     """Accepts connections up to the limit; one beyond it is told so and closed."""
 
-    def __init__(self, make_session: Callable[[Connection], Session], limits: Limits, http_address: str) -> None:
+    def __init__(
+        self,
+        make_session: Callable[[Connection], Session],
+        limits: Limits,
+        http_address: str,
+        stats: ClientStats | None = None,
+    ) -> None:
         self._make_session = make_session
         self._limits = limits
         self._http_address = http_address
-        self._open = 0
+        self._stats = stats if stats is not None else ClientStats()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         await trio.serve_listeners(self._serve, listeners)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        if self._open >= self._limits.connections:
-            error = Overloaded(f"this node has {self._open} connections, which is its limit; try again later")
+        stats = self._stats
+        if len(stats.open) >= self._limits.connections:
+            stats.refused += 1
+            error = Overloaded(f"this node has {len(stats.open)} connections, which is its limit; try again later")
             with trio.move_on_after(1):
                 await stream.send_all(encode_error(0, error))
             await trio.aclose_forcefully(stream)
             return
-        self._open += 1
+        stats.accepted += 1
+        # Of the task of this connection, and of those it begins.
+        structlog.contextvars.bind_contextvars(connection=stats.accepted, peer=_peer(stream))
+        connection = Connection(stream, self._limits, self._http_address, stats)
+        stats.open.add(connection)
+        log.debug("a client has connected")
         try:
-            await Connection(stream, self._limits, self._http_address).run(self._make_session)
+            await connection.run(self._make_session)
         except Exception:
             # A fault of ours in one connection must not take the others with it; the log has it whole.
-            log.exception("a connection ended with an unexpected error")
+            stats.errors[SandqError.code] += 1
+            if (held_back := stats.warnings.held_back()) is not None:
+                log.exception("a connection ended with an unexpected error", not_logged_before=held_back)
         finally:
-            self._open -= 1
+            stats.open.discard(connection)
+            log.debug("a client has gone")
+
+
+def _peer(stream: trio.SocketStream) -> str:
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError:
+        return "gone"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

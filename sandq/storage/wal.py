@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sandq.model.errors import Corruption, SandqError, StorageFailed
@@ -60,6 +61,8 @@ class Wal:
         """How many bytes of a torn pass were cut when it was opened."""
         self.mark = 0
         """Bytes written since it was opened; see `bytes_since`."""
+        self.on_sync: Callable[[float], None] = lambda seconds: None
+        """Told how long each sync of a pass took."""
 
     @classmethod
     def open(
@@ -211,6 +214,11 @@ class Wal:
         """Size of all segments."""
         return sum(list(self._sizes.values()))
 
+    @property
+    def segments(self) -> int:
+        """How many there are."""
+        return len(self._sizes)
+
     def bytes_since(self, mark: int) -> int:
         """Bytes written since `mark` was what `self.mark` is now."""
         return self.mark - mark
@@ -252,9 +260,14 @@ class Wal:
         self._pass += 1
         data = encode_pass(self._number, self._end, self._pass, records)
         self._file.write_at(self._end, data)
-        self._file.sync()
+        self._sync(self._file)
         self._end += len(data)
         self.mark += len(data)
+
+    def _sync(self, file: File) -> None:
+        began = time.perf_counter()
+        file.sync()
+        self.on_sync(time.perf_counter() - began)
 
     def _rotate(self, need: int) -> None:
         """Go on in a new segment, with room for `need` bytes behind its opening pass."""
@@ -269,7 +282,7 @@ class Wal:
         size = file.size()
         header = SegmentHeader(number, self._end, end, self._pass, size)
         file.write_at(0, header.encode() + opening)
-        file.sync()
+        self._sync(file)
         if self._file is not None:
             self._file.close()
         self._file, self._end = file, end

@@ -166,6 +166,7 @@ class Reader:
 
     Afterwards `end` is where it stopped, `why` is None when zeros stand there (or nothing: the end of the
     file) and else says what is wrong, `last_pass` and `pass_start` (bytes) describe the last pass met.
+    Setting the three before (from a `Sight`) makes it begin there.
     """
 
     def __init__(self, data: bytes, header: SegmentHeader) -> None:
@@ -178,7 +179,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Record]:
         data, size, segment = self.data, len(self.data), self.segment
-        at, last_pass, start = self.end, self.last_pass, 0
+        at, last_pass, start = self.end, self.last_pass, self.pass_start >> 3
         unpack, place, crc32c, more = _STORED.unpack_from, _PLACE.pack, value, extend
         while at + RECORD_HEADER_BYTES <= size:
             magic, crc, length, kind, group, pass_at, pass_number, index, term = unpack(data, at)

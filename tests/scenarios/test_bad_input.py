@@ -205,13 +205,14 @@ async def test_nothing_goes_before_hello(node: Serving, dial: Dial) -> None:
     assert await raw.rest() == b""
 
 
-async def test_http_on_the_client_port_is_told_the_right_one(node: Serving, dial: Dial) -> None:
-    raw = await dial(node, hello=False)
-    await raw.send_bytes(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    answer = (await raw.rest()).decode()
-    assert answer.startswith("HTTP/1.1 400 ")
-    assert "binary protocol" in answer
-    assert "127.0.0.1:2108" in answer
+async def test_http_on_the_client_port_is_told_the_right_one(tmp_path: Path, dial: Dial) -> None:
+    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node:
+        raw = await dial(node, hello=False)
+        await raw.send_bytes(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = (await raw.rest()).decode()
+        assert answer.startswith("HTTP/1.1 400 ")
+        assert "binary protocol" in answer
+        assert f"HTTP belongs to {node.http}" in answer
 
 
 async def test_a_connection_too_many(tmp_path: Path, node: Serving, dial: Dial) -> None:

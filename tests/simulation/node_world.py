@@ -47,6 +47,9 @@ class VirtualClock:
     def now_ms(self) -> int:
         return self.ms
 
+    def now_s(self) -> float:
+        return self.ms / 1000
+
     def seconds_until(self, at_ms: int) -> float:
         return max(0, at_ms - self.ms) / 1000
 

@@ -13,16 +13,37 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandctl.main import main
-from tests.unit.client.fake_server import FakeServer
+from sandq.protocol.frames import Frame
+from sandq.protocol.requests import Lease, Subscribe
+from tests.unit.client.fake_server import FakeConnection, FakeServer, Subscribed
 from tests.unit.client.threaded_server import ThreadedServer
 from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected_to
 
 ROOT = Path(__file__).parents[3]
 
 
+class LeasingServer(FakeServer):
+    """It answers LEASE with one message that is ready, and counts how often it was asked."""
+
+    leases = 0
+
+    def do_lease(self, connection: FakeConnection, frame: Frame) -> Any:
+        request = Lease.parse(frame)
+        self.record(request.topic)
+        self.leases += 1
+        for (topic, partition), rows in self.stored.items():
+            for row in rows if topic == request.topic else ():
+                if row.state == "ready":
+                    row.state, row.token, row.attempt = "leased", self.index << 16, row.attempt + 1
+                    taker = Subscribed(connection, Subscribe(frame[1], topic, "", "", 1, None, "earliest", []), 1)
+                    self.deliver(taker, [row.value], token=row.token, partition=partition, base=row.offset)
+                    return (1,)
+        return (0,)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    fake = FakeServer(auto=True)
+    fake = LeasingServer(auto=True)
     fake.add_topic("t")
     with ThreadedServer(fake):
         yield fake

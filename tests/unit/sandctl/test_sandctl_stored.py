@@ -290,4 +290,4 @@ def test_progress_is_for_terminals(
     monkeypatch.setattr("sandctl.progress._is_terminal", lambda: True)
     assert ctl("message", "cancel", "t", "--all", "--yes").stderr == "\rcancelled 2\r           \r"
     asked = ctl("message", "cancel", "t", "--all", input="y\n").stderr
-    assert asked.endswith("\rcancelled 2 of 3\r                \r")
+    assert asked.endswith("\rcancelled 2 of 3 █████████████▎        66%\r" + " " * 42 + "\r")

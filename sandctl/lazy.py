@@ -1,0 +1,73 @@
+"""A group of commands of which each is imported when it is called: `--help` of one costs nothing of the others."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import click
+
+
+class Later(NamedTuple):
+    """Where a command stands, and what the list of commands says of it (a test compares it with its own words)."""
+
+    module: str
+    name: str
+    short_help: str
+
+
+class _Commands(MutableMapping[str, click.Command]):
+    """Names at once, commands on demand."""
+
+    def __init__(self, later: Mapping[str, Later]) -> None:
+        self._later = later
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._loaded.get(name)
+        if found is None:
+            place = self._later[name]
+            found = self._loaded[name] = getattr(importlib.import_module(place.module), place.name)
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._later, **self._loaded})
+
+    def __len__(self) -> int:
+        return len({**self._later, **self._loaded})
+
+
+class LazyGroup(click.Group):
+    """`LazyGroup(later={"topic": Later("sandctl.topics", "topic", "...")})`, listed in this order."""
+
+    def __init__(self, *args: Any, later: Mapping[str, Later], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.later = later
+        self.commands = _Commands(later)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they were given."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, without looking at the commands themselves."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.short_help) for name, place in self.later.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Names of commands and options, without importing a command."""
+        from click.shell_completion import CompletionItem
+
+        found: list[Any] = [
+            CompletionItem(name, help=place.short_help)
+            for name, place in self.later.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)

@@ -1,0 +1,135 @@
+"""What a node counts of its own work, in plain numbers: who shows them (`server/metrics.py`) reads them.
+
+Each number is written by one thread alone. Work is counted per batch, lease or pass, never per message.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sandq.model import offsets
+
+from .replica import Delivery
+
+_MS_BYTES = 6
+"""Of an offset: the delivery time."""
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LATENESS = (
+    *(-1.0, -0.1, -0.01, -0.001, 0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+"""Seconds; below 0 is early."""
+ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
+COUNTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+
+
+class Histogram:
+    """Counts by upper bound (inclusive), as Prometheus has them, but not cumulative."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """The last one: above every bound."""
+        self.total = 0.0
+
+    def observe(self, value: float, weight: int = 1) -> None:
+        """The same value `weight` times."""
+        self.counts[bisect_left(self.bounds, value)] += weight
+        self.total += value * weight
+
+    def add(self, other: Histogram) -> None:
+        """Everything that another one of the same bounds has seen."""
+        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+
+class NodeStats:
+    """What is not of any topic."""
+
+    def __init__(self) -> None:
+        self.fsync = Histogram(SECONDS)
+        self.pass_records = Histogram(COUNTS)
+        """Of each pass that was written: WAL records."""
+        self.apply = Histogram(SECONDS)
+        self.apply_entries = Histogram(COUNTS)
+        """Of each batch of the apply thread: entries."""
+        self.store_write = Histogram(SECONDS)
+        self.stalls = Histogram(SECONDS)
+        """How late the event loop came to a task that was due."""
+        self.attempts = Histogram(ATTEMPTS)
+        self.early = 0
+        """Messages that were sent before their time."""
+
+    def applied(self, entries: int, apply_s: float, write_s: float) -> None:
+        """A batch of the apply thread is done."""
+        if entries:
+            self.apply.observe(apply_s)
+            self.apply_entries.observe(entries)
+            self.store_write.observe(write_s)
+
+
+class TopicStats:
+    """What was sent of a topic. What was stored and settled, its partitions count: `Status.counted`."""
+
+    def __init__(self, node: NodeStats) -> None:
+        self._node = node
+        self.sent = 0
+        self.sent_bytes = 0
+        self.redelivered = 0
+        """Messages that had been leased before."""
+        self.lateness = Histogram(LATENESS)
+
+    def delivered(self, delivery: Delivery, now_s: float) -> None:
+        """A lease is being sent at this moment of the guarded clock (epoch seconds)."""
+        self.sent += delivery.count
+        now_ms = now_s * 1000
+        for piece in delivery.pieces:
+            self.sent_bytes += len(piece.batch)
+            last_ms = offsets.deliver_ms(piece.offsets[-offsets.OFFSET_BYTES :])
+            if last_ms > now_ms:
+                self._node.early += _after(piece.offsets, now_ms, piece.count)
+            if not (delivery.returning or delivery.repeated):
+                self._observe(piece.offsets, piece.count, now_ms)
+        if not delivery.repeated:
+            self._node.attempts.observe(delivery.attempt, delivery.count)
+            if delivery.returning:
+                self.redelivered += delivery.count
+
+    def _observe(self, column: bytes, count: int, now_ms: float) -> None:
+        """How late the messages of a piece are, each in its bucket; without a look at each of them."""
+        lateness = self.lateness
+        first_s = (now_ms - offsets.deliver_ms(column[: offsets.OFFSET_BYTES])) / 1000
+        last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
+        if first_s == last_s or len(column) == offsets.OFFSET_BYTES:
+            lateness.observe(first_s, count)
+            return
+        # In order, so the latest come first.
+        at = 0
+        while at < count:
+            bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
+            stop = count
+            if bucket and last_s <= lateness.bounds[bucket - 1]:
+                below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
+                stop = max(_first_from(column, below_ms, at, count), at + 1)
+            lateness.counts[bucket] += stop - at
+            at = stop
+
+
+def _ms_at(column: bytes, at: int) -> int:
+    start = at * offsets.OFFSET_BYTES
+    return int.from_bytes(column[start : start + _MS_BYTES], "big")
+
+
+def _first_from(column: bytes, at_ms: float, start: int, count: int) -> int:
+    """The first message, from `start` on, whose time is `at_ms` or later."""
+    return bisect_left(range(count), at_ms, lo=start, key=lambda at: _ms_at(column, at))
+
+
+def _after(column: bytes, now_ms: float, count: int) -> int:
+    """How many messages of a piece are due after `now_ms`."""
+    if len(column) == offsets.OFFSET_BYTES:
+        return count
+    return sum(_ms_at(column, at) > now_ms for at in range(count))

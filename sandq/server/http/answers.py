@@ -1,0 +1,166 @@
+"""What routes answer, for `/openapi.json`; further members may come with newer versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Topic(Answer):
+    name: str
+    kind: str
+    partitions: int
+    replicas: int
+    leaders: list[str | None] = Field(description="By partition: the node that leads it.")
+    settings: dict[str, Any]
+
+
+class TopicHeld(Topic):
+    stats: list[dict[str, Any]] = Field(description="What each partition holds.")
+
+
+class Topics(Answer):
+    topics: list[Topic]
+
+
+class Stored(Answer):
+    id: str = Field(description="26 characters: names the message from now on, also when it is moved.")
+    offset: str
+    partition: int
+
+
+class StoredMany(Answer):
+    stored: int
+    failed: int
+    results: list[dict[str, Any]] = Field(description="In order: `id`, `offset`, `partition`, or an `error`.")
+
+
+class Message(Answer):
+    id: str
+    offset: str
+    topic: str
+    partition: int
+    deliver_at: str
+    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    value: str | None = Field(default=None, description="... otherwise in base64.")
+
+
+class Leased(Message):
+    attempt: int
+    lease_token: str
+    lease_until: str
+
+
+class LeasedMessages(Answer):
+    messages: list[Leased]
+
+
+class Settled(Answer):
+    settled: int
+
+
+class Extended(Answer):
+    lease_until: str = Field(description="When the first of the leases ends now.")
+
+
+class StoredMessage(Message):
+    state: str
+    created_at: str
+
+
+class Page(Answer):
+    messages: list[StoredMessage]
+    next: str | None = Field(description="The `after` of the next page; null: this is the last one.")
+
+
+class DeadLetter(Message):
+    reason: str
+    attempts: int
+    error: str | None
+
+
+class DeadPage(Answer):
+    messages: list[DeadLetter]
+    next: str | None
+
+
+class LogPage(Answer):
+    messages: list[Message]
+    next: str | None = Field(description="The `start` of the next page; null: this is the last one.")
+
+
+class Why(Answer):
+    id: str
+    state: str
+    groups: list[dict[str, Any]]
+
+
+class Changed(Answer):
+    id: str
+    offset: str | None = None
+
+
+class Job(Answer):
+    matched: int
+    done: int
+    too_late: int = Field(description="Matched, but somebody had them already.")
+
+
+class Group(Answer):
+    group: str
+    lag: int = Field(description="Messages that are due and not acked: ready, leased, waiting.")
+    ready: int
+    leased: int
+    waiting: int
+    dead: int
+    consumers: int
+    settings: dict[str, Any] | None
+    reason: str | None = Field(description="Why the group gets nothing at present, if so.")
+    partitions: list[dict[str, Any]]
+
+
+class Groups(Answer):
+    groups: list[Group]
+
+
+class Seeked(Answer):
+    cursors: dict[str, str] = Field(description="By partition.")
+
+
+class Bucket(Answer):
+    start: str
+    messages: int
+
+
+class Forecast(Answer):
+    now: str
+    unit: str
+    buckets: list[Bucket] = Field(description="Units of time without messages are left out.")
+    later: int
+
+
+class Cluster(Answer):
+    cluster: str
+    node: str
+    version: str
+    nodes: list[dict[str, Any]]
+
+
+class Nodes(Answer):
+    nodes: list[dict[str, Any]]
+
+
+class Clock(Answer):
+    guarded_ms: int
+    wall_ms: int
+    drift_ms: int
+    alarm: bool
+
+
+class Health(Answer):
+    status: str

@@ -1,0 +1,75 @@
+"""The application: routes, errors, what `/openapi.json` says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from . import problems, routes_groups, routes_messages, routes_node, routes_topics
+from .gateway import Gateway
+from .guards import Guard, Observe, Rules
+from .strict import known_query
+
+_DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
+
+Bodies are JSON, whatever their content type says. Errors are `application/problem+json`; `code` tells them apart, and
+`retriable` whether the same request may succeed a little later. Every answer has the `X-Request-Id` of its request.
+"""
+_PROBLEM = {
+    "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is wrong, or does not fit the present state.", "model": problems.Problem},
+    "5XX": {"description": "It cannot be done now; `retriable` says whether later.", "model": problems.Problem},
+}
+
+
+def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
+    """The ASGI application."""
+    app = FastAPI(
+        title="sandq",
+        version=gateway.version,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        responses=_RESPONSES,
+        dependencies=[Depends(known_query)],
+        separate_input_output_schemas=False,
+    )
+    app.state.gateway = gateway
+    app.router.redirect_slashes = False
+    problems.install(app)
+    routers = [module.router for module in (routes_node, routes_topics, routes_groups, routes_messages)]
+    app.state.routes = [route for router in routers for route in router.routes]
+    for router in routers:
+        app.include_router(router)
+    make_schema = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_problems(make_schema())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    inner: Any = app
+    if rules.origins:
+        inner = CORSMiddleware(
+            app,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    return Guard(inner, rules, observe)
+
+
+def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """Errors are problems, of that media type."""
+    for path in schema["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if str(status)[0] in "45":
+                    response["content"] = _PROBLEM["content"]
+    return schema

@@ -1,0 +1,232 @@
+"""What requests carry. Every mistake is told at once, with the path to it; nothing unknown is passed over."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from sandq.client.as_json import FROM_OTHERS, read_message
+from sandq.client.taking import SETTLE_ITEMS
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import FIXED
+
+MESSAGES_MAX = 10_000
+"""Messages that one request produces."""
+INT_MAX = 2**53
+"""What every JSON reader understands as a whole number."""
+
+Duration = Annotated[
+    str | int | float,
+    Field(
+        union_mode="left_to_right",
+        description='Seconds, or text: `"90s"`, `"5m"`, `"1h30m"`, `"250ms"`.',
+        examples=["30s"],
+    ),
+]
+Instant = Annotated[
+    str | int,
+    Field(
+        union_mode="left_to_right",
+        description='RFC 3339 (`"2030-01-31T08:00:00Z"`), or milliseconds since 1970.',
+        examples=["2030-01-31T08:00:00Z"],
+    ),
+]
+Start = Annotated[
+    str | int,
+    Field(union_mode="left_to_right", description='`"earliest"`, `"latest"`, an instant, or an offset.'),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+# sandglass writes its kinds as numbers.
+_KINDS = {0: "timer", 1: "compacted"}
+_Kind = Annotated[
+    Literal["timer", "compacted"],
+    BeforeValidator(
+        lambda value: _KINDS.get(value, value) if type(value) is int else value,
+        json_schema_input_type=Literal["timer", "compacted", 0, 1],
+    ),
+]
+_Count = Annotated[int, Field(ge=1, le=2**32 - 1)]
+
+
+class TopicCreate(Body):
+    """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
+
+    name: str
+    kind: _Kind = "timer"
+    partitions: _Count | None = None
+    replicas: _Count | None = None
+    numPartitions: _Count | None = None
+    replicationFactor: _Count | None = None
+    settings: dict[str, Any] = Field(
+        default={}, description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...: docs/topics.md has all."
+    )
+
+    @model_validator(mode="after")
+    def _once(self) -> TopicCreate:
+        for ours, theirs in (("partitions", "numPartitions"), ("replicas", "replicationFactor")):
+            if getattr(self, ours) is not None and getattr(self, theirs) is not None:
+                raise ValueError(f"{ours} and {theirs} are the same: give one of them")
+        return self
+
+
+class TopicUpdate(Body):
+    """Settings to be changed; those that are not named stay."""
+
+    settings: dict[str, Any] = Field(min_length=1)
+
+
+class GroupUpdate(Body):
+    """Settings of a group's own: `max_attempts`, `backoff`. `{}`: it has the topic's again."""
+
+    settings: dict[str, Any]
+
+
+_HeaderValue = str | int | float | bool | None | dict[str, str]
+
+
+class MessageIn(BaseModel):
+    """A message to be produced: its value is one of `text`, `value` and `json`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = Field(default=None, description="The value, as UTF-8 text.")
+    value: str | None = Field(default=None, description="The value, in base64.")
+    # No `= None` in the schema: null is a value, too.
+    json_: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
+    key: str | None = Field(default=None, description="Messages of one key go to one partition.")
+    key_base64: str | None = None
+    headers: dict[str, _HeaderValue] | None = Field(
+        default=None, description='Bytes are written as `{"base64": "aw=="}`.'
+    )
+    deliver_at: Instant | None = None
+    delay: Duration | None = None
+    ttl: Duration | None = None
+    unique_key: str | None = None
+    unique_key_base64: str | None = None
+    on_conflict: Literal["reject", "replace", "ignore"] = "reject"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_brokers_tell(cls, given: Any) -> Any:
+        """A message that was consumed can be produced as it is."""
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if name not in FROM_OTHERS}
+        return given
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `Producer.send`. Raises InvalidRequest."""
+        given = self.model_dump(by_alias=True, exclude_unset=True)
+        for name in ("text", "value"):  # null is none, but {"json": null} is a value
+            if given.get(name, ...) is None:
+                del given[name]
+        on_conflict = given.pop("on_conflict", "reject")
+        return {**read_message(given), "on_conflict": on_conflict}
+
+
+class MessagesIn(Body):
+    """Many messages, stored in one go."""
+
+    messages: list[MessageIn] = Field(min_length=1, max_length=MESSAGES_MAX)
+
+
+def _one_or_many(given: Any) -> str:
+    return "many" if isinstance(given, MessagesIn) or (isinstance(given, dict) and "messages" in given) else "one"
+
+
+ProduceIn = Annotated[
+    Annotated[MessagesIn, Tag("many")] | Annotated[MessageIn, Tag("one")], Discriminator(_one_or_many)
+]
+"""A message, or many."""
+
+
+class LeaseIn(Body):
+    """What is wanted, all of it optional."""
+
+    max: int = Field(default=1, ge=1, le=FIXED.grant_messages, description="Messages at most.")
+    wait: Duration = Field(
+        default=0, description="How long to wait when nothing is ready: a minute at most.", examples=["1s"]
+    )
+    lease: Duration | None = Field(default=None, description="How long they are held; otherwise the topic's setting.")
+    start: Start = Field(default="earliest", description="Where the group begins when it is new.")
+    ack: bool = Field(default=False, description="Ack them before they are sent: what gets lost on its way is lost.")
+
+
+class HeldIn(Body):
+    """A leased message; without an offset, everything under the lease."""
+
+    lease_token: str
+    offset: str | None = None
+
+
+class AckIn(Body):
+    """One message (`lease_token`, `offset`), or many (`messages`)."""
+
+    lease_token: str | None = None
+    offset: str | None = None
+    messages: list[HeldIn] | None = Field(default=None, min_length=1, max_length=SETTLE_ITEMS)
+
+    def held(self) -> list[tuple[str, str | None]]:
+        """(lease token, offset) of each. Raises InvalidRequest."""
+        if (self.lease_token is None) is (self.messages is None):
+            raise InvalidRequest("one of lease_token (with the offset of a message) and messages is expected")
+        if self.lease_token is not None:
+            return [(self.lease_token, self.offset)]
+        if self.offset is not None:
+            raise InvalidRequest("offset: it goes with a lease_token")
+        return [(one.lease_token, one.offset) for one in self.messages or ()]
+
+
+class NackIn(AckIn):
+    """What was not done."""
+
+    delay: Duration | None = Field(default=None, description="When it comes again; otherwise after the back-off.")
+    error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
+
+
+class ExtendIn(AckIn):
+    """What is to be held longer."""
+
+    lease: Duration = Field(description="How long from now.")
+
+
+class SeekIn(Body):
+    to: Start
+
+
+class MoveIn(Body):
+    """The new delivery time: one of the two."""
+
+    deliver_at: Instant | None = None
+    delay: Duration | None = None
+
+
+class Window(Body):
+    """Which messages: those whose delivery time is from `since` on and before `until`."""
+
+    since: Instant | None = None
+    until: Instant | None = None
+    dry_run: bool = Field(default=False, description="Only count them.")
+
+
+class MoveAllIn(Window):
+    """Where they are moved: `to` an instant, or by a `shift`."""
+
+    key_prefix: str | None = None
+    to: Instant | None = None
+    shift: Duration | None = Field(default=None, description='May be negative: `"-30m"`.')
+
+
+class DeadIn(Window):
+    """Which dead letters; `since` and `until` bound when they died."""
+
+    reason: Literal["nacked", "lease_expired", "expired"] | None = None
+
+
+class RedriveIn(DeadIn):
+    rate: int | None = Field(default=None, ge=1, le=2**32, description="Messages a second.")

@@ -1,0 +1,86 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import trio
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from sandq.client import Client
+from sandq.model.errors import Unavailable
+
+T = TypeVar("T")
+
+
+class Node(Protocol):
+    """What the routes ask the node itself, not the cluster."""
+
+    def failure(self) -> str | None:
+        """Why it cannot store anything any more."""
+        ...
+
+    def ready(self) -> str | None:
+        """Why it is not ready to work; None when it is."""
+        ...
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """What Prometheus reads, and its content type."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """`client` reaches every node of the cluster, this one as any other; `ending` is set when the node stops."""
+
+    client: Client
+    node: Node
+    version: str
+    ending: trio.Event
+
+
+def gateway_of(request: Request) -> Gateway:
+    """For routes."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """What the work gives; it is cancelled when the client goes away, or the node stops. Raises what it raises."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    async def do() -> None:
+        try:
+            results.append(await work())
+        except Exception as error:
+            errors.append(error)
+        nursery.cancel_scope.cancel()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        nursery.cancel_scope.cancel()
+
+    async def end() -> None:
+        await gateway_of(request).ending.wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        nursery.start_soon(end)
+        nursery.start_soon(do)
+    if errors:
+        raise errors[0]
+    if results:
+        return results[0]
+    if gateway_of(request).ending.is_set():
+        raise Unavailable("this node is stopping; ask another one, or this one in a moment")
+    raise ClientDisconnect
+
+
+Found = dict[str, Any]
+"""An object of JSON."""

@@ -1,0 +1,175 @@
+"""Consumer groups: leasing and settling, lag, seek, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+
+from sandq.client import DeadLetter, Held
+from sandq.client.as_json import dead_json, message_json, settings_json, when
+from sandq.model.errors import LeaseLost, UnknownGroup
+
+from . import answers, bodies
+from .gateway import Found, gateway_of, while_connected
+from .lines import LINES, Limit, as_lines, wants_lines
+from .routes_messages import After
+from .routes_topics import TopicName
+from .strict import Route
+
+router = APIRouter(route_class=Route, tags=["groups"])
+GroupName = Annotated[str, Path(description="The consumer group's name.")]
+Reason = Annotated[Literal["nacked", "lease_expired", "expired"] | None, Query(description="Why they died.")]
+GROUP = "/topics/{topic}/groups/{group}"
+_COUNTS = ("lag", "ready", "leased", "waiting", "dead")
+
+
+@router.post(f"{GROUP}/lease", response_model=answers.LeasedMessages, summary="Lease messages")
+async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
+    """What is ready now; when that is nothing, what first becomes ready within `wait`. The group is made when it is
+    new. When the client goes away meanwhile, what was leased is given back.
+    """
+    asked = body or bodies.LeaseIn()
+    leases = gateway_of(request).client.leases(topic, group)
+    found = await while_connected(
+        request,
+        lambda: leases.take(asked.max, wait=asked.wait, lease=asked.lease, start=asked.start, ack=asked.ack),
+    )
+    return {"messages": [message_json(message) for message in found]}
+
+
+@router.post(f"{GROUP}/ack", response_model=answers.Settled, summary="Done: they are not delivered again")
+async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckIn) -> Found:
+    """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others."""
+    held = body.held()
+    return _settled(held, await gateway_of(request).client.leases(topic, group).ack(held))
+
+
+@router.post(f"{GROUP}/nack", response_model=answers.Settled, summary="Not done: they are delivered again")
+async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
+    """409 LEASE_LOST as with ack."""
+    held = body.held()
+    leases = gateway_of(request).client.leases(topic, group)
+    return _settled(held, await leases.nack(held, delay=body.delay, error=body.error))
+
+
+@router.post(f"{GROUP}/extend", response_model=answers.Extended, summary="Hold them longer")
+async def extend(request: Request, topic: TopicName, group: GroupName, body: bodies.ExtendIn) -> Found:
+    """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
+    held = body.held()
+    until_ms = await gateway_of(request).client.leases(topic, group).extend(held, body.lease)
+    ends = [ms for ms in until_ms if ms is not None]
+    _settled(held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
+    return {"lease_until": when(min(ends))}
+
+
+def _settled(held: list[tuple[str, str | None]], lost: Iterable[tuple[str, str | None]]) -> Found:
+    gone = [Held(*one)._asdict() for one in lost]
+    settled = len(held) - len(gone)
+    if gone:
+        raise LeaseLost(
+            f"{len(gone)} of {len(held)} are not held any more: their lease has ended, and they may be delivered again",
+            lost=gone,
+            settled=settled,
+        )
+    return {"settled": settled}
+
+
+@router.get("/topics/{topic}/groups", response_model=answers.Groups, summary="The groups of a topic, with their lag")
+async def list_(request: Request, topic: TopicName) -> Found:
+    rows = await gateway_of(request).client.admin.groups(topic)
+    names = dict.fromkeys(row["group"] for row in rows)
+    return {"groups": [_group(name, rows) for name in names]}
+
+
+@router.get(GROUP, response_model=answers.Group, summary="One group")
+async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
+    rows = await gateway_of(request).client.admin.groups(topic)
+    if all(row["group"] != group for row in rows):
+        raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
+    return _group(group, rows)
+
+
+@router.patch(GROUP, status_code=204, summary="Give a group settings of its own")
+async def update(request: Request, topic: TopicName, group: GroupName, body: bodies.GroupUpdate) -> None:
+    admin = gateway_of(request).client.admin
+    await admin.update_group(topic, group, **{name: value for name, value in body.settings.items() if name != "group"})
+
+
+@router.delete(GROUP, status_code=204, summary="Forget a group and its dead letters")
+async def delete(request: Request, topic: TopicName, group: GroupName) -> None:
+    """409 CONFLICT while it has consumers."""
+    await gateway_of(request).client.admin.delete_group(topic, group)
+
+
+@router.post(f"{GROUP}/seek", response_model=answers.Seeked, summary="Go on from elsewhere")
+async def seek(request: Request, topic: TopicName, group: GroupName, body: bodies.SeekIn) -> Found:
+    """Everything from there on is delivered again; what lies before it counts as acked."""
+    cursors = await gateway_of(request).client.admin.seek_group(topic, group, body.to)
+    return {"cursors": {str(partition): cursor for partition, cursor in cursors.items()}}
+
+
+@router.get(f"{GROUP}/dead", response_model=answers.DeadPage, responses=LINES, summary="Dead letters")
+async def dead(
+    request: Request,
+    topic: TopicName,
+    group: GroupName,
+    reason: Reason = None,
+    limit: Limit = None,
+    after: After = None,
+    values: Annotated[bool, Query(description="With their values.")] = True,
+) -> Any:
+    """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
+    letters = gateway_of(request).client.dead(topic, group)
+
+    def shown(letter: DeadLetter) -> Found:
+        return dead_json(letter, value=values)
+
+    if wants_lines(request):
+        rows = letters.list(reason=reason, limit=limit, after=after, values=values)
+        return await as_lines(request, rows, shown)
+    limit = 100 if limit is None else limit
+    page = [letter async for letter in letters.list(reason=reason, limit=limit, after=after, values=values)]
+    return {
+        "messages": [shown(letter) for letter in page],
+        "next": page[-1].offset if page and len(page) == limit else None,
+    }
+
+
+@router.post(f"{GROUP}/dead/redrive", response_model=answers.Job, summary="Deliver dead letters once more")
+async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
+    """It ends when the client goes away; what is redriven by then stays so."""
+    letters = gateway_of(request).client.dead(topic, group)
+    arguments = body.model_dump(exclude_unset=True) if body else {}
+    return (await while_connected(request, lambda: letters.redrive(**arguments)))._asdict()
+
+
+@router.post(f"{GROUP}/dead/purge", response_model=answers.Job, summary="Forget dead letters")
+async def purge(request: Request, topic: TopicName, group: GroupName, body: bodies.DeadIn | None = None) -> Found:
+    """It ends when the client goes away; what is forgotten by then stays so."""
+    letters = gateway_of(request).client.dead(topic, group)
+    arguments = body.model_dump(exclude_unset=True) if body else {}
+    return (await while_connected(request, lambda: letters.purge(**arguments)))._asdict()
+
+
+def _group(name: str, rows: list[dict[str, Any]]) -> Found:
+    """A group over all partitions, from its rows."""
+    parts = [row for row in rows if row["group"] == name]
+    settings = parts[0].get("settings")
+    reasons = sorted({row["reason"] for row in parts if row.get("reason")})
+    return {
+        "group": name,
+        **{count: sum(row[count] for row in parts) for count in _COUNTS},
+        "consumers": max(row["consumers"] for row in parts),
+        "settings": settings_json(settings) if settings else None,
+        "reason": "; ".join(reasons) or None,
+        "partitions": [_partition(row) for row in parts],
+    }
+
+
+def _partition(row: Mapping[str, Any]) -> Found:
+    return {
+        **{name: value for name, value in row.items() if name not in ("group", "settings", "touched_ms")},
+        "touched_at": when(row.get("touched_ms")),
+    }

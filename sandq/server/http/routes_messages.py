@@ -1,0 +1,264 @@
+"""Messages: produced, looked at, taken back, moved; the log of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from sandq.client import Client, StoredMessage
+from sandq.client.as_json import content_fields, stored_json, value_fields, when, why_json
+from sandq.client.checks import Checks, time_of
+from sandq.model import offsets
+from sandq.model.errors import InvalidRequest, SandqError, UnknownPartition
+
+from . import answers, bodies
+from .gateway import Found, gateway_of, while_connected
+from .lines import LINES, Limit, as_lines, wants_lines
+from .routes_topics import TopicName
+from .strict import Route
+
+router = APIRouter(route_class=Route, tags=["messages"])
+
+PRODUCED: dict[int | str, dict[str, Any]] = {
+    207: {"model": answers.StoredMany, "description": "Some were stored, some were not: `results` tells."},
+}
+By = Annotated[Literal["id", "unique_key"], Query(description="What the message is named by.")]
+MessageName = Annotated[str, Path(description="Its id, or its unique key with `by=unique_key`.")]
+Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
+Until = Annotated[str | None, Query(description="Before this instant.")]
+KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
+After = Annotated[str | None, Query(description="The offset behind which to begin: `next` of the page before.")]
+State = Annotated[Literal["delayed", "ready", "leased", "waiting", "acked"] | None, Query()]
+
+
+@router.get(
+    "/topics/{topic}/messages",
+    response_model=answers.Page,
+    responses=LINES,
+    summary="Messages in the order of delivery",
+)
+async def list_(
+    request: Request,
+    topic: TopicName,
+    state: State = None,
+    since: Since = None,
+    until: Until = None,
+    key_prefix: KeyPrefix = None,
+    limit: Limit = None,
+    after: After = None,
+    values: Annotated[bool, Query(description="With their values.")] = False,
+) -> Any:
+    """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
+    found = gateway_of(request).client.messages(topic)
+
+    def shown(message: StoredMessage) -> Found:
+        return stored_json(message, value=values)
+
+    if wants_lines(request):
+        rows = found.list(
+            state=state, since=since, until=until, key_prefix=key_prefix, limit=limit, after=after, values=values
+        )
+        return await as_lines(request, rows, shown)
+    limit = 100 if limit is None else limit
+    rows = found.list(
+        state=state, since=since, until=until, key_prefix=key_prefix, limit=limit, after=after, values=values
+    )
+    page = [message async for message in rows]
+    # A full page may be followed by another one.
+    return {
+        "messages": [shown(message) for message in page],
+        "next": page[-1].offset if page and len(page) == limit else None,
+    }
+
+
+@router.delete("/topics/{topic}/messages", response_model=answers.Job, summary="Cancel many pending messages")
+async def cancel_all(
+    request: Request,
+    topic: TopicName,
+    since: Since = None,
+    until: Until = None,
+    key_prefix: KeyPrefix = None,
+    dry_run: Annotated[bool, Query(description="Only count them.")] = False,
+    all: Annotated[bool, Query(description="Needed when nothing else says which.")] = False,
+) -> Found:
+    """It ends when the client goes away; what is cancelled by then stays so."""
+    if since is None and until is None and key_prefix is None and not (all or dry_run):
+        raise InvalidRequest(
+            "this would cancel every pending message: say all=true, or which (since, until, key_prefix)"
+        )
+    found = gateway_of(request).client.messages(topic)
+    result = await while_connected(
+        request, lambda: found.cancel_all(since=since, until=until, key_prefix=key_prefix, dry_run=dry_run)
+    )
+    return result._asdict()
+
+
+@router.patch("/topics/{topic}/messages", response_model=answers.Job, summary="Move many pending messages")
+async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -> Found:
+    """It ends when the client goes away; what is moved by then stays so."""
+    found = gateway_of(request).client.messages(topic)
+    return (await while_connected(request, lambda: found.move_all(**body.model_dump(exclude_unset=True))))._asdict()
+
+
+@router.get("/topics/{topic}/messages/{message}", response_model=answers.StoredMessage, summary="One message")
+async def get(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
+    found = await gateway_of(request).client.messages(topic).get(**_named(message, by))
+    return stored_json(found, value=True)
+
+
+@router.get("/topics/{topic}/messages/{message}/why", response_model=answers.Why, summary="What a message waits for")
+async def why(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
+    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by)))
+
+
+@router.patch("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Move a pending message")
+async def move(request: Request, topic: TopicName, message: MessageName, body: bodies.MoveIn, by: By = "id") -> Found:
+    """409 TOO_LATE (with its `state`) when somebody had it already."""
+    messages, named = gateway_of(request).client.messages(topic), _named(message, by)
+    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=body.delay)
+    return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
+
+
+@router.delete("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Cancel a pending message")
+async def cancel(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
+    """409 TOO_LATE (with its `state`) when somebody had it already."""
+    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by))}
+
+
+def _named(message: str, by: str) -> dict[str, Any]:
+    return {"id": message} if by == "id" else {"unique_key": message}
+
+
+# Last: a partition's number stands where words may stand.
+
+
+@router.post(
+    "/topics/{topic}",
+    status_code=201,
+    response_model=answers.Stored | answers.StoredMany,
+    responses=PRODUCED,
+    summary="Produce a message, or many",
+)
+async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) -> Any:
+    """Answered once it is safe. 409 DUPLICATE_KEY (with the `id` that has it) when the `unique_key` is taken.
+
+    Of many, each is checked before the first is stored; when none could be stored, the answer is the error of the
+    first.
+    """
+    return await _produce(gateway_of(request).client, topic, None, body)
+
+
+@router.post(
+    "/topics/{topic}/{partition:int}",
+    status_code=201,
+    response_model=answers.Stored | answers.StoredMany,
+    responses=PRODUCED,
+    summary="Produce to a partition",
+)
+async def produce_to(
+    request: Request,
+    topic: TopicName,
+    partition: Annotated[int, Path(ge=0, le=4095)],
+    body: bodies.ProduceIn,
+) -> Any:
+    """As without a partition."""
+    return await _produce(gateway_of(request).client, topic, partition, body)
+
+
+@router.get(
+    "/topics/{topic}/{partition:int}", response_model=answers.LogPage, responses=LINES, summary="Read a partition's log"
+)
+async def fetch(
+    request: Request,
+    topic: TopicName,
+    partition: Annotated[int, Path(ge=0, le=4095)],
+    start: Annotated[str | None, Query(description="An instant or an offset to begin with.")] = None,
+    end: Annotated[str | None, Query(description="An instant or an offset to end before.")] = None,
+    limit: Limit = None,
+) -> Any:
+    """Messages whose time has come, in order, acked ones included as long as they are kept. Nothing is leased.
+
+    With `Accept: application/x-ndjson` all there are, a line each.
+    """
+    client = gateway_of(request).client
+
+    def shown(message: Any) -> Found:
+        return {
+            **value_fields(message.value),
+            **content_fields(message.key, message.headers),
+            "deliver_at": when(message.deliver_at_ms),
+            "offset": message.offset,
+            "id": message.id,
+            "topic": topic,
+            "partition": partition,
+            "created_at": when(message.created_ms),
+        }
+
+    if wants_lines(request):
+        return await as_lines(request, client.fetch(topic, partition, start, end, limit=limit), shown)
+    limit = 100 if limit is None else limit
+    page = [message async for message in client.fetch(topic, partition, start, end, limit=limit + 1)]
+    return {
+        "messages": [shown(message) for message in page[:limit]],
+        "next": page[limit].offset if len(page) > limit else None,
+    }
+
+
+async def _produce(
+    client: Client, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
+) -> Any:
+    record = await client.admin.topic(topic)
+    if partition is not None and partition >= len(record.partitions):
+        raise UnknownPartition(
+            f"topic {topic!r} has no partition {partition}; it has {len(record.partitions)}", topic=topic
+        )
+    if isinstance(body, bodies.MessageIn):
+        offset = await client.produce(topic, **body.arguments(), partition=partition)
+        return _stored(offset)
+    checks = Checks(client.limits)
+    messages = []
+    for place, one in enumerate(body.messages):
+        try:
+            arguments = one.arguments()
+            _check(checks, arguments)
+        except InvalidRequest as error:
+            raise type(error)(f"messages.{place}: {error.message}", **error.details) from None
+        messages.append({**arguments, "partition": partition})
+    return await _produce_many(client, topic, messages)
+
+
+async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
+    results: list[Found] = []
+    first: SandqError | None = None
+    async with client.producer(topic, linger=0) as producer:
+        for receipt in await producer.send_many(messages):
+            try:
+                results.append(_stored(await receipt))
+            except SandqError as error:
+                first = first or error
+                results.append({"error": _error(error)})
+    failed = sum("error" in result for result in results)
+    if first is not None and failed == len(results):
+        raise first
+    answer = {"stored": len(results) - failed, "failed": failed, "results": results}
+    return JSONResponse(answer, 207 if failed else 201)
+
+
+def _check(checks: Checks, message: Mapping[str, Any]) -> None:
+    """What the producer will check, too: nothing is stored before all are known to be right."""
+    checks.value(message["value"])
+    key = checks.key(message.get("key"))
+    checks.headers(message.get("headers"))
+    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key)
+    time_of(message.get("deliver_at"), message.get("delay"))
+
+
+def _stored(offset: str) -> Found:
+    return {"id": offset, "offset": offset, "partition": offsets.unpack(offsets.from_text(offset)).partition}
+
+
+def _error(error: SandqError) -> Found:
+    return {**error.details, "code": error.code, "detail": error.message, "retriable": error.retriable}

@@ -1,0 +1,110 @@
+"""The cluster and this node: what it is, how it is."""
+
+from __future__ import annotations
+
+from enum import Enum
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from . import answers
+from .gateway import Found, gateway_of
+from .problems import problem
+from .strict import Route
+
+router = APIRouter(route_class=Route)
+CLUSTER: list[str | Enum] = ["cluster"]
+NODE: list[str | Enum] = ["node"]
+_UNWELL: dict[int | str, dict[str, Any]] = {503: {"description": "It is not; `detail` says why."}}
+_DOCS = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>sandq HTTP API</title>
+<link rel="stylesheet" href="docs/swagger-ui.css"><link rel="icon" href="docs/favicon-32x32.png"></head>
+<body><div id="swagger-ui"></div><script src="docs/swagger-ui-bundle.js"></script><script src="docs/start.js"></script>
+</body></html>
+"""
+_START = 'SwaggerUIBundle({url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true});\n'
+_ASSETS = {
+    "swagger-ui.css": "text/css",
+    "swagger-ui-bundle.js": "text/javascript",
+    "favicon-32x32.png": "image/png",
+}
+_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+
+
+@router.get("/cluster", tags=CLUSTER, response_model=answers.Cluster, summary="The cluster as this node sees it")
+async def cluster(request: Request) -> Found:
+    return await gateway_of(request).client.admin.cluster()
+
+
+@router.get("/cluster/nodes", tags=CLUSTER, response_model=answers.Nodes, summary="Its nodes")
+async def nodes(request: Request) -> Found:
+    return {"nodes": (await gateway_of(request).client.admin.cluster())["nodes"]}
+
+
+@router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")
+async def clock(request: Request) -> Found:
+    return await gateway_of(request).client.admin.clock()
+
+
+@router.post("/cluster/clock/accept", tags=CLUSTER, response_model=answers.Clock, summary="Trust the wall clock again")
+async def accept_clock(request: Request) -> Found:
+    """After a step of the wall clock that the node did not follow."""
+    return await gateway_of(request).client.admin.clock(accept=True)
+
+
+@router.get("/healthz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it is alive")
+async def healthz(request: Request) -> Any:
+    """503 once its disk is full or has failed: what must not be written any more is not."""
+    failure = gateway_of(request).node.failure()
+    if failure is not None:
+        return problem(request.state.request_id, 503, "STORAGE_FAILED", failure)
+    return {"status": "ok"}
+
+
+@router.get("/readyz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it takes work")
+async def readyz(request: Request) -> Any:
+    gateway = gateway_of(request)
+    reason = "the node is stopping" if gateway.ending.is_set() else gateway.node.ready()
+    if reason is not None:
+        return problem(request.state.request_id, 503, "UNAVAILABLE", reason, retriable=True)
+    return {"status": "ok"}
+
+
+@router.get(
+    "/metrics",
+    tags=NODE,
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    summary="For Prometheus",
+)
+async def metrics(request: Request) -> Response:
+    body, content_type = await gateway_of(request).node.metrics(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+# For people. No description of the API names these.
+
+
+@router.get("/", include_in_schema=False)
+async def root() -> Response:
+    return RedirectResponse("/docs")
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    return HTMLResponse(_DOCS, headers={"content-security-policy": _POLICY})
+
+
+@router.get("/docs/start.js", include_in_schema=False)
+async def start() -> Response:
+    return Response(_START, media_type="text/javascript")
+
+
+@router.get("/docs/{asset}", include_in_schema=False)
+async def asset(request: Request, asset: str) -> Response:
+    if asset not in _ASSETS:
+        return problem(request.state.request_id, 404, "NO_ROUTE", "there is no such page")
+    data = files(__package__).joinpath("static", asset).read_bytes()
+    return Response(data, media_type=_ASSETS[asset], headers={"cache-control": "max-age=3600"})

@@ -1,0 +1,82 @@
+"""Topics: made, listed, shown, changed, purged, deleted; what is to come in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+
+from sandq.client.as_json import topic_json, when
+from sandq.model.errors import InvalidSetting
+from sandq.protocol.requests_messages import BUCKETS_MAX
+
+from . import answers, bodies
+from .gateway import Found, gateway_of, while_connected
+from .strict import Route
+
+router = APIRouter(route_class=Route, tags=["topics"])
+TopicName = Annotated[str, Path(description="The topic's name.")]
+
+
+@router.post("/topics", status_code=201, response_model=answers.Topic, summary="Make a topic")
+async def create(request: Request, body: bodies.TopicCreate) -> Found:
+    """409 TOPIC_EXISTS when there is one of this name."""
+    client = gateway_of(request).client
+    partitions = body.partitions or body.numPartitions or 1
+    replicas = body.replicas or body.replicationFactor or 1
+    settings = _settings(body.settings)
+    record = await client.admin.create_topic(
+        body.name, kind=body.kind, partitions=partitions, replicas=replicas, **settings
+    )
+    return topic_json(record)
+
+
+@router.get("/topics", response_model=answers.Topics, summary="All topics, by name")
+async def list_(request: Request) -> Found:
+    records = await gateway_of(request).client.admin.list_topics()
+    return {"topics": [topic_json(record) for record in records]}
+
+
+@router.get("/topics/{topic}", response_model=answers.TopicHeld, summary="One topic, and what it holds")
+async def show(request: Request, topic: TopicName) -> Found:
+    admin = gateway_of(request).client.admin
+    return {**topic_json(await admin.topic(topic)), "stats": await admin.stats(topic)}
+
+
+@router.patch("/topics/{topic}", response_model=answers.Topic, summary="Change settings")
+async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
+    settings = _settings(body.settings)
+    return topic_json(await gateway_of(request).client.admin.update_topic(topic, **settings))
+
+
+@router.delete("/topics/{topic}", status_code=204, summary="Delete a topic with all its messages")
+async def delete(request: Request, topic: TopicName) -> None:
+    await gateway_of(request).client.admin.delete_topic(topic)
+
+
+@router.post("/topics/{topic}/purge", response_model=answers.Job, summary="Remove all messages that nobody holds")
+async def purge(request: Request, topic: TopicName) -> Found:
+    """What is leased or waits to be delivered again stays. It ends when the client goes away; what is removed by then
+    stays so."""
+    admin = gateway_of(request).client.admin
+    return (await while_connected(request, lambda: admin.purge_topic(topic)))._asdict()
+
+
+@router.get("/topics/{topic}/forecast", response_model=answers.Forecast, summary="When messages come due")
+async def forecast(
+    request: Request,
+    topic: TopicName,
+    unit: Annotated[Literal["second", "minute", "hour"], Query()] = "minute",
+    count: Annotated[int, Query(ge=1, le=BUCKETS_MAX, description="Units of time, from the current one on.")] = 60,
+) -> Found:
+    found = await gateway_of(request).client.admin.forecast(topic, unit, count)
+    buckets = [{"start": when(start_ms), "messages": messages} for start_ms, messages in found.buckets]
+    return {"now": when(found.now_ms), "unit": unit, "buckets": buckets, "later": found.later}
+
+
+def _settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """As keyword arguments: what is a parameter of its own is no setting."""
+    for name in ("self", "name", "kind", "partitions", "replicas"):
+        if name in settings:
+            raise InvalidSetting(f"{name}: it is not among the settings of a topic")
+    return settings

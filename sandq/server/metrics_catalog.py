@@ -1,0 +1,117 @@
+"""Every metric of a node: name, type, labels, what it says. `docs/metrics.md` has the same table, with what to alert on.
+
+Conventions: prefix `sandq_`, seconds and bytes, `_total` for what only rises.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+TOPIC = ("topic",)
+GROUP = ("topic", "group")
+
+
+class Metric(NamedTuple):
+    """`name`: as it is found in Prometheus, but for the suffixes of a histogram."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+
+NODE: Final = (
+    Metric("sandq_build_info", GAUGE, ("version", "python", "node", "cluster"), "1; the labels say what runs here."),
+    Metric("sandq_storage_failed", GAUGE, (), "1: the disk failed or is full, and nothing is written any more."),
+    Metric("sandq_clock_drift_seconds", GAUGE, (), "The wall clock, less the guarded clock."),
+    Metric("sandq_clock_alarm", GAUGE, (), "1: the wall clock is too far away, and is not followed."),
+    Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "How late the event loop came to a task that was due."),
+    Metric("sandq_topics", GAUGE, (), "Topics with a partition on this node."),
+    Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
+    Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),
+)
+CLIENTS: Final = (
+    Metric("sandq_connections", GAUGE, (), "Open connections to the client port."),
+    Metric("sandq_connections_accepted_total", COUNTER, (), "Connections that were accepted."),
+    Metric("sandq_connections_refused_total", COUNTER, (), "Connections refused, the node having as many as it may."),
+    Metric(
+        "sandq_connection_errors_total",
+        COUNTER,
+        ("code",),
+        "Connections closed because of what was said on them (INTERNAL: by a fault of sandq).",
+    ),
+    Metric("sandq_subscriptions", GAUGE, (), "Open subscriptions."),
+    Metric("sandq_in_flight_bytes", GAUGE, (), "Bytes on their way to clients that have not taken them yet."),
+    Metric("sandq_received_bytes_total", COUNTER, (), "Bytes received on the client port."),
+    Metric("sandq_sent_bytes_total", COUNTER, (), "Bytes sent on the client port."),
+    Metric("sandq_requests_in_flight", GAUGE, (), "Requests that are not answered yet."),
+    Metric("sandq_requests_total", COUNTER, ("type", "result"), "Requests answered; `ok`, or the code of the error."),
+    Metric("sandq_request_duration_seconds", HISTOGRAM, ("type",), "From a request's arrival to its answer."),
+    Metric("sandq_http_requests_total", COUNTER, ("method", "route", "status"), "HTTP requests answered."),
+    Metric("sandq_http_request_duration_seconds", HISTOGRAM, ("method", "route"), "How long HTTP requests took."),
+)
+TOPICS: Final = (
+    Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),
+    Metric("sandq_topic_delayed", GAUGE, TOPIC, "Of these, messages whose time has not come."),
+    Metric("sandq_topic_bytes", GAUGE, TOPIC, "Bytes of the log's rows."),
+    Metric("sandq_messages_in_total", COUNTER, TOPIC, "Messages stored for producers."),
+    Metric("sandq_message_bytes_in_total", COUNTER, TOPIC, "Bytes of the batches that producers sent."),
+    Metric("sandq_messages_out_total", COUNTER, TOPIC, "Messages sent to consumers."),
+    Metric("sandq_message_bytes_out_total", COUNTER, TOPIC, "Bytes of the batches sent to consumers."),
+    Metric("sandq_leases_total", COUNTER, TOPIC, "Leases granted."),
+    Metric("sandq_messages_acked_total", COUNTER, TOPIC, "Messages acked."),
+    Metric("sandq_messages_nacked_total", COUNTER, TOPIC, "Messages nacked."),
+    Metric("sandq_messages_lease_expired_total", COUNTER, TOPIC, "Messages whose lease ran out."),
+    Metric("sandq_messages_released_total", COUNTER, TOPIC, "Messages given back by consumers that left."),
+    Metric("sandq_messages_redelivered_total", COUNTER, TOPIC, "Messages sent that had been leased before."),
+    Metric(
+        "sandq_messages_dead_total",
+        COUNTER,
+        ("topic", "reason"),
+        "Messages that died: their last attempt was nacked or ran out, or their ttl passed.",
+    ),
+    Metric("sandq_messages_cancelled_total", COUNTER, TOPIC, "Messages cancelled or replaced while they were pending."),
+    Metric("sandq_messages_moved_total", COUNTER, TOPIC, "Messages given another time."),
+    Metric(
+        "sandq_delivery_lateness_seconds",
+        HISTOGRAM,
+        TOPIC,
+        "Of the first delivery of a message: when it was sent, less when it was due. Below 0: early.",
+    ),
+    Metric("sandq_early_deliveries_total", COUNTER, (), "Messages sent before their time. Always 0."),
+    Metric("sandq_delivery_attempts", HISTOGRAM, (), "Which attempt a message was sent with."),
+)
+GROUPS: Final = (
+    Metric("sandq_group_lag", GAUGE, GROUP, "Messages that are due and not acked: ready, leased and waiting."),
+    Metric("sandq_group_ready", GAUGE, GROUP, "Messages that a consumer may have now."),
+    Metric("sandq_group_delayed", GAUGE, GROUP, "Messages whose time has not come."),
+    Metric("sandq_group_leased", GAUGE, GROUP, "Messages with a consumer."),
+    Metric("sandq_group_waiting", GAUGE, GROUP, "Messages given back that wait for their next attempt."),
+    Metric("sandq_group_dead", GAUGE, GROUP, "Dead messages."),
+    Metric(
+        "sandq_group_oldest_unacked_age_seconds",
+        GAUGE,
+        GROUP,
+        "How long ago the oldest message was due that is not acked; 0 without one.",
+    ),
+    Metric("sandq_group_consumers", GAUGE, GROUP, "Subscriptions that take part."),
+    Metric(
+        "sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason that `sandctl group show` names."
+    ),
+)
+STORAGE: Final = (
+    Metric("sandq_wal_fsync_duration_seconds", HISTOGRAM, (), "How long an fdatasync of the WAL took."),
+    Metric("sandq_wal_pass_records", HISTOGRAM, (), "Records that one fdatasync made durable."),
+    Metric("sandq_wal_written_bytes_total", COUNTER, (), "Bytes written to the WAL."),
+    Metric("sandq_wal_bytes", GAUGE, (), "Size of all WAL segments on the disk."),
+    Metric("sandq_wal_segments", GAUGE, (), "WAL segments on the disk."),
+    Metric("sandq_store_bytes", GAUGE, (), "Size of LevelDB's tables on the disk, roughly."),
+    Metric("sandq_data_free_bytes", GAUGE, (), "Free space where node.data_dir lies."),
+    Metric("sandq_apply_duration_seconds", HISTOGRAM, (), "How long applying a batch of entries took."),
+    Metric("sandq_apply_batch_entries", HISTOGRAM, (), "Entries applied as one batch."),
+    Metric("sandq_store_write_duration_seconds", HISTOGRAM, (), "How long writing such a batch to LevelDB took."),
+    Metric("sandq_apply_backlog_bytes", GAUGE, (), "Bytes of requests that are not applied yet."),
+    Metric("sandq_raft_log_entries", GAUGE, (), "Raft log entries in memory, of all groups."),
+)
+EVERY: Final = (*NODE, *CLIENTS, *TOPICS, *GROUPS, *STORAGE)

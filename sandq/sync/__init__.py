@@ -1,0 +1,37 @@
+"""The blocking face of the client, for code without an event loop; any number of threads may share one.
+
+    with sandq.sync.connect() as client:
+        client.produce("orders", b"paid", delay="2h")
+        with client.subscribe("orders", group="billing") as subscription:
+            for message in subscription:
+                message.ack()
+
+Names and arguments are those of the async client, which runs in a thread of its own behind it. What is awaited there
+blocks here; what may be awaited there or not (acks, receipts) has a `wait()` here. `docs/client.md` says more.
+"""
+
+from __future__ import annotations
+
+from sandq.client.bridge import Confirmation
+from sandq.client.threaded import Message, MessageBatch
+from sandq.sync.client import Client, connect
+from sandq.sync.faces import Admin, DeadLetters, Messages, Rows
+from sandq.sync.producer import Producer, Receipt, Receipts
+from sandq.sync.subscription import Batches, Subscription
+
+__all__ = [
+    "Admin",
+    "Batches",
+    "Client",
+    "Confirmation",
+    "DeadLetters",
+    "Message",
+    "MessageBatch",
+    "Messages",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Rows",
+    "Subscription",
+    "connect",
+]

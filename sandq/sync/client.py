@@ -1,0 +1,234 @@
+"""`connect` of the blocking face, and the thread behind it.
+
+The async client runs under asyncio in a daemon thread: 62 us CPU a call against 79 us under trio, and it is there
+without a further package. A client that was not closed does not keep the process: at exit it is closed like others,
+for a moment at most; one that was forgotten is closed when it is collected.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Final, NoReturn
+
+import anyio
+
+from sandq.client.bridge import Bridge, Pump
+from sandq.client.client import Client as AsyncClient
+from sandq.client.client import connect as async_connect
+from sandq.client.points import Start
+from sandq.client.running import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Duration, duration_ms
+from sandq.sync.faces import Admin, DeadLetters, Face, Messages, blocking, iterating
+from sandq.sync.producer import Producer
+from sandq.sync.subscription import Subscription
+
+log = logging.getLogger("sandq.client")
+
+_EXIT_S: Final = 2.0
+"""At the end of the process an open client has so long to send what is queued."""
+_CLOSE_S: Final = 10.0
+"""`run` that was interrupted: beyond its grace time, for acks to be confirmed and the subscription to be left."""
+
+
+class Client(Face[AsyncClient]):
+    """A connection to a cluster; made by `connect`. It may be used by any number of threads of one process.
+
+    A process that was forked off cannot use it: ForkedError. It is not to be used from inside an event loop: a call
+    would stop that loop while it waits; `sandq.connect` is for there.
+    """
+
+    def __init__(self, inner: AsyncClient, bridge: Bridge, thread: _Thread) -> None:
+        super().__init__(inner, bridge)
+        self._thread = thread
+        self.name = inner.name
+        self.admin = Admin(inner.admin, bridge)
+
+    def __enter__(self) -> Client:
+        self._bridge.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._bridge.is_foreign:
+            self._thread.close(at_once=error is not None and not isinstance(error, Exception))
+
+    def close(self) -> None:
+        """End it, as leaving its `with` block does: what is queued is sent. Closing twice is once."""
+        if self._bridge.is_foreign:
+            self._bridge.check()
+        self._thread.close()
+
+    @property
+    def cluster_uuid(self) -> str:
+        """Which cluster this is; it never changes."""
+        return self._inner.cluster_uuid
+
+    produce = blocking(AsyncClient.produce)
+
+    def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
+        """`with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
+        return Producer(self._bridge.do(lambda: self._inner.producer(topic, linger=linger)), self._bridge)
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        credit: int | None = None,
+        lease: Duration | None = None,
+        start: Start = "earliest",
+        auto_extend: bool = True,
+    ) -> Subscription:
+        """`with client.subscribe(topic, group="workers") as subscription: for message in subscription:`.
+
+        The arguments are those of `sandq.Client.subscribe`.
+        """
+        inner = self._bridge.do(
+            lambda: self._inner.subscribe(
+                topic, group=group, credit=credit, lease=lease, start=start, auto_extend=auto_extend
+            )
+        )
+        return Subscription(inner, self._bridge)
+
+    def run(
+        self,
+        topic: str,
+        group: str,
+        handler: ThreadHandler,
+        *,
+        concurrency: int = CONCURRENCY,
+        credit: int | None = None,
+        lease: Duration | None = None,
+        start: Start = "earliest",
+        grace: Duration = GRACE,
+    ) -> NoReturn:
+        """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
+
+        As `sandq.Client.run`, with a plain function. Ctrl-C, or a signal handler that raises (`sys.exit()`), ends it:
+        nothing more is begun, running handlers have `grace` to end, then that exception goes on. A second one leaves
+        at once. A thread that does not end in time is left to itself, and its message given back.
+        """
+        check_options(handler, concurrency)
+        if is_async(handler):
+            raise InvalidRequest(f"handler: a plain function is expected; {handler!r} is for sandq.connect's client")
+        self._bridge.call(
+            lambda: self._inner.run(
+                topic, group, handler, concurrency=concurrency, credit=credit, lease=lease, start=start, grace=grace
+            ),
+            patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
+        )
+        raise AssertionError("run returned")
+
+    def messages(self, topic: str) -> Messages:
+        """The stored messages of a topic: get, list, cancel, move, why."""
+        self._bridge.check()
+        return Messages(self._inner.messages(topic), self._bridge)
+
+    def dead(self, topic: str, group: str) -> DeadLetters:
+        """The dead letters of a group: list, counts, redrive, purge."""
+        self._bridge.check()
+        return DeadLetters(self._inner.dead(topic, group), self._bridge)
+
+    fetch = iterating(AsyncClient.fetch)
+
+
+def connect(
+    *servers: str, name: str = "sandq-python", timeout: Duration = 10.0, delivery_timeout: Duration = 120.0
+) -> Client:
+    """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
+
+    `servers`: "host:port", any node of the cluster or several to try (127.0.0.1:7170); the others are found from there.
+    `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or a queued ack is
+    tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
+    """
+    thread = _Thread(servers, name, timeout, delivery_timeout)
+    inner, pump = thread.start()
+    bridge = Bridge(pump)
+    # Not of the client: its messages, producers, ... need the thread as well, and all of them have the bridge.
+    weakref.finalize(bridge, thread.stop).atexit = False
+    return Client(inner, bridge, thread)
+
+
+class _Thread:
+    """The thread in which the async client lives."""
+
+    def __init__(self, servers: tuple[str, ...], name: str, timeout: Duration, delivery_timeout: Duration) -> None:
+        self._arguments = (servers, name, timeout, delivery_timeout)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="sandq-client", daemon=True)
+        self._ready: Future[tuple[AsyncClient, Pump]] = Future()
+        self._pump: Pump | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._at_once = False
+
+    def start(self) -> tuple[AsyncClient, Pump]:
+        """Raises what connecting raises."""
+        _threads.add(self)
+        self._thread.start()
+        try:
+            return self._ready.result()
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    def stop(self, at_once: bool = False) -> None:
+        """Ask it to end; `at_once` gives what is queued a moment only."""
+        if os.getpid() != self._pid:
+            return
+        self._at_once = self._at_once or at_once
+        if self._pump is not None:
+            self._pump.soon(self._end)
+
+    def close(self, *, at_once: bool = False, timeout_s: float | None = None) -> None:
+        """Ask it to end, and wait for it."""
+        self.stop(at_once)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _end(self) -> None:
+        assert self._pump is not None and self._scope is not None
+        if self._at_once:
+            self._scope.cancel()
+        else:
+            self._pump.stop()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio")
+        except BaseException as error:
+            if self._ready.done():
+                log.error("the client of sandq.sync ended: %s", error, exc_info=error)
+            else:
+                self._ready.set_exception(error)
+
+    async def _main(self) -> None:
+        servers, name, timeout, delivery_timeout = self._arguments
+        with anyio.CancelScope() as self._scope:
+            self._pump = pump = Pump()
+            if self._at_once:
+                return  # whoever started it has gone already
+            async with (
+                async_connect(*servers, name=name, timeout=timeout, delivery_timeout=delivery_timeout) as client,
+                anyio.create_task_group() as tasks,
+            ):
+                await tasks.start(pump.run)
+                self._ready.set_result((client, pump))
+
+
+_threads: weakref.WeakSet[_Thread] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for thread in list(_threads):
+        thread.close(timeout_s=_EXIT_S)
+
+
+atexit.register(_close_all)

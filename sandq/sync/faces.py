@@ -1,0 +1,139 @@
+"""Blocking twins of what is async: made from the async methods, with their arguments, types and docstrings."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Concatenate, Final, Generic, ParamSpec, TypeVar
+
+from sandq.client.admin import Admin as AsyncAdmin
+from sandq.client.bridge import Bridge
+from sandq.client.dead import DeadLetters as AsyncDeadLetters
+from sandq.client.pending import Messages as AsyncMessages
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_ROWS: Final = 500
+"""Rows fetched together: a wait for the event loop each time, not for each row."""
+
+
+class Face(Generic[S]):
+    """Something of the async client, and the way to its event loop."""
+
+    def __init__(self, inner: S, bridge: Bridge) -> None:
+        self._inner = inner
+        self._bridge = bridge
+
+
+def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Face[S], P], T]:
+    """The method of a face that waits for an async method of what is behind it."""
+
+    @functools.wraps(method)
+    def wait(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        inner = face._inner
+        return face._bridge.call(lambda: method(inner, *args, **kwargs))
+
+    return wait
+
+
+def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable[Concatenate[Face[S], P], Rows[T]]:
+    """The method of a face whose rows come from an async iterator."""
+
+    @functools.wraps(method)
+    def rows(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> Rows[T]:
+        face._bridge.check()
+        return Rows(face._bridge, method(face._inner, *args, **kwargs))
+
+    return rows
+
+
+class Rows(Generic[T]):
+    """An iterator over rows that the broker has; one thread iterates, and may stop at any row."""
+
+    def __init__(self, bridge: Bridge, inner: AsyncIterator[T]) -> None:
+        self._bridge = bridge
+        self._inner = inner
+        self._rows: deque[T] = deque()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Rows[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._rows:
+            if self._error is None:
+                self._bridge.call(self._fetch)
+            if not self._rows:
+                error, self._error = self._error, StopAsyncIteration()
+                if error is None or isinstance(error, StopAsyncIteration):
+                    raise StopIteration
+                raise error
+        return self._rows.popleft()
+
+    async def _fetch(self) -> None:
+        try:
+            for _ in range(_ROWS):
+                self._rows.append(await self._inner.__anext__())
+        except (StopAsyncIteration, Exception) as error:  # raised when the rows before it are through
+            self._error = error
+
+
+class Admin(Face[AsyncAdmin]):
+    """`client.admin`: as `sandq.Client.admin`, blocking."""
+
+    create_topic = blocking(AsyncAdmin.create_topic)
+    list_topics = blocking(AsyncAdmin.list_topics)
+    topic = blocking(AsyncAdmin.topic)
+    delete_topic = blocking(AsyncAdmin.delete_topic)
+    update_topic = blocking(AsyncAdmin.update_topic)
+    purge_topic = blocking(AsyncAdmin.purge_topic)
+    groups = blocking(AsyncAdmin.groups)
+    stats = blocking(AsyncAdmin.stats)
+    seek_group = blocking(AsyncAdmin.seek_group)
+    delete_group = blocking(AsyncAdmin.delete_group)
+    update_group = blocking(AsyncAdmin.update_group)
+    forecast = blocking(AsyncAdmin.forecast)
+    cluster = blocking(AsyncAdmin.cluster)
+    clock = blocking(AsyncAdmin.clock)
+
+
+class Messages(Face[AsyncMessages]):
+    """The stored messages of one topic: as `sandq.Messages`, blocking.
+
+    A `progress` function is called in the client's own thread: it may print, and must not use the client.
+    """
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    get = blocking(AsyncMessages.get)
+    list = iterating(AsyncMessages.list)
+    cancel = blocking(AsyncMessages.cancel)
+    move = blocking(AsyncMessages.move)
+    cancel_all = blocking(AsyncMessages.cancel_all)
+    move_all = blocking(AsyncMessages.move_all)
+    why = blocking(AsyncMessages.why)
+
+
+class DeadLetters(Face[AsyncDeadLetters]):
+    """The dead letters of one group: as `sandq.DeadLetters`, blocking. `progress`: see `Messages`."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._inner.group
+
+    list = iterating(AsyncDeadLetters.list)
+    counts = blocking(AsyncDeadLetters.counts)
+    redrive = blocking(AsyncDeadLetters.redrive)
+    purge = blocking(AsyncDeadLetters.purge)

@@ -1,0 +1,212 @@
+"""The blocking producer. Messages are checked where they are sent, and queued for the event loop without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final
+
+from sandq.client.batching import Batch
+from sandq.client.batching import Receipt as AsyncReceipt
+from sandq.client.batching import Receipts as AsyncReceipts
+from sandq.client.bridge import Bridge, bounded
+from sandq.client.checks import Headers, Ready, Value, refuse_later
+from sandq.client.producer import Producer as AsyncProducer
+from sandq.model.errors import ClosedError, SandqError
+from sandq.model.times import Duration, Instant
+from sandq.sync.faces import Face, blocking
+
+_AHEAD_MESSAGES: Final = 1000
+_AHEAD_BYTES: Final = 256 * 1024
+"""After so much a thread waits until the loop has taken it, and has room for more."""
+
+
+class Receipt:
+    """What `send` returns: `receipt.wait()` gives the message's offset (26 characters) or raises what went wrong.
+
+    DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
+    """
+
+    __slots__ = ("_batch", "_bridge", "_error", "_inner", "_position")
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._batch: Batch | None = None
+        self._position = 0
+        self._inner: AsyncReceipt | None = None
+        self._error: SandqError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting for it would not take long."""
+        return self._error is not None or (self._batch is not None and self._batch.done)
+
+    @property
+    def partition(self) -> int:
+        """The partition that the message goes to."""
+        if self._batch is None and self._error is None:
+            self._bridge.do(lambda: None)  # what was queued before this is through then
+        if self._error is not None:
+            raise self._error
+        assert self._batch is not None
+        return self._batch.partition
+
+    def wait(self, timeout: Duration | None = None) -> str:
+        """Until the message is stored. TimedOut: not known after `timeout`; it may still be stored."""
+        batch = self._batch
+        if batch is not None and batch.done and batch.error_of(self._position) is None:
+            self._bridge.check()
+            return batch.offset(self._position)
+        return self._bridge.call(lambda: bounded(self._result, timeout))
+
+    async def _result(self) -> str:
+        if self._error is not None:
+            raise self._error
+        assert self._batch is not None
+        if self._inner is None:
+            self._inner = AsyncReceipt(self._batch, self._position)
+        return await self._inner
+
+    def _put(self, producer: AsyncProducer, message: Ready) -> None:
+        """In the loop."""
+        try:
+            producer.check_open()
+            self._batch, self._position, _ = producer.add(*message)
+        except SandqError as error:
+            self._error = error
+
+
+class Receipts:
+    """What `send_many` returns: a sequence of receipts; `wait()` gives the list of offsets, or raises."""
+
+    def __init__(self, bridge: Bridge, parts: list[AsyncReceipts]) -> None:
+        self._bridge = bridge
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for part in self._parts:
+            for inner in part:
+                receipt = Receipt(self._bridge)
+                receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
+                yield receipt
+
+    def wait(self, timeout: Duration | None = None) -> list[str]:
+        """Until all are stored. TimedOut: not known of all after `timeout`; they may still be stored."""
+        return self._bridge.call(lambda: bounded(self._result, timeout))
+
+    async def _result(self) -> list[str]:
+        return [offset for part in self._parts for offset in await part]
+
+
+class _Part(list[Value | Mapping[str, Any]]):
+    """Some of the messages of a `send_many`; `first_place` is that of the first of them, for errors."""
+
+    first_place = 0
+
+
+class Producer(Face[AsyncProducer]):
+    """Sends messages to one topic; made by `client.producer(topic)` and used as a context manager, by any number of
+    threads.
+
+    Leaving the block sends what is left and waits until all of it is stored or has failed; what failed and was not
+    raised through a receipt is raised then. When the block is left by Ctrl-C, what is not confirmed yet is given up
+    with a warning: it may or may not be stored. Otherwise as `sandq.Producer`.
+    """
+
+    def __init__(self, inner: AsyncProducer, bridge: Bridge) -> None:
+        super().__init__(inner, bridge)
+        self._ahead = 0  # bytes, and _AHEAD_BYTES / _AHEAD_MESSAGES a message
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    def __enter__(self) -> Producer:
+        self._bridge.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bridge.is_foreign:
+            return  # nothing of this is the child's
+        try:
+            self._bridge.call(lambda: self._inner.__aexit__(kind, error, traceback))
+        except ClosedError:
+            if error is None:
+                raise
+
+    def send(
+        self,
+        value: Value,
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
+        **later: object,
+    ) -> Receipt:
+        """Put a message into the next batch; waits only while the buffer is full. The arguments are those of
+        `sandq.Producer.send`.
+
+        What is wrong with the message itself is raised at once (UnknownPartition by the receipt).
+        """
+        if later:
+            refuse_later(later)
+        inner, bridge = self._inner, self._bridge
+        message = inner.checks.message(
+            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
+        )  # fmt: skip
+        inner.check_open()
+        receipt = Receipt(bridge)
+        bridge.post(partial(receipt._put, inner, message))
+        # Threads may lose each other's counts; it need not be exact.
+        self._ahead += len(message[0]) + _AHEAD_BYTES // _AHEAD_MESSAGES
+        if self._ahead >= _AHEAD_BYTES:
+            self._ahead = 0
+            bridge.call(inner.wait_for_room)
+        return receipt
+
+    def send_many(
+        self,
+        messages: Iterable[Value | Mapping[str, Any]],
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
+        **later: object,
+    ) -> Receipts:
+        """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
+
+        The options given here hold for values and for what a mapping does not name. A mistake in one
+        raises at once, naming its place; those before it are sent all the same.
+        """
+        parts = []
+        rest = iter(messages)
+        place = 0
+        while part := _Part(islice(rest, _AHEAD_MESSAGES)):
+            part.first_place = place
+            place += len(part)
+            send = partial(
+                self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
+                partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, **later,
+            )  # fmt: skip
+            parts.append(self._bridge.call(send))
+        return Receipts(self._bridge, parts)
+
+    flush = blocking(AsyncProducer.flush)

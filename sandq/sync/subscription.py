@@ -1,0 +1,132 @@
+"""The blocking subscription. Threads take messages from what has come, and wait for the event loop only when that is
+used up: once for all that has come meanwhile, not for each message."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from sandq.client.bridge import Bridge
+from sandq.client.subscription import Arrival
+from sandq.client.subscription import Subscription as AsyncSubscription
+from sandq.client.threaded import Message, MessageBatch
+from sandq.model.errors import ClosedError
+from sandq.sync.faces import Face, blocking
+
+T = TypeVar("T")
+
+
+class Subscription(Face[AsyncSubscription]):
+    """Messages of a topic for a consumer group; made by `client.subscribe`, a context manager and an iterator, for any
+    number of threads: each message goes to one of them.
+
+    Leaving the block waits (5 s at most; 1 s after Ctrl-C) until queued acks are confirmed, then gives back whatever
+    was not settled, also what other threads still hold. Otherwise as `sandq.Subscription`.
+    """
+
+    def __init__(self, inner: AsyncSubscription, bridge: Bridge) -> None:
+        super().__init__(inner, bridge)
+        self._make = partial(Message, bridge)
+        self._arrivals: deque[Arrival] = deque()
+        self._taking = threading.Lock()  # held for a moment
+        self._filling = threading.Lock()  # held by the thread that waits for more
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._inner.group
+
+    @property
+    def consumer_id(self) -> str:
+        """What the broker knows this consumer by."""
+        return self._inner.consumer_id
+
+    def __enter__(self) -> Subscription:
+        self._bridge.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bridge.is_foreign:
+            return  # nothing of this is the child's
+        with suppress(ClosedError):  # the client was: then everything was given back
+            self._bridge.call(lambda: self._inner.__aexit__(kind, error, traceback))
+        self._arrivals.clear()
+
+    def __iter__(self) -> Subscription:
+        return self
+
+    def __next__(self) -> Message:
+        """The next message; waits for it."""
+        return self._next(self._take_message)
+
+    def batches(self) -> Batches:
+        """`for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
+
+        Unless `credit` was given, up to 10,000 messages are held from now on.
+        """
+        self._bridge.post(self._inner.batches)
+        return Batches(self)
+
+    def next_batch(self) -> MessageBatch:
+        """The next batch, for `Batches`."""
+        return self._next(self._take_batch)
+
+    flush = blocking(AsyncSubscription.flush)
+
+    def _next(self, take: Callable[[], T | None]) -> T:
+        while True:
+            self._bridge.check()
+            self._inner.check_open()
+            with self._taking:
+                found = take()
+            if found is not None:
+                return found
+            with self._filling:
+                if not self._arrivals:
+                    self._bridge.call(self._fill)
+
+    def _take_message(self) -> Message | None:
+        arrivals = self._arrivals
+        while arrivals:
+            message = arrivals[0].take(self._make)
+            if message is not None:
+                return message
+            arrivals.popleft()
+        return None
+
+    def _take_batch(self) -> MessageBatch | None:
+        arrivals = self._arrivals
+        while arrivals:
+            arrival = arrivals.popleft()
+            if not arrival.is_empty():
+                return MessageBatch(self._bridge, arrival.chunk, arrival.position)
+        return None
+
+    async def _fill(self) -> None:
+        # Here and not in the thread, which may be interrupted: nothing that has come is lost on the way.
+        self._arrivals.extend(await self._inner.next_arrivals())
+
+
+class Batches:
+    """An iterator over a subscription's messages by the batch; several threads may share one."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> MessageBatch:
+        return self._subscription.next_batch()

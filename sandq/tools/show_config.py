@@ -1,0 +1,114 @@
+"""A configuration as YAML, with every key and where its value comes from: what `sandq check-config --show` prints.
+
+It is a configuration file itself, and means the same. Contents of files it names (secrets) are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sandq.model import schema, yaml_marks
+from sandq.model.config import NodeConfig, environment_names
+from sandq.model.config_schema import Address
+from sandq.model.times import format_duration
+
+_SIZE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+SAID_NONE = {("listen", "http")}
+"""Keys for which "none" is a value; of others it is that the key is not there."""
+
+
+def effective(config: NodeConfig, path: Path | None, environ: Mapping[str, str]) -> Iterator[str]:
+    """The lines; a value's origin stands behind it unless it is the file."""
+    in_file = _keys_of_file(path)
+    variables = {name: tuple(name.removeprefix("SANDQ_").lower().split("__")) for name in environment_names()}
+    set_by = {keys: name for name, keys in variables.items() if name in environ}
+    for section, keys in config_keys().items():
+        found = section_values(config, section)
+        if keys is None:
+            yield f"{section}: {_yaml(found)}{_origin((section,), in_file, set_by)}"
+            continue
+        yield f"{section}:"
+        for key in keys:
+            mark = "# " if found[key] is None else ""  # no key means the same, and null nothing
+            yield f"  {mark}{key}: {_yaml(found[key])}{_origin((section, key), in_file, set_by)}"
+
+
+def config_keys() -> dict[str, list[str] | None]:
+    """Section -> its keys; None for a key at the top that is no section."""
+    found: dict[str, list[str] | None] = {}
+    for section in schema.keys_of(NodeConfig):
+        model = schema.model_at(NodeConfig, (section,))
+        found[section] = None if model is None else list(schema.keys_of(model))
+    return found
+
+
+def section_values(config: NodeConfig, section: str) -> Any:
+    """The values of a section by their keys, as people write them: text, numbers, true and false, lists, null."""
+    attribute = section if hasattr(config, section) else f"{section}_ms"
+    value = getattr(config, attribute)
+    if attribute.endswith("_ms"):
+        return format_duration(value)
+    found = {}
+    model = schema.model_at(NodeConfig, (section,))
+    assert model is not None
+    for key in schema.keys_of(model):
+        name = key if hasattr(value, key) else f"{key}_ms"
+        shown = _shown(name, getattr(value, name))
+        # Where there is a default, nothing has to be said: `http: none`.
+        found[key] = "none" if shown is None and (section, key) in SAID_NONE else shown
+    return found
+
+
+def _shown(name: str, value: Any) -> Any:
+    if isinstance(value, (Address, Path)):
+        return str(value)
+    if isinstance(value, list):
+        return [_shown(name, part) for part in value]
+    if isinstance(value, schema.Section):
+        return {key: _shown(key, getattr(value, key)) for key in type(value).model_fields}
+    if name.endswith("_ms"):
+        return format_duration(value)
+    if "bytes" in name and isinstance(value, int):
+        return size_text(value)
+    return value
+
+
+def size_text(size: int) -> str | int:
+    """As in a configuration: "64MiB"; what is no whole number of a unit stays a number."""
+    for unit, name in _SIZE_UNITS:
+        if size and size % unit == 0:
+            return f"{size // unit}{name}"
+    return size
+
+
+def _yaml(value: Any) -> str:
+    """JSON is YAML; text that can stand without quotes does."""
+    if isinstance(value, str) and value and all(c.isascii() and (c.isalnum() or c in "._/-:") for c in value):
+        marked = yaml_marks.load(value)
+        if marked.value == value and not marked.mistakes:
+            return value
+    if isinstance(value, list) and not any(isinstance(part, dict) for part in value):
+        return "[" + ", ".join(json.dumps(part, ensure_ascii=False) for part in value) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _origin(keys: tuple[str, ...], in_file: set[tuple[str, ...]], set_by: Mapping[tuple[str, ...], str]) -> str:
+    if keys in set_by:
+        return f"  # from {set_by[keys]}"
+    return "" if keys in in_file else "  # default"
+
+
+def _keys_of_file(path: Path | None) -> set[tuple[str, ...]]:
+    if path is None:
+        return set()
+    value = yaml_marks.load(path.read_text(encoding="utf-8")).value
+    found: set[tuple[str, ...]] = set()
+    for section, content in value.items() if isinstance(value, dict) else ():
+        found.add((section,))
+        found |= {(section, key) for key in content} if isinstance(content, dict) else set()
+    return found

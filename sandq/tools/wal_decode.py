@@ -1,0 +1,129 @@
+"""A record of the log as plain values: what `sandq wal dump` prints, as text or JSON.
+
+Commands are named as in docs/storage-format.md, in lower case. Of a batch its size is told; its values, and every other
+text that users chose as bytes, only when they are asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from sandq.metadata import commands as metadata_commands
+from sandq.model import offsets
+from sandq.model.batch import Batch, peek
+from sandq.model.errors import Corruption, InvalidRequest
+from sandq.model.times import format_instant
+from sandq.partition import commands as partition_commands
+from sandq.raft.group import MEMBERSHIP, NO_OP, REGULAR
+from sandq.storage.wal_format import Kind
+
+METADATA_GROUP = 0
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> dict[str, Any]:
+    """What a record's payload says; Corruption when it cannot be read although its checksum is right."""
+    if kind in (Kind.ENTRY, Kind.COPY):
+        return _entry(group, payload, values)
+    try:
+        if kind == Kind.HARD_STATE:
+            return {"voted_for": msgpack.unpackb(payload)}
+        if kind == Kind.BASE:
+            voters, learners = msgpack.unpackb(payload)
+            return {"voters": voters, "learners": learners}
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corruption(f"a record of kind {kind} cannot be read: {error!r}") from error
+    return {}
+
+
+def _entry(group: int, payload: bytes, values: bool) -> dict[str, Any]:
+    if not payload:
+        raise Corruption("an entry without its first byte")
+    tag, body = payload[0], payload[1:]
+    if tag == NO_OP:
+        return {"entry": "no-op"}
+    if tag == MEMBERSHIP:
+        return {"entry": "membership", "bytes": len(body)}
+    if tag != REGULAR:
+        raise Corruption(f"an entry that begins with byte {tag}, which is not known here")
+    module: Any = metadata_commands if group == METADATA_GROUP else partition_commands
+    entry = module.Entry.decode(body)
+    return {
+        "now": format_instant(entry.now_ms),
+        "commands": [command_record(command, values=values) for command in entry.commands],
+    }
+
+
+def command_record(command: Any, *, values: bool) -> dict[str, Any]:
+    """A command's name and fields."""
+    name = _WORDS.sub("_", type(command).__name__).lower()
+    record: dict[str, Any] = {"command": name}
+    for field in type(command).__match_args__:
+        value = getattr(command, field)
+        if name == "append" and field == "batch":
+            record.update(_batch(value, values))
+        elif field == "job_id":
+            record[field] = bytes(value).hex()
+        else:
+            record[field] = _plain(value, values)
+    return record
+
+
+def _batch(data: bytes, values: bool) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = {"messages": peek(data).count, "bytes": len(data)}
+        if values:
+            record["values"] = [None if value is None else _text(value) for value in Batch.parse(data).values()]
+    except InvalidRequest as error:
+        return {"bytes": len(data), "error": error.message}
+    return record
+
+
+def _plain(value: Any, values: bool) -> Any:
+    if isinstance(value, bytes):
+        if len(value) == offsets.OFFSET_BYTES:
+            return offsets.to_text(value)
+        return _text(value) if values else f"<{len(value)} bytes>"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part, values) for key, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        named = getattr(value, "_asdict", None)
+        return _plain(named(), values) if named is not None else [_plain(part, values) for part in value]
+    return value
+
+
+def _text(data: bytes) -> str:
+    """UTF-8, or base64 with its mark before it."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"base64:{base64.b64encode(data).decode()}"
+
+
+def payload_text(record: Mapping[str, Any]) -> str:
+    """The same on a line."""
+    if "commands" in record:
+        return "; ".join(map(_command_text, record["commands"])) + f"  ({record['now']})"
+    return " ".join(f"{name}={_value_text(value)}" for name, value in record.items())
+
+
+def _command_text(record: Mapping[str, Any]) -> str:
+    fields = " ".join(f"{name}={_value_text(value)}" for name, value in record.items() if name != "command")
+    return f"{record['command']} {fields}".rstrip()
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "{" + " ".join(f"{name}={_value_text(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + " ".join(map(_value_text, value)) + "]"
+    return str(value)

@@ -1,0 +1,52 @@
+"""Short words for requests over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+PROBLEM = "application/problem+json"
+
+
+class Web:
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    async def ask(self, method: str, path: str, body: Any = None, status: int | None = None, **options: Any) -> Any:
+        """The answer's JSON (None without a body); its status is 2xx, or `status`. A problem is one as RFC 9457 has
+        it."""
+        if body is not None:
+            options["json"] = body
+        response = await self.client.request(method, path, **options)
+        told = (method, path, response.status_code, response.text[:500])
+        if status is None:
+            assert response.is_success, told
+        else:
+            assert response.status_code == status, told
+        assert response.headers["x-request-id"], told
+        if not response.content:
+            return None
+        found = response.json()
+        if response.status_code >= 400:
+            assert response.headers["content-type"] == PROBLEM, told
+            assert found["status"] == response.status_code and found["type"].endswith(found["code"]), told
+            assert found["request_id"] == response.headers["x-request-id"], told
+        else:
+            assert response.headers["content-type"] == "application/json", told
+        return found
+
+    async def get(self, path: str, status: int | None = None, **params: Any) -> Any:
+        return await self.ask("GET", path, None, status, params=params)
+
+    async def post(self, path: str, body: Any = None, status: int | None = None) -> Any:
+        return await self.ask("POST", path, body, status)
+
+    async def patch(self, path: str, body: Any, status: int | None = None) -> Any:
+        return await self.ask("PATCH", path, body, status)
+
+    async def delete(self, path: str, status: int | None = None, **params: Any) -> Any:
+        return await self.ask("DELETE", path, None, status, params=params)
+
+    async def raw(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return await self.client.request(method, path, **options)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sandq.node import Serving, run_node
+from tests.scenarios.http.asking import Web
+from tests.scenarios.small_node import small_config
+
+
+@pytest.fixture
+async def web_node(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A node that serves HTTP, in this process."""
+    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_BODY_BYTES="2MiB")) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def web(web_node: Serving) -> AsyncIterator[Web]:
+    assert web_node.http is not None
+    host, port = web_node.http
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
+        yield Web(client)

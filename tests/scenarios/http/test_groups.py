@@ -1,0 +1,224 @@
+"""Consumer groups over HTTP: doq's walk, lag, leases that wait or are lost, seek, dead letters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+import sandq
+from sandq.node import Serving, run_node
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.http.asking import Web
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected, until
+
+LEASE = "/topics/t/groups/g/lease"
+
+
+async def topic(web: Web, *texts: str, **settings: Any) -> None:
+    await web.post("/topics", {"name": "t", "settings": settings})
+    if texts:
+        await web.post("/topics/t", {"messages": [{"text": text} for text in texts]})
+
+
+async def lease(web: Web, count: int = 1, **body: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await web.post(LEASE, {"max": count, **body}))["messages"]
+    return found
+
+
+def held(message: dict[str, Any]) -> dict[str, str]:
+    return {"lease_token": message["lease_token"], "offset": message["offset"]}
+
+
+async def test_the_walk_of_doq(web: Web) -> None:
+    """Enqueue, dequeue with ack, dequeue, nack, extend, ack."""
+    await topic(web, "a", "b", backoff={"kind": "none"})
+    assert [message["text"] for message in await lease(web, ack=True)] == ["a"]
+    (b,) = await lease(web, lease="30s")
+    assert await web.post("/topics/t/groups/g/nack", {**held(b), "error": "not now"}) == {"settled": 1}
+    (b,) = await lease(web, wait="10s")
+    assert (b["text"], b["attempt"]) == ("b", 2)
+    extended = await web.post("/topics/t/groups/g/extend", {**held(b), "lease": "2h"})
+    assert extended["lease_until"] > b["lease_until"]
+    assert await web.post("/topics/t/groups/g/ack", held(b)) == {"settled": 1}
+    assert (await web.get("/topics/t/groups/g"))["lag"] == 0
+
+
+async def test_groups_and_their_lag(web: Web) -> None:
+    await topic(web, *"abcde")
+    assert (await web.get("/topics/t/groups"))["groups"] == []
+    assert (await web.get("/topics/t/groups/g", 404))["code"] == "UNKNOWN_GROUP"
+    await lease(web, 2)
+    (group,) = (await web.get("/topics/t/groups"))["groups"]
+    assert (group["group"], group["lag"], group["ready"], group["leased"], group["dead"]) == ("g", 5, 3, 2, 0)
+    await web.patch("/topics/t/groups/g", {"settings": {"max_attempts": 3}}, 204)
+    assert (await web.get("/topics/t/groups/g"))["settings"]["max_attempts"] == 3
+    await web.patch("/topics/t/groups/g", {"settings": {"lease": "1m"}}, 400)
+    await web.patch("/topics/t/groups/g", {}, 400)
+    await web.delete("/topics/t/groups/g", 204)
+    await web.delete("/topics/t/groups/g", 404)
+
+
+async def test_many_are_acked_at_once(web: Web) -> None:
+    await topic(web, *map(str, range(100)))
+    messages = await lease(web, 100)
+    body = {"messages": [held(message) for message in messages]}
+    assert await web.post("/topics/t/groups/g/ack", body) == {"settled": 100}
+    assert await web.post("/topics/t/groups/g/ack", {"lease_token": messages[0]["lease_token"]}) == {"settled": 1}
+
+
+async def test_leases_that_were_lost(tmp_path: Path, hand: HandClock) -> None:
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
+    async with run_node(config, clock=hand.guarded()) as node:
+        assert node.http is not None
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=30) as client:
+            web = Web(client)
+            await topic(web, "a", "b", backoff={"kind": "none"})
+            (a,) = await lease(web, lease="10s")
+            (b,) = await lease(web, lease="1h")
+            hand.forward(20)
+            assert [message["text"] for message in await lease(web, wait="10s")] == ["a"]
+            lost = await web.post("/topics/t/groups/g/ack", {"messages": [held(a), held(b)]}, 409)
+            assert (lost["code"], lost["settled"], lost["lost"]) == ("LEASE_LOST", 1, [held(a)])
+            for path, more in (("nack", {}), ("extend", {"lease": "1m"})):
+                lost = await web.post(f"/topics/t/groups/g/{path}", {**held(a), **more}, 409)
+                assert lost["lost"] == [held(a)]
+
+
+async def test_a_lease_waits(web: Web, web_node: Serving) -> None:
+    await topic(web)
+    async with trio.open_nursery() as nursery:
+        found: list[dict[str, Any]] = []
+
+        async def wait() -> None:
+            found.extend(await lease(web, 5, wait="30s"))
+
+        nursery.start_soon(wait)
+        await until(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
+        await web.post("/topics/t", {"text": "now"})
+    assert [message["text"] for message in found] == ["now"]
+
+
+async def test_whoever_goes_away_gives_back(web: Web, web_node: Serving) -> None:
+    await topic(web)
+    with trio.move_on_after(0.2):
+        await lease(web, wait="1m")
+    async with connected(web_node) as api:
+        await api.produce("t", b"m")
+        (message,) = await api.leases("t", "g").take(wait="10s")
+        assert message.attempt == 1
+
+
+async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Nor does it lose a message: it is told to come again."""
+    answers: list[httpx.Response] = []
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, run_node(config) as node:
+            assert node.http is not None
+            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=60)
+            web = Web(client)
+            await topic(web)
+
+            async def wait() -> None:
+                answers.append(await client.post(LEASE, json={"wait": "1m"}))
+
+            nursery.start_soon(wait)
+            await until(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
+        await client.aclose()
+    assert answers[0].status_code == 503 and answers[0].json()["retriable"]
+    assert answers[0].headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("lease", {"max": 0}, "max"),
+        ("lease", {"max": 1001}, "max"),
+        ("lease", {"max": "5"}, "max"),
+        ("lease", {"wait": "2m"}, "60 s at most"),
+        ("lease", {"wait": "soon"}, "duration"),
+        ("lease", {"lease": 0}, "lease"),
+        ("lease", {"lease": "1ms"}, "a lease of 1 ms"),
+        ("lease", {"start": "someday"}, "start"),
+        ("lease", {"ack": "yes"}, "ack"),
+        ("lease", {"count": 1}, "count"),
+        ("lease", [], "body"),
+        ("ack", {}, "lease_token"),
+        ("ack", {"offset": "x"}, "lease_token"),
+        ("ack", {"lease_token": "x"}, "is not a lease"),
+        ("ack", {"lease_token": "1.0.5", "offset": "x"}, "offset"),
+        ("ack", {"lease_token": "1.0.5", "messages": [{"lease_token": "1.0.5"}]}, "one of"),
+        ("ack", {"messages": []}, "messages"),
+        ("ack", {"messages": [{"offset": "x"}]}, "messages.0.lease_token"),
+        ("nack", {"lease_token": "1.0.5", "delay": "x"}, "duration"),
+        ("nack", {"lease_token": "1.0.5", "error": 5}, "error"),
+        ("extend", {"lease_token": "1.0.5"}, "lease"),
+        ("extend", {"lease_token": "1.0.5", "lease": 0}, "extend"),
+        ("seek", {}, "to"),
+        ("seek", {"to": "x"}, "instant"),
+        ("seek", {"to": 5}, "looks like seconds"),
+        ("dead/redrive", {"rate": 0}, "rate"),
+        ("dead/redrive", {"reason": "bored"}, "reason"),
+        ("dead/purge", {"rate": 1}, "rate"),
+    ],
+)
+async def test_bad_bodies(web: Web, path: str, body: object, words: str) -> None:
+    await topic(web, "a")
+    await lease(web)
+    found = await web.post(f"/topics/t/groups/g/{path}", body, 400)
+    assert words in found["detail"], found["detail"]
+
+
+async def test_no_such_group_or_topic(web: Web) -> None:
+    await topic(web)
+    for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {}), ("dead/purge", {})):
+        assert (await web.post(f"/topics/t/groups/nobody/{path}", body, 404))["code"] == "UNKNOWN_GROUP"
+        assert (await web.post(f"/topics/nope/groups/g/{path}", body, 404))["code"] == "UNKNOWN_TOPIC"
+    assert (await web.get("/topics/t/groups/nobody/dead", 404))["code"] == "UNKNOWN_GROUP"
+    assert (await web.post("/topics/nope/groups/g/lease", None, 404))["code"] == "UNKNOWN_TOPIC"
+    assert (await web.post("/topics/t/groups/a%2Fb/lease", None, 404))["code"] == "NO_ROUTE"
+    assert (await web.post("/topics/t/groups/-/lease", None, 400))["code"] == "INVALID_NAME"
+
+
+async def test_seek(web: Web) -> None:
+    await topic(web, *"abc", retention="1h")
+    await lease(web, 3, ack=True)
+    cursors = (await web.post("/topics/t/groups/g/seek", {"to": "earliest"}))["cursors"]
+    assert list(cursors) == ["0"]
+    assert [message["text"] for message in await lease(web, 3, ack=True)] == ["a", "b", "c"]
+    await web.post("/topics/t/groups/g/seek", {"to": "2020-01-01T00:00:00Z"})
+    assert len(await lease(web, 3)) == 3
+
+
+async def test_dead_letters(web: Web) -> None:
+    await topic(web, *"abcdef", max_attempts=1)
+    for message in await lease(web, 6):
+        await web.post("/topics/t/groups/g/nack", {**held(message), "error": f"no {message['text']}"})
+    page = await web.get("/topics/t/groups/g/dead", limit=4)
+    assert [(letter["text"], letter["error"]) for letter in page["messages"]] == [(c, f"no {c}") for c in "abcd"]
+    rest = await web.get("/topics/t/groups/g/dead", after=page["next"], values=False)
+    assert rest["next"] is None and len(rest["messages"]) == 2 and "text" not in rest["messages"][0]
+    lines = await web.raw("GET", "/topics/t/groups/g/dead", headers={"accept": "application/x-ndjson"})
+    assert [json.loads(line)["text"] for line in lines.text.splitlines()] == list("abcdef")
+    assert (await web.post("/topics/t/groups/g/dead/redrive", {"dry_run": True}))["matched"] == 6
+    assert (await web.post("/topics/t/groups/g/dead/redrive", {"reason": "expired"}))["done"] == 0
+    assert (await web.post("/topics/t/groups/g/dead/redrive"))["done"] == 6
+    for message in await lease(web, 6, wait="10s"):
+        await web.post("/topics/t/groups/g/nack", held(message))
+    assert (await web.post("/topics/t/groups/g/dead/purge"))["done"] == 6
+    assert (await web.get("/topics/t/groups/g"))["dead"] == 0
+
+
+async def test_beside_the_client(web: Web, web_node: Serving) -> None:
+    """A token is a token, whoever leased it."""
+    await topic(web, "a")
+    async with connected(web_node) as api, api.subscribe("t", group="g") as subscription:
+        message: sandq.Message = await anext(subscription)
+        body = {"lease_token": message.lease_token, "offset": message.offset}
+        assert await web.post("/topics/t/groups/g/ack", body) == {"settled": 1}

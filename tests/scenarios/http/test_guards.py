@@ -1,0 +1,204 @@
+"""What stands before every route: hosts, origins, sizes, slow clients, what is no JSON, what is no route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from sandq.errors import StartupError
+from sandq.node import Serving, run_node
+from tests.scenarios.http.asking import Web
+from tests.scenarios.small_node import small_config
+
+FOREIGN = "https://evil.example"
+
+
+async def wire(node: Serving, data: bytes) -> bytes:
+    """Everything that is answered to these bytes."""
+    assert node.http is not None
+    async with await trio.open_tcp_stream("127.0.0.1", node.http[1]) as stream:
+        await stream.send_all(data)
+        answer = b""
+        with trio.fail_after(20):
+            while piece := await stream.receive_some(65536):
+                answer += piece
+        return answer
+
+
+async def hosts(web: Web, host: str) -> int:
+    return (await web.raw("GET", "/healthz", headers={"host": host})).status_code
+
+
+async def test_who_may_be_asked_for(web: Web) -> None:
+    for host in ("localhost", "LOCALHOST:2108", "127.0.0.1:2108", "[::1]:2108", "10.1.2.3"):
+        assert await hosts(web, host) == 200, host
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "a b", "[::1", "localhost:x"):
+        assert await hosts(web, host) == 403, host
+
+
+async def test_pages_of_others(web: Web) -> None:
+    host = {"host": "localhost:2108"}
+    same = await web.raw("GET", "/topics", headers={**host, "origin": "http://localhost:2108"})
+    assert same.status_code == 200
+    for origin in (FOREIGN, "null", "http://localhost:2109", "http://localhost"):
+        found = await web.raw("POST", "/topics", json={"name": "t"}, headers={**host, "origin": origin})
+        assert (found.status_code, found.json()["code"]) == (403, "FOREIGN_ORIGIN")
+        assert "access-control-allow-origin" not in found.headers
+    assert (await web.get("/topics"))["topics"] == []
+
+
+@pytest.fixture
+async def open_web(tmp_path: Path) -> AsyncIterator[Web]:
+    config = small_config(
+        tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__ALLOWED_HOSTS="queue.example", HTTP__ALLOWED_ORIGINS=FOREIGN
+    )
+    async with run_node(config) as node:
+        assert node.http is not None
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}") as client:
+            yield Web(client)
+
+
+async def test_whom_the_operator_allows(open_web: Web) -> None:
+    headers = {"host": "queue.example:80", "origin": FOREIGN}
+    found = await open_web.raw("GET", "/topics", headers=headers)
+    assert found.status_code == 200 and found.headers["access-control-allow-origin"] == FOREIGN
+    before = {**headers, "access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    assert (await open_web.raw("OPTIONS", "/topics", headers=before)).status_code == 200
+    assert await hosts(open_web, "other.example") == 403
+
+
+async def test_request_ids(web: Web) -> None:
+    found = await web.raw("GET", "/topics/nope", headers={"x-request-id": "mine-1"})
+    assert found.headers["x-request-id"] == "mine-1" == found.json()["request_id"]
+    for bad in ("a b", "x" * 129, "<script>"):
+        found = await web.raw("GET", "/healthz", headers={"x-request-id": bad})
+        assert found.headers["x-request-id"] != bad
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"name": NaN}',
+        b'{"name": Infinity}',
+        b'{"name": 1e999}',
+        b'{"name": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"nonsense",
+        b'{"name": "t"} trailing',
+        b"null",
+    ],
+)
+async def test_what_is_no_json(web: Web, content: bytes) -> None:
+    response = await web.raw("POST", "/topics", content=content)
+    assert response.status_code == 400, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (await web.get("/topics"))["topics"] == []
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "nonsense"])
+async def test_json_whatever_it_is_called(web: Web, kind: str) -> None:
+    response = await web.raw("POST", "/topics", content=b'{"name": "t"}', headers={"content-type": kind})
+    assert response.status_code == 201
+
+
+async def test_too_large(web: Web, web_node: Serving) -> None:
+    found = await web.raw("POST", "/topics", content=b" " * 3_000_000)
+    assert (found.status_code, found.json()["code"]) == (413, "TOO_LARGE")
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert (await wire(web_node, head + chunk * 3 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+    huge = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 17 + b"\r\n\r\n{}"
+    assert b" 413 " in await wire(web_node, huge)
+
+
+async def test_no_route(web: Web) -> None:
+    for path in ("/nope", "/topics/", "/topics/t/groups/g/nope", "/docs/../cli.py", "/docs/nope", "/%00"):
+        assert (await web.ask("GET", path, None, 404))["code"] == "NO_ROUTE", path
+    found = await web.raw("PUT", "/topics")
+    assert (found.status_code, found.headers["allow"]) == (405, "GET, POST")
+    found = await web.raw("DELETE", "/topics/t/groups")
+    assert (found.status_code, found.headers["allow"]) == (405, "GET")
+    long = await web.raw("GET", "/" + "x" * 10_000)
+    assert long.status_code == 404 and len(long.content) < 1000
+    assert (await web.raw("GET", "/?" + "x" * 20_000)).status_code in (400, 431)
+
+
+async def test_a_slow_client_slows_nobody(web: Web, web_node: Serving) -> None:
+    """Half of a head, half of a body, an answer that nobody reads."""
+    assert web_node.http is not None
+    await web.post("/topics", {"name": "t"})
+    for _ in range(3):
+        await web.post("/topics/t", {"messages": [{"text": "x" * 100_000, "delay": "1h"}] * 10})
+    streams = [await trio.open_tcp_stream("127.0.0.1", web_node.http[1]) for _ in range(30)]
+    listing = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
+    for at, stream in enumerate(streams):
+        if at % 3 == 0:
+            await stream.send_all(b"POST /topics HT")
+        elif at % 3 == 1:
+            await stream.send_all(b'POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{"name"')
+        else:
+            await stream.send_all(listing)
+    with trio.fail_after(20):
+        for _ in range(20):
+            await web.post("/topics/t", {"text": "m"})
+    for stream in streams:
+        await trio.aclose_forcefully(stream)
+    assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["t"]
+
+
+async def test_so_many_at_once(tmp_path: Path) -> None:
+    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_REQUESTS="3")) as node:
+        assert node.http is not None
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=30) as client:
+            web = Web(client)
+            await web.post("/topics", {"name": "t"})
+            statuses: list[int] = []
+
+            async def wait() -> None:
+                statuses.append((await client.post("/topics/t/groups/g/lease", json={"wait": "300ms"})).status_code)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(wait)
+            assert sorted(statuses) == [200, 200, 200, 503, 503, 503]
+
+
+async def test_the_port_is_taken(web_node: Serving, tmp_path: Path) -> None:
+    assert web_node.http is not None
+    config = small_config(tmp_path / "other", LISTEN__HTTP=f"127.0.0.1:{web_node.http[1]}")
+    with pytest.RaisesGroup(pytest.RaisesExc(StartupError, match="listen.http"), flatten_subgroups=True):
+        async with run_node(config):
+            pass
+
+
+async def test_documentation_without_the_internet(web: Web) -> None:
+    assert (await web.raw("GET", "/")).headers["location"] == "/docs"
+    page = await web.raw("GET", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "//" not in page.text.replace("<!DOCTYPE", ""), "nothing comes from elsewhere"
+    for name in ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png", "start.js"):
+        assert f'"docs/{name}"' in page.text
+        assert len((await web.raw("GET", f"/docs/{name}")).content) > 50
+    schema = (await web.raw("GET", "/openapi.json")).json()
+    assert len(schema["paths"]) > 20
+    for path in schema["paths"].values():
+        for operation in path.values():
+            assert operation["summary"] and {"4XX", "5XX"} <= operation["responses"].keys()
+
+
+async def test_the_node(web: Web) -> None:
+    assert await web.get("/healthz") == {"status": "ok"}
+    assert await web.get("/readyz") == {"status": "ok"}
+    cluster = await web.get("/cluster")
+    assert (cluster["node"], cluster["storage_failed"]) == ("node1", None)
+    assert [node["node"] for node in (await web.get("/cluster/nodes"))["nodes"]] == ["node1"]
+    assert (await web.get("/cluster/clock"))["alarm"] is False
+    assert (await web.post("/cluster/clock/accept"))["drift_ms"] == 0

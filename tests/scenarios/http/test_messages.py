@@ -1,0 +1,230 @@
+"""Messages over HTTP: produced, looked at, cancelled, moved, read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tests.scenarios.http.asking import Web
+
+
+async def taken(web: Web, count: int = 100) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await web.post("/topics/t/groups/g/lease", {"max": count, "ack": True}))["messages"]
+    return found
+
+
+async def topic(web: Web, **body: Any) -> None:
+    await web.post("/topics", {"name": "t", **body})
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ({"text": "grüße"}, "grüße".encode()),
+        ({"text": ""}, b""),
+        ({"value": base64.b64encode(b"\xff\x00").decode()}, b"\xff\x00"),
+        ({"json": {"a": [1, None]}}, b'{"a":[1,null]}'),
+        ({"json": None}, b"null"),
+    ],
+)
+async def test_values(web: Web, body: dict[str, Any], value: bytes) -> None:
+    await topic(web)
+    stored = await web.post("/topics/t", body, 201)
+    (message,) = await taken(web)
+    assert (message["id"], message["partition"]) == (stored["id"], 0)
+    assert (message["text"].encode() if "text" in message else base64.b64decode(message["value"])) == value
+
+
+async def test_all_that_a_message_has(web: Web) -> None:
+    await topic(web, partitions=4)
+    body = {
+        "text": "v",
+        "key_base64": "/w==",
+        "headers": {"a": "1", "n": 2, "f": 1.5, "z": None, "b": {"base64": "AA=="}},
+        "ttl": "1h",
+        "delay": "1h",
+    }
+    stored = await web.post("/topics/t/3", body)
+    assert stored["partition"] == 3
+    found = await web.get(f"/topics/t/messages/{stored['id']}")
+    assert (found["text"], found["key_base64"], found["headers"]) == ("v", "/w==", body["headers"])
+    assert (found["state"], found["ttl"], found["partition"]) == ("delayed", "1h", 3)
+    listed = (await web.get("/topics/t/messages"))["messages"]
+    assert "text" not in listed[0]
+    again = await web.post("/topics/t", found)
+    assert again["id"] != stored["id"], "what was read can be sent as it is"
+
+
+async def test_many(web: Web) -> None:
+    await topic(web, partitions=3)
+    body = {"messages": [{"text": str(n), "key": str(n % 7)} for n in range(500)]}
+    found = await web.post("/topics/t", body, 201)
+    assert (found["stored"], found["failed"], len({row["id"] for row in found["results"]})) == (500, 0, 500)
+    assert sorted(int(message["text"]) for message in await taken(web, 1000)) == list(range(500))
+
+
+async def test_some_of_many_are_refused(web: Web) -> None:
+    await topic(web)
+    first = await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
+    body = {"messages": [{"text": "b", "unique_key": "k", "delay": "1h"}, {"text": "c"}]}
+    found = await web.post("/topics/t", body, 207)
+    assert (found["stored"], found["failed"]) == (1, 1)
+    assert found["results"][0]["error"]["code"] == "DUPLICATE_KEY"
+    assert found["results"][0]["error"]["id"] == first["id"]
+    assert found["results"][1]["id"]
+    refused = await web.post("/topics/t", {"messages": body["messages"][:1]}, 409)
+    assert (refused["code"], refused["id"], refused["state"]) == ("DUPLICATE_KEY", first["id"], "delayed")
+    replaced = await web.post("/topics/t", {"text": "d", "unique_key": "k", "delay": "1h", "on_conflict": "replace"})
+    assert (await web.get("/topics/t/messages/k", by="unique_key"))["id"] == replaced["id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "one of text, value and json"),
+        ({"text": "a", "json": 1}, "one of text, value and json"),
+        ({"text": 5}, "text"),
+        ({"text": None}, "one of text, value and json"),
+        ({"value": "%%%"}, "base64"),
+        ({"text": "a", "colour": "red"}, "colour"),
+        ({"text": "a", "priority": 1}, "priority"),
+        ({"text": "a", "delay": "soon"}, "duration"),
+        ({"text": "a", "delay": -1}, "negative"),
+        ({"text": "a", "deliver_at": 1900000000}, "looks like seconds"),
+        ({"text": "a", "deliver_at": "tomorrow"}, "RFC 3339"),
+        ({"text": "a", "deliver_at": 1.5}, "deliver_at"),
+        ({"text": "a", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "one of them"),
+        ({"text": "a", "ttl": 0}, "ttl"),
+        ({"text": "a", "key": "k", "unique_key": "u"}, "unique_key"),
+        ({"text": "a", "key": "k", "key_base64": "aw=="}, "one of them"),
+        ({"text": "a", "key": "k" * 70_000}, "key"),
+        ({"text": "a", "headers": {"a": [1]}}, "headers"),
+        ({"text": "a", "headers": {"a": "x" * 70_000}}, "headers"),
+        ({"text": "a", "headers": {"a": {"base64": "%"}}}, "base64"),
+        ({"text": "a", "on_conflict": "replace"}, "unique_key"),
+        ({"text": "a", "on_conflict": "perhaps"}, "on_conflict"),
+        ({"text": "a\ud800"}, "surrogate"),
+        ({"text": "a", "key": "\udc00"}, "surrogate"),
+        ({"text": "a", "headers": {"\ud800": 1}}, "surrogate"),
+    ],
+)
+async def test_what_is_no_message(web: Web, body: dict[str, Any], words: str) -> None:
+    await topic(web)
+    for path, sent in (
+        ("/topics/t", body),
+        ("/topics/t/0", body),
+        ("/topics/t", {"messages": [{"text": "fine"}, body]}),
+    ):
+        # As ASCII: half of a surrogate pair can only be written so.
+        response = await web.raw("POST", path, content=json.dumps(sent))
+        assert response.status_code in (400, 413) and words in response.json()["detail"], response.text
+    assert (await web.get("/topics/t/messages"))["messages"] == [], "nothing half done"
+
+
+async def test_too_much(web: Web) -> None:
+    await topic(web)
+    assert (await web.post("/topics/t", {"text": "x" * 2_100_000}, 413))["code"] == "TOO_LARGE"
+    found = await web.post("/topics/t", {"messages": [{"text": ""}] * 10_001}, 400)
+    assert "10000" in found["detail"] and len(found["detail"]) < 1000
+    assert (await web.post("/topics/t", {"messages": []}, 400))["code"] == "INVALID"
+
+
+async def test_where_there_is_nothing(web: Web) -> None:
+    await topic(web, partitions=2)
+    assert (await web.post("/topics/nope", {"text": "a"}, 404))["code"] == "UNKNOWN_TOPIC"
+    assert (await web.post("/topics/t/2", {"text": "a"}, 404))["code"] == "UNKNOWN_PARTITION"
+    for path in ("/topics/t/x", "/topics/t/-1", "/nope"):
+        assert (await web.post(path, {"text": "a"}, 404))["code"] == "NO_ROUTE"
+    assert (await web.get("/topics/t/messages/01M7XVGS5F000000000G000000", 404))["code"] == "NOT_FOUND"
+    assert (await web.get("/topics/t/messages/nonsense", 400))["code"] == "INVALID"
+    assert (await web.get("/topics/t/messages/none", 404, by="unique_key"))["code"] == "NOT_FOUND"
+    assert (await web.get("/topics/t/9", 404))["code"] == "UNKNOWN_PARTITION"
+
+
+async def test_cancel_and_move(web: Web) -> None:
+    await topic(web)
+    one = await web.post("/topics/t", {"text": "1", "delay": "1h"})
+    two = await web.post("/topics/t", {"text": "2", "delay": "1h", "unique_key": "two"})
+    assert await web.delete(f"/topics/t/messages/{one['id']}") == {"id": one["id"]}
+    moved = await web.patch("/topics/t/messages/two?by=unique_key", {"delay": 0})
+    assert moved["id"] == two["id"] and moved["offset"] < two["offset"]
+    assert [message["text"] for message in await taken(web)] == ["2"]
+    late = await web.delete(f"/topics/t/messages/{two['id']}", 409)
+    assert (late["code"], late["state"]) == ("TOO_LATE", "acked")
+    assert (await web.patch(f"/topics/t/messages/{two['id']}", {}, 400))["code"] == "INVALID"
+    both = {"delay": 1, "deliver_at": "2030-01-01T00:00:00Z"}
+    assert (await web.patch(f"/topics/t/messages/{two['id']}", both, 400))["code"] == "INVALID"
+
+
+async def test_why(web: Web) -> None:
+    await topic(web)
+    stored = await web.post("/topics/t", {"text": "1"})
+    await web.post("/topics/t/groups/g/lease", {})
+    told = await web.get(f"/topics/t/messages/{stored['id']}/why")
+    assert (told["state"], told["groups"][0]["state"]) == ("leased", "leased")
+    assert told["groups"][0]["reason"]
+
+
+async def test_many_at_once_are_cancelled_and_moved(web: Web) -> None:
+    await topic(web, partitions=2)
+    messages = [{"text": str(n), "key": f"k{n % 2}", "delay": "1h"} for n in range(20)]
+    await web.post("/topics/t", {"messages": messages})
+    assert "all=true" in (await web.delete("/topics/t/messages", 400))["detail"]
+    assert (await web.delete("/topics/t/messages", dry_run=True))["matched"] == 20
+    assert (await web.delete("/topics/t/messages", key_prefix="k0"))["done"] == 10
+    assert (await web.patch("/topics/t/messages", {"shift": "-1h", "key_prefix": "k1"}))["done"] == 10
+    assert len(await taken(web)) == 10
+    assert (await web.delete("/topics/t/messages", all=True))["done"] == 0
+    for body in ({}, {"to": "x"}, {"shift": "1h", "to": "2030-01-01T00:00:00Z"}, {"shift": "soon"}, {"all": 1}):
+        await web.patch("/topics/t/messages", body, 400)
+
+
+async def test_pages_have_every_message_once(web: Web) -> None:
+    """Also where partitions hold offsets of the same instant and index."""
+    await topic(web, partitions=3)
+    at = "2031-01-01T00:00:00Z"
+    for partition in range(3):
+        messages = [{"text": f"{partition}.{n}", "deliver_at": at} for n in range(20)]
+        await web.post(f"/topics/t/{partition}", {"messages": messages})
+    seen: list[str] = []
+    after: dict[str, str] = {}
+    for _ in range(30):
+        page = await web.get("/topics/t/messages", limit=7, values=True, state="delayed", **after)
+        seen += [message["text"] for message in page["messages"]]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert len(seen) == 60 and len(set(seen)) == 60
+    lines = await web.raw("GET", "/topics/t/messages", headers={"accept": "application/x-ndjson"})
+    assert lines.headers["content-type"] == "application/x-ndjson"
+    assert len({json.loads(line)["id"] for line in lines.text.splitlines()}) == 60
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"state": "dead"}, {"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"since": "x"}, {"after": "x"}, {"page": 2}],
+)
+async def test_what_is_no_list(web: Web, params: dict[str, object]) -> None:
+    await topic(web)
+    await web.get("/topics/t/messages", 400, **params)
+    response = await web.raw("GET", "/topics/t/messages", params=params, headers={"accept": "application/x-ndjson"})
+    assert response.status_code == 400 and response.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_partitions_log(web: Web) -> None:
+    await topic(web, settings={"delete_on_ack": False})
+    await web.post("/topics/t", {"messages": [{"text": str(n)} for n in range(250)]})
+    seen: list[str] = []
+    start: dict[str, str] = {}
+    for _ in range(9):
+        page = await web.get("/topics/t/0", **start)
+        seen += [message["text"] for message in page["messages"]]
+        if page["next"] is None:
+            break
+        start = {"start": page["next"]}
+    assert seen == [str(n) for n in range(250)]
+    lines = await web.raw("GET", "/topics/t/0?limit=3", headers={"accept": "application/x-ndjson"})
+    assert [json.loads(line)["text"] for line in lines.text.splitlines()] == ["0", "1", "2"]

@@ -1,0 +1,107 @@
+"""Topics over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenarios.http.asking import Web
+
+
+async def test_a_topic_from_its_making_to_its_end(web: Web) -> None:
+    made = await web.post("/topics", {"name": "orders", "partitions": 3, "settings": {"lease": "1m", "ttl": "2h"}}, 201)
+    assert (made["name"], made["kind"], made["partitions"], made["replicas"]) == ("orders", "timer", 3, 1)
+    assert made["settings"]["lease"] == "1m" and made["settings"]["ttl"] == "2h"
+    assert made["leaders"] == ["node1"] * 3
+    assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["orders"]
+    shown = await web.get("/topics/orders")
+    assert [row["partition"] for row in shown["stats"]] == [0, 1, 2]
+    changed = await web.patch("/topics/orders", {"settings": {"backoff": {"kind": "fixed", "first": "5s"}}})
+    assert changed["settings"]["backoff"]["kind"] == "fixed" and changed["settings"]["lease"] == "1m"
+    assert await web.delete("/topics/orders", 204) is None
+    assert (await web.get("/topics"))["topics"] == []
+    assert (await web.get("/topics/orders", 404))["code"] == "UNKNOWN_TOPIC"
+
+
+async def test_what_is_written_of_settings_can_be_read_again(web: Web) -> None:
+    made = await web.post("/topics", {"name": "a", "settings": {"retention": "1h", "backoff": {"factor": 1.5}}})
+    again = await web.post("/topics", {"name": "b", "settings": made["settings"]})
+    assert again["settings"] == made["settings"]
+
+
+async def test_sandglass_calls(web: Web) -> None:
+    """As its users type them: no JSON content type in the first one."""
+    response = await web.raw(
+        "POST",
+        "/topics",
+        content='{"name": "payments", "kind": 0, "replicationFactor": 1, "numPartitions": 6}',
+        headers={"content-type": "application/x-www-form-urlencoded"},
+    )
+    assert response.status_code == 201 and response.json()["partitions"] == 6
+    response = await web.raw(
+        "POST",
+        "/topics/payments",
+        content='{"value": "eyJoZWxsbyI6ICJ3b3JsZCIgfQo="}',
+        headers={"content-type": "application/json"},
+    )
+    assert response.status_code == 201
+    found = await web.post("/topics/payments/groups/g/lease")
+    assert found["messages"][0]["text"] == '{"hello": "world" }\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ({}, 400, "INVALID", "body.name: Field required"),
+        ({"name": 5}, 400, "INVALID", "body.name"),
+        ({"name": "a/b"}, 400, "INVALID_NAME", "the rule"),
+        ({"name": ""}, 400, "INVALID_NAME", "the rule"),
+        ({"name": "x" * 250}, 400, "INVALID_NAME", "250 characters"),
+        ({"name": "t", "partitions": 0}, 400, "INVALID", "body.partitions"),
+        ({"name": "t", "partitions": "6"}, 400, "INVALID", "body.partitions"),
+        ({"name": "t", "partitions": True}, 400, "INVALID", "body.partitions"),
+        ({"name": "t", "partitions": 5000}, 400, "INVALID", "4096"),
+        ({"name": "t", "partitions": 1, "numPartitions": 1}, 400, "INVALID", "are the same"),
+        ({"name": "t", "replicas": 2}, 400, "INVALID", "2 replicas, and 1 nodes"),
+        ({"name": "t", "kind": "fast"}, 400, "INVALID", "body.kind"),
+        ({"name": "t", "kind": 1}, 400, "INVALID", "this version has: timer"),
+        ({"name": "t", "kind": 7}, 400, "INVALID", "body.kind"),
+        ({"name": "t", "partitons": 1}, 400, "INVALID", "body.partitons: Extra inputs"),
+        ({"name": "t", "settings": {"lease": "soon", "leese": 1}}, 400, "INVALID_SETTING", "leese"),
+        ({"name": "t", "settings": {"partitions": 1}}, 400, "INVALID_SETTING", "partitions"),
+        ({"name": "t", "settings": []}, 400, "INVALID", "body.settings"),
+        ([], 400, "INVALID", "body"),
+        ("text", 400, "INVALID", "body"),
+    ],
+)
+async def test_what_is_no_topic(web: Web, body: object, status: int, code: str, words: str) -> None:
+    found = await web.post("/topics", body, status)
+    assert found["code"] == code and words in found["detail"]
+    assert (await web.get("/topics"))["topics"] == [], "nothing half done"
+
+
+async def test_the_same_twice(web: Web) -> None:
+    await web.post("/topics", {"name": "t"})
+    assert (await web.post("/topics", {"name": "t"}, 409))["code"] == "TOPIC_EXISTS"
+
+
+@pytest.mark.parametrize("body", [{}, {"settings": {}}, {"settings": {"nope": 1}}, {"settings": {"ordering": "key"}}])
+async def test_what_is_no_change(web: Web, body: object) -> None:
+    await web.post("/topics", {"name": "t"})
+    assert (await web.patch("/topics/t", body, 400))["retriable"] is False
+
+
+async def test_purge_and_forecast(web: Web) -> None:
+    await web.post("/topics", {"name": "t", "partitions": 2})
+    for n in range(5):
+        await web.post("/topics/t", {"text": str(n), "delay": "90s"})
+    told = await web.get("/topics/t/forecast", unit="minute", count=10)
+    assert sum(bucket["messages"] for bucket in told["buckets"]) == 5 and told["later"] == 0
+    assert (await web.get("/topics/t/forecast", unit="second", count=1))["later"] == 5
+    assert (await web.post("/topics/t/purge"))["done"] == 5
+    assert (await web.get("/topics/t/forecast"))["buckets"] == []
+
+
+@pytest.mark.parametrize("params", [{"unit": "day"}, {"count": 0}, {"count": "x"}, {"count": 10**9}, {"units": "hour"}])
+async def test_what_is_no_forecast(web: Web, params: dict[str, object]) -> None:
+    await web.post("/topics", {"name": "t"})
+    assert next(iter(params)) in (await web.get("/topics/t/forecast", 400, **params))["detail"]
