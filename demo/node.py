@@ -61,6 +61,7 @@ class Node:
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
         self._environ["SANDQ_LISTEN__CLIENT"] = self.address
+        self._environ["SANDQ_LISTEN__HTTP"] = "none"
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 
     @property

@@ -11,7 +11,7 @@ import click
 from sandctl.names import topic_option
 from sandctl.output import say, show_one
 from sandctl.settings import common_options, run, settings
-from sandctl.times import DURATION
+from sandctl.times import DURATION, RATE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +83,7 @@ def _batch_option(default: int, text: str) -> Callable[[F], F]:
 def _rate_option(text: str, default: float | None = None) -> Callable[[F], F]:
     return click.option(
         "--rate",
-        type=click.FloatRange(0.001, 1_000_000),
+        type=RATE,
         default=default,
         show_default=default is not None,
         metavar="R",

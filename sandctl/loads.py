@@ -44,6 +44,10 @@ class Plan:
     duration_s: float
 
 
+_Waiting = tuple[float, int, Awaitable[Any]]
+"""Since when (monotonic seconds), how many messages, and what to await."""
+
+
 class Load:
     """One measurement. What it found is in `measured`, however it ends."""
 
@@ -113,10 +117,8 @@ class Load:
 
     async def _produce(self, client: Client, progress: Progress) -> None:
         plan = self.plan
-        sender, receiver = anyio.create_memory_object_stream[tuple[float, int, Awaitable[Any]]](
-            max(1, UNCONFIRMED // plan.batch)
-        )
         async with client.producer(self.topic) as producer, anyio.create_task_group() as tasks:
+            sender, receiver = anyio.create_memory_object_stream[_Waiting](max(1, UNCONFIRMED // plan.batch))
             tasks.start_soon(self._confirm, receiver, progress)
             pacer = None if plan.rate is None else Pacer(plan.rate, slip=False)
             self._begin()
@@ -132,9 +134,7 @@ class Load:
         value = b"x" * self.plan.size
         return await producer.send(value) if count == 1 else await producer.send_many([value] * count)
 
-    async def _confirm(
-        self, receiver: MemoryObjectReceiveStream[tuple[float, int, Awaitable[Any]]], progress: Progress
-    ) -> None:
+    async def _confirm(self, receiver: MemoryObjectReceiveStream[_Waiting], progress: Progress) -> None:
         """Note how long each took from when it was meant to be sent (without a rate: was sent)."""
         with receiver:
             async for since_s, count, receipt in receiver:
@@ -152,8 +152,8 @@ class Load:
         self._begin()
         with anyio.move_on_after(plan.duration_s):
             subscription = client.subscribe(self.topic, group=self.group, credit=CREDIT)
-            sender, receiver = anyio.create_memory_object_stream[tuple[float, int, Awaitable[Any]]](UNCONFIRMED)
             async with subscription, anyio.create_task_group() as tasks:
+                sender, receiver = anyio.create_memory_object_stream[_Waiting](UNCONFIRMED)
                 tasks.start_soon(self._confirm_acks, receiver, progress)
                 left = plan.messages
                 with sender:
@@ -163,9 +163,7 @@ class Load:
                         if left <= 0:
                             break
 
-    async def _confirm_acks(
-        self, receiver: MemoryObjectReceiveStream[tuple[float, int, Awaitable[Any]]], progress: Progress
-    ) -> None:
+    async def _confirm_acks(self, receiver: MemoryObjectReceiveStream[_Waiting], progress: Progress) -> None:
         with receiver:
             async for since_s, count, settlement in receiver:
                 await settlement

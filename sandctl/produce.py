@@ -19,7 +19,7 @@ from sandctl.output import counted, to_json
 from sandctl.pacing import Pacer
 from sandctl.progress import Progress
 from sandctl.settings import common_options, run, settings
-from sandctl.times import DURATION, INSTANT, raw
+from sandctl.times import DURATION, INSTANT, RATE, raw
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -57,7 +57,7 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0.001, 10_000_000),
+    type=RATE,
     metavar="R",
     help="So many messages a second; with --count, --lines or --jsonl.",
 )

@@ -4,12 +4,14 @@
     DURATION   90s, 5m, 1h30m, 250ms, or seconds
     PLACE      earliest | latest | INSTANT | an offset
     ID         26 characters, as `produce` and `message list` print them
+    R          a rate: messages a second
 
 A sign tells "from now" from everything else: no instant begins with one.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +32,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 DEFAULT_LIMIT = 100
 ALL = "all"
+RATE_LEAST, RATE_MOST = 0.001, 10_000_000
 
 
 def now_ms() -> int:
@@ -125,7 +128,20 @@ def _limit(text: str) -> int | None:
     return int(text)
 
 
+def _rate(text: str) -> float:
+    from sandq.model.errors import InvalidRequest
+
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not RATE_LEAST <= rate <= RATE_MOST:
+        raise InvalidRequest(f"{text!r} is no rate: messages a second, {RATE_LEAST:g} to {RATE_MOST:,}")
+    return rate
+
+
 INSTANT = _Checked("instant", instant)
+RATE = _Checked("rate", _rate)
 DURATION = _Checked("duration", _duration)
 SHIFT = _Checked("shift", _shift)
 PLACE = _Checked("place", _place)

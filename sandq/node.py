@@ -124,8 +124,8 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, own, broker, files, nursery) as (host, port, http, metrics):
-                    yield Serving(host, port, http, data_dir, broker, metrics)
+                async with _serving(config, data_dir, own, broker, files, nursery) as serving:
+                    yield serving
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
                 nursery.cancel_scope.cancel()
@@ -142,46 +142,65 @@ async def _running(
 
 @contextlib.asynccontextmanager
 async def _serving(
-    config: NodeConfig, own: identity.Identity, broker: Broker, files: Files, nursery: trio.Nursery
-) -> AsyncIterator[tuple[str, int, Address | None, Metrics]]:
+    config: NodeConfig,
+    data_dir: Path,
+    own: identity.Identity,
+    broker: Broker,
+    files: Files,
+    nursery: trio.Nursery,
+) -> AsyncIterator[Serving]:
     limits = broker.limits
-    listeners = await listen(config.listen.client.host, config.listen.client.port, "client")
-    host, port = listeners[0].socket.getsockname()[:2]
-    advertised = config.node.advertise_host or host
-    addresses = {"client": str(Address(advertised, port))}
-    web = await listen(config.listen.http.host, config.listen.http.port, "http") if config.listen.http else []
-    web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
-    if web_address is not None:
-        addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
-    await broker.start(nursery, own.store_uuid, addresses)
-    if not files.exists(identity.NAME):
-        # Last of a first start, and before anything is promised to anybody.
-        identity.save(files, own)
-    info = ServerInfo(
-        sandq.__version__,
-        own.node,
-        own.cluster_uuid or "",
-        config.cluster.name,
-        own.store_uuid,
-        advertised,
-        port,
-        dataclasses.asdict(limits),
-        broker,
-    )
+    async with _listening(config) as (listeners, web):
+        host, port = listeners[0].socket.getsockname()[:2]
+        advertised = config.node.advertise_host or host
+        addresses = {"client": str(Address(advertised, port))}
+        web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
+        if web_address is not None:
+            addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
+        await broker.start(nursery, own.store_uuid, addresses)
+        if not files.exists(identity.NAME):
+            # Last of a first start, and before anything is promised to anybody.
+            identity.save(files, own)
+        info = ServerInfo(
+            sandq.__version__,
+            own.node,
+            own.cluster_uuid or "",
+            config.cluster.name,
+            own.store_uuid,
+            advertised,
+            port,
+            dataclasses.asdict(limits),
+            broker,
+        )
 
-    def session(connection: Connection) -> ClientSession:
-        return ClientSession(broker, connection, info)
+        def session(connection: Connection) -> ClientSession:
+            return ClientSession(broker, connection, info)
 
-    clients = ClientStats()
-    about = About(sandq.__version__, own.node, config.cluster.name, Path(config.node.data_dir).absolute())
-    metrics = Metrics(broker, clients, about)
-    async with trio.open_nursery() as serving:
-        serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients).serve, listeners)
-        serving.start_soon(metrics.run)
-        serving.start_soon(broker.sweep)
-        async with _serving_http(config, broker, metrics, web, Address(host, port)):
-            yield host, port, web_address, metrics
-        serving.cancel_scope.cancel()
+        clients = ClientStats()
+        about = About(sandq.__version__, own.node, config.cluster.name, data_dir)
+        metrics = Metrics(broker, clients, about)
+        async with trio.open_nursery() as serving:
+            serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients).serve, listeners)
+            serving.start_soon(metrics.run)
+            serving.start_soon(broker.sweep)
+            async with _serving_http(config, broker, metrics, web, Address(host, port)):
+                yield Serving(host, port, web_address, data_dir, broker, metrics)
+            serving.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    config: NodeConfig,
+) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener]]]:
+    """Listeners for clients and for HTTP: both or none."""
+    client, http = config.listen.client, config.listen.http
+    async with contextlib.AsyncExitStack() as stack:
+        listeners: list[list[trio.SocketListener]] = []
+        for address, what in ((client, "client"), (http, "http")):
+            listeners.append(await listen(address.host, address.port, what) if address else [])
+            for listener in listeners[-1]:
+                stack.push_async_callback(listener.aclose)
+        yield listeners[0], listeners[1]
 
 
 @contextlib.asynccontextmanager

@@ -47,6 +47,7 @@ class Pump:
         self._armed = False
         self._stopping = False
         self.stopped = False
+        self.ended = anyio.Event()  # the same, for the loop
         self.thread_id = threading.get_ident()
         self.tasks: anyio.abc.TaskGroup
 
@@ -62,6 +63,7 @@ class Pump:
                 self.tasks.cancel_scope.cancel()
         finally:
             self.stopped = True
+            self.ended.set()
             self._box.clear()
             for call in list(self.calls):  # also those that were not begun
                 call.future.cancel()

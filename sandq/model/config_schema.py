@@ -176,8 +176,10 @@ class ClusterSection(schema.Section):
 class HttpSection(schema.Section):
     """Who may use the HTTP API from a browser, or under another name than this node's own."""
 
-    allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_split)] = []
-    allowed_origins: Annotated[list[Annotated[str, BeforeValidator(_origin)]], BeforeValidator(_split)] = []
+    allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_split)] = Field(default=[])
+    allowed_origins: Annotated[list[Annotated[str, BeforeValidator(_origin)]], BeforeValidator(_split)] = Field(
+        default=[]
+    )
 
 
 class StorageSection(schema.Section):

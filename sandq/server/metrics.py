@@ -1,7 +1,7 @@
 """What a node tells Prometheus.
 
-`Metrics.render` copies what it needs on the event loop, which is a matter of references, and makes the text in a thread.
-Of partitions it reads what they published; it never asks the thread that owns them.
+`Metrics.render` copies what it needs on the event loop, which is a matter of references, and makes the text in a
+thread. Of partitions it reads what they published; it never asks the thread that owns them.
 """
 
 from __future__ import annotations

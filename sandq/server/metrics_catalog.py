@@ -1,4 +1,4 @@
-"""Every metric of a node: name, type, labels, what it says. `docs/metrics.md` has the same table, with what to alert on.
+"""Every metric of a node: name, type, labels, what it says. `docs/metrics.md` has the same, with what to alert on.
 
 Conventions: prefix `sandq_`, seconds and bytes, `_total` for what only rises.
 """
@@ -97,7 +97,7 @@ GROUPS: Final = (
     ),
     Metric("sandq_group_consumers", GAUGE, GROUP, "Subscriptions that take part."),
     Metric(
-        "sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason that `sandctl group show` names."
+        "sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason `sandctl group show` names."
     ),
 )
 STORAGE: Final = (

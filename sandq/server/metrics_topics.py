@@ -147,9 +147,9 @@ class Board:
         self._labelled &= {topic.number for topic in topics}
         labels: dict[int, str] = {}
         for topic in topics:
-            if topic.number not in self._labelled and topic.number not in self._others:
-                if len(self._labelled) < self._topics:
-                    self._labelled.add(topic.number)
+            is_new = topic.number not in self._labelled and topic.number not in self._others
+            if is_new and len(self._labelled) < self._topics:
+                self._labelled.add(topic.number)
             labels[topic.number] = topic.name if topic.number in self._labelled else OTHER
         return labels
 

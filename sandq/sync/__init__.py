@@ -15,7 +15,7 @@ from __future__ import annotations
 from sandq.client.bridge import Confirmation
 from sandq.client.threaded import Message, MessageBatch
 from sandq.sync.client import Client, connect
-from sandq.sync.faces import Admin, DeadLetters, Messages, Rows
+from sandq.sync.faces import Admin, DeadLetters, Leases, Messages, Rows
 from sandq.sync.producer import Producer, Receipt, Receipts
 from sandq.sync.subscription import Batches, Subscription
 
@@ -25,6 +25,7 @@ __all__ = [
     "Client",
     "Confirmation",
     "DeadLetters",
+    "Leases",
     "Message",
     "MessageBatch",
     "Messages",

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, NoReturn
@@ -25,7 +26,7 @@ from sandq.client.points import Start
 from sandq.client.running import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
-from sandq.sync.faces import Admin, DeadLetters, Face, Messages, blocking, iterating
+from sandq.sync.faces import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
 from sandq.sync.producer import Producer
 from sandq.sync.subscription import Subscription
 
@@ -33,6 +34,8 @@ log = logging.getLogger("sandq.client")
 
 _EXIT_S: Final = 2.0
 """At the end of the process an open client has so long to send what is queued."""
+_LEAVE_S: Final = 5.0
+"""For producers and subscriptions that are still open when the client is closed."""
 _CLOSE_S: Final = 10.0
 """`run` that was interrupted: beyond its grace time, for acks to be confirmed and the subscription to be left."""
 
@@ -71,11 +74,17 @@ class Client(Face[AsyncClient]):
         """Which cluster this is; it never changes."""
         return self._inner.cluster_uuid
 
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
+        return self._inner.limits
+
     produce = blocking(AsyncClient.produce)
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
         """`with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
-        return Producer(self._bridge.do(lambda: self._inner.producer(topic, linger=linger)), self._bridge)
+        inner = self._bridge.do(lambda: self._inner.producer(topic, linger=linger))
+        return Producer(inner, self._bridge, self._thread.blocks)
 
     def subscribe(
         self,
@@ -96,7 +105,7 @@ class Client(Face[AsyncClient]):
                 topic, group=group, credit=credit, lease=lease, start=start, auto_extend=auto_extend
             )
         )
-        return Subscription(inner, self._bridge)
+        return Subscription(inner, self._bridge, self._thread.blocks)
 
     def run(
         self,
@@ -137,6 +146,11 @@ class Client(Face[AsyncClient]):
         self._bridge.check()
         return DeadLetters(self._inner.dead(topic, group), self._bridge)
 
+    def leases(self, topic: str, group: str) -> Leases:
+        """Leasing and settling without a subscription: take what is ready now, ack it by its token."""
+        self._bridge.check()
+        return Leases(self._inner.leases(topic, group), self._bridge)
+
     fetch = iterating(AsyncClient.fetch)
 
 
@@ -168,6 +182,7 @@ class _Thread:
         self._pump: Pump | None = None
         self._scope: anyio.CancelScope | None = None
         self._at_once = False
+        self.blocks = Blocks()
 
     def start(self) -> tuple[AsyncClient, Pump]:
         """Raises what connecting raises."""
@@ -190,7 +205,7 @@ class _Thread:
     def close(self, *, at_once: bool = False, timeout_s: float | None = None) -> None:
         """Ask it to end, and wait for it."""
         self.stop(at_once)
-        if threading.current_thread() is not self._thread:
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def _end(self) -> None:
@@ -221,6 +236,9 @@ class _Thread:
             ):
                 await tasks.start(pump.run)
                 self._ready.set_result((client, pump))
+                await pump.ended.wait()
+                with anyio.move_on_after(_LEAVE_S):
+                    await self.blocks.leave()
 
 
 _threads: weakref.WeakSet[_Thread] = weakref.WeakSet()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Concatenate, Final, Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from sandq.client.admin import Admin as AsyncAdmin
 from sandq.client.bridge import Bridge
 from sandq.client.dead import DeadLetters as AsyncDeadLetters
 from sandq.client.pending import Messages as AsyncMessages
+from sandq.client.taking import Leases as AsyncLeases
+from sandq.model.errors import ClosedError, SandqError
+
+log = logging.getLogger("sandq.client")
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -26,6 +32,73 @@ class Face(Generic[S]):
     def __init__(self, inner: S, bridge: Bridge) -> None:
         self._inner = inner
         self._bridge = bridge
+
+
+class Block(Protocol):
+    """An async context manager of the client's: a producer or a subscription."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class Blocks:
+    """Those of a client that were entered and not left: they are left with it. Of the loop's thread."""
+
+    def __init__(self) -> None:
+        self.open: dict[Block, None] = {}
+        self.failures: dict[Block, SandqError] = {}  # of leaving, for the thread that leaves its block later
+
+    async def leave(self) -> None:
+        """Queued acks are confirmed, producers drained."""
+        while self.open:
+            block = next(iter(self.open))
+            try:
+                await block.__aexit__(None, None, None)
+            except SandqError as error:
+                log.warning("closing the client: %s", error)
+                self.failures[block] = error
+            self.open.pop(block, None)
+
+
+B = TypeVar("B", bound=Block)
+
+
+class BlockFace(Face[B]):
+    """A context manager over one of the async client's."""
+
+    def __init__(self, inner: B, bridge: Bridge, blocks: Blocks) -> None:
+        super().__init__(inner, bridge)
+        self._blocks = blocks
+
+    def __enter__(self) -> Self:
+        self._bridge.call(self._enter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bridge.is_foreign:
+            return  # nothing of this is the child's
+        try:
+            self._bridge.call(lambda: self._leave(kind, error, traceback))
+        except ClosedError as closed:
+            # The client was closed before, and has left this as well, unless there was no time.
+            failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
+            if error is None and failure is not None:
+                raise failure from None
+
+    async def _enter(self) -> None:
+        await self._inner.__aenter__()
+        self._blocks.open[self._inner] = None
+
+    async def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._blocks.open.pop(self._inner, None)
+        await self._inner.__aexit__(kind, error, traceback)
 
 
 def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Face[S], P], T]:
@@ -63,6 +136,7 @@ class Rows(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        self._bridge.check()
         if not self._rows:
             if self._error is None:
                 self._bridge.call(self._fetch)
@@ -137,3 +211,22 @@ class DeadLetters(Face[AsyncDeadLetters]):
     counts = blocking(AsyncDeadLetters.counts)
     redrive = blocking(AsyncDeadLetters.redrive)
     purge = blocking(AsyncDeadLetters.purge)
+
+
+class Leases(Face[AsyncLeases]):
+    """Messages of a topic for a consumer group, leased call by call: as `client.leases` of `sandq.Client`, blocking."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._inner.group
+
+    take = blocking(AsyncLeases.take)
+    ack = blocking(AsyncLeases.ack)
+    nack = blocking(AsyncLeases.nack)
+    extend = blocking(AsyncLeases.extend)

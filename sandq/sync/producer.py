@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final
 
 from sandq.client.batching import Batch
@@ -14,9 +13,9 @@ from sandq.client.batching import Receipts as AsyncReceipts
 from sandq.client.bridge import Bridge, bounded
 from sandq.client.checks import Headers, Ready, Value, refuse_later
 from sandq.client.producer import Producer as AsyncProducer
-from sandq.model.errors import ClosedError, SandqError
+from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
-from sandq.sync.faces import Face, blocking
+from sandq.sync.faces import BlockFace, Blocks, blocking
 
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
@@ -109,7 +108,7 @@ class _Part(list[Value | Mapping[str, Any]]):
     first_place = 0
 
 
-class Producer(Face[AsyncProducer]):
+class Producer(BlockFace[AsyncProducer]):
     """Sends messages to one topic; made by `client.producer(topic)` and used as a context manager, by any number of
     threads.
 
@@ -118,29 +117,14 @@ class Producer(Face[AsyncProducer]):
     with a warning: it may or may not be stored. Otherwise as `sandq.Producer`.
     """
 
-    def __init__(self, inner: AsyncProducer, bridge: Bridge) -> None:
-        super().__init__(inner, bridge)
+    def __init__(self, inner: AsyncProducer, bridge: Bridge, blocks: Blocks) -> None:
+        super().__init__(inner, bridge, blocks)
         self._ahead = 0  # bytes, and _AHEAD_BYTES / _AHEAD_MESSAGES a message
 
     @property
     def topic(self) -> str:
         """The topic's name."""
         return self._inner.topic
-
-    def __enter__(self) -> Producer:
-        self._bridge.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bridge.is_foreign:
-            return  # nothing of this is the child's
-        try:
-            self._bridge.call(lambda: self._inner.__aexit__(kind, error, traceback))
-        except ClosedError:
-            if error is None:
-                raise
 
     def send(
         self,

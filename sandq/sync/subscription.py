@@ -6,22 +6,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from sandq.client.bridge import Bridge
 from sandq.client.subscription import Arrival
 from sandq.client.subscription import Subscription as AsyncSubscription
 from sandq.client.threaded import Message, MessageBatch
-from sandq.model.errors import ClosedError
-from sandq.sync.faces import Face, blocking
+from sandq.sync.faces import BlockFace, Blocks, blocking
 
 T = TypeVar("T")
 
 
-class Subscription(Face[AsyncSubscription]):
+class Subscription(BlockFace[AsyncSubscription]):
     """Messages of a topic for a consumer group; made by `client.subscribe`, a context manager and an iterator, for any
     number of threads: each message goes to one of them.
 
@@ -29,8 +26,8 @@ class Subscription(Face[AsyncSubscription]):
     was not settled, also what other threads still hold. Otherwise as `sandq.Subscription`.
     """
 
-    def __init__(self, inner: AsyncSubscription, bridge: Bridge) -> None:
-        super().__init__(inner, bridge)
+    def __init__(self, inner: AsyncSubscription, bridge: Bridge, blocks: Blocks) -> None:
+        super().__init__(inner, bridge, blocks)
         self._make = partial(Message, bridge)
         self._arrivals: deque[Arrival] = deque()
         self._taking = threading.Lock()  # held for a moment
@@ -50,19 +47,6 @@ class Subscription(Face[AsyncSubscription]):
     def consumer_id(self) -> str:
         """What the broker knows this consumer by."""
         return self._inner.consumer_id
-
-    def __enter__(self) -> Subscription:
-        self._bridge.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bridge.is_foreign:
-            return  # nothing of this is the child's
-        with suppress(ClosedError):  # the client was: then everything was given back
-            self._bridge.call(lambda: self._inner.__aexit__(kind, error, traceback))
-        self._arrivals.clear()
 
     def __iter__(self) -> Subscription:
         return self

@@ -19,9 +19,13 @@ from tests.faults.node_process import ROOT, NodeProcess, free_port
 
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
-    r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge|message (cancel|move) .*(--all|--since|--key-prefix))"
+    r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge|"
+    r"message (cancel|move) .*(--all|--since|--key-prefix))"
 )
-HELD = ("topic create archive", "topic create orders", "consume orders -g billing", "consume orders -g copy")
+HELD = (
+    "sandctl topic create archive; sandctl topic create orders; sandctl consume orders -g billing; "
+    "sandctl consume orders -g copy"
+)
 """What is there before each line, unless it is what the line itself makes."""
 
 
@@ -34,6 +38,7 @@ class Shell:
     """A shell in which `sandctl` and `sandq` are commands."""
 
     def __init__(self, directory: Path, **environ: str) -> None:
+        self.has_all = False
         self._directory = directory
         programs = directory / "bin"
         programs.mkdir()
@@ -51,6 +56,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # a photo may be among what is consumed
             timeout=60,
             check=False,
         )
@@ -82,17 +88,17 @@ def prepare(shell: Shell, line: str) -> str:
     """Make what the line needs; the line with ids that exist."""
     if line.startswith("sandctl topic create"):
         shell.run(f"sandctl topic delete {line.split()[3]} --yes")
+        shell.has_all = False
         return line
-    for command in HELD:
-        shell.run(f"sandctl {command}")
+    if not shell.has_all:
+        shell.run(HELD)
+    shell.has_all = " delete " not in line
     if line.startswith("sandctl topic") and " log" in line:
         shell.run("sandctl topic create log --retain")
     if "--unique-key call-ada" in line and " produce " not in line:
         shell.run("sandctl produce orders x --unique-key call-ada --on-conflict replace --in 30m")
     if "--max 5" in line:
         shell("sandctl produce orders x --count 5")
-    if "group delete" in line:
-        shell.run("sandctl topic delete orders --yes; sandctl topic create orders; sandctl consume orders -g billing")
     return ID.sub(lambda match: shell("sandctl produce orders x --in 30m").strip(), line)
 
 
@@ -100,7 +106,7 @@ PAGE = lines("sandctl.md", "sandctl")
 
 
 def test_the_page_has_commands() -> None:
-    assert len(PAGE) > 60
+    assert len(PAGE) > 50
 
 
 @pytest.mark.parametrize("line", PAGE)

@@ -37,6 +37,7 @@ class NodeProcess:
         self._environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": f"127.0.0.1:{self.port}",
+            "SANDQ_LISTEN__HTTP": "none",
             "PYTHONPATH": str(ROOT),
             **environ,
         }

@@ -157,8 +157,11 @@ class LeaseIn(Body):
     ack: bool = Field(default=False, description="Ack them before they are sent: what gets lost on its way is lost.")
 
 
-class HeldIn(Body):
-    """A leased message; without an offset, everything under the lease."""
+class HeldIn(BaseModel):
+    """A leased message; without an offset, everything under the lease. What else a lease told of it is passed over, so
+    that its answer can be sent back as it is."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     lease_token: str
     offset: str | None = None

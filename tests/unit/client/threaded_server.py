@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -33,6 +34,10 @@ class ThreadedServer:
         self._thread.start()
         assert self._ready.wait(10)
         return self.server
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Have the server's loop do something."""
+        self._portal.call(function)
 
     def __exit__(self, *details: object) -> None:
         self._portal.call(self._stop.set)

@@ -1,0 +1,68 @@
+"""Every command of docs/http.md, in its order, against a node with HTTP: each has the status that the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.node_process import ROOT, NodeProcess, free_port
+
+PAGE = (ROOT / "docs" / "http.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+SERVE_S = 20.0
+
+
+def wait_for(port: int) -> None:
+    """Until somebody listens there."""
+    deadline = time.monotonic() + SERVE_S
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"nobody listens on {port} after {SERVE_S} s")
+
+
+@pytest.fixture
+def web_port(tmp_path: Path) -> int:
+    return free_port()
+
+
+def test_every_command(tmp_path: Path, web_port: int) -> None:
+    assert len(COMMANDS) > 35
+    node = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{web_port}")
+    node.start()
+    try:
+        wait_for(web_port)
+        for line in COMMANDS:
+            run(line, tmp_path, web_port)
+    finally:
+        node.close()
+
+
+def run(line: str, directory: Path, port: int) -> None:
+    """A line in a shell that keeps its variables, in a file, from one line to the next."""
+    command = line.replace("localhost:2108", f"localhost:{port}")
+    status = re.search(r"  # (\d+)$", line)
+    if status is not None:
+        command = command.replace("curl -s", "curl -s -w '%{stderr}%{http_code}'", 1)
+    kept = "code=$?; declare -p TOKEN > env 2> /dev/null; exit $code"
+    script = f"[ ! -f env ] || . ./env; {command.split('  # ')[0]}\n{kept}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=directory,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (line, done.stderr)
+    if status is not None:
+        assert done.stderr == status[1], (line, done.stdout[:500])

@@ -1,0 +1,86 @@
+"""Schemathesis reads /openapi.json and tries to find an answer that it does not tell of, or a fault of ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_http_page import wait_for
+from tests.faults.node_process import NodeProcess, free_port
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+    "negative_data_rejection",
+)
+# What the routes need to get far: a topic with messages, a group that leased one. Another topic is deleted.
+CONFIG = """
+[parameters]
+topic = "orders"
+group = "g"
+message = "{message}"
+partition = 1
+[[operations]]
+include-name = "DELETE /topics/{{topic}}"
+parameters = {{ topic = "other" }}
+"""
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), method="POST")
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def examine(directory: Path, examples: int, seed: int) -> None:
+    port = free_port()
+    node = NodeProcess(directory, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node.start()
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(port)
+        for name in ("orders", "other"):
+            post(f"{base}/topics", {"name": name, "partitions": 3})
+        post(f"{base}/topics/orders", {"messages": [{"text": "x", "unique_key": f"k{n}"} for n in range(5)]})
+        post(f"{base}/topics/orders/groups/g/lease", {"max": 2})
+        message = post(f"{base}/topics/orders", {"text": "later", "delay": "1h"})["id"]
+        (directory / "schemathesis.toml").write_text(CONFIG.format(message=message))
+        command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run"]
+        options = ["--checks", ",".join(CHECKS), "-n", str(examples), "--seed", str(seed)]
+        options += ["--generation-database", "none", "--request-timeout", "70", "--no-color"]
+        done = subprocess.run(
+            [*command, f"{base}/openapi.json", "--url", base, *options],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"seed {seed}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}\n{node.output()[-2000:]}"
+        )
+        assert "unexpected error" not in node.output()
+    finally:
+        node.close()
+
+
+@pytest.mark.timeout(300)
+def test_no_server_error_and_no_undocumented_answer(tmp_path: Path) -> None:
+    examine(tmp_path, 10, 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_many_more(tmp_path: Path, seed: int) -> None:
+    examine(tmp_path, 150, seed)
