@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import click
 
+from sandctl.settings import common_options
+
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_SANDCTL_COMPLETE"
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
+@common_options
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print what makes a shell complete sandctl's words.

@@ -94,12 +94,22 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
 
 
 COMMANDS = {
-    "topic": Later("sandctl.topics", "topic", "Create, list, show, change, purge and delete topics."),
-    "produce": Later("sandctl.produce", "produce", "Send messages to a topic."),
-    "consume": Later("sandctl.consume", "consume", "Print messages as a consumer of a group."),
-    "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move them."),
-    "group": Later("sandctl.groups", "group", "Look at consumer groups; seek, change and delete them."),
-    "dead": Later("sandctl.dead", "dead", "Look at dead letters; deliver them again, or purge them."),
+    "topic": Later(
+        "sandctl.topics",
+        "topic",
+        "Create, list, show, change, purge and delete topics; see when their messages are due.",
+    ),
+    "produce": Later(
+        "sandctl.produce", "produce", "Send messages to TOPIC, and print the offset of each once it is stored."
+    ),
+    "consume": Later(
+        "sandctl.consume",
+        "consume",
+        "Print messages of TOPIC as a consumer of a group, and ack each once it is printed.",
+    ),
+    "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move those that are pending."),
+    "group": Later("sandctl.groups", "group", "Look at consumer groups, seek, change and delete them."),
+    "dead": Later("sandctl.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later("sandctl.cluster", "cluster", "Look at the cluster; accept a stepped clock."),
     "bench": Later("sandctl.bench", "bench", "Measure how fast and how punctual a cluster is."),
     "completion": Later("sandctl.completion", "completion", "Print what makes a shell complete sandctl's words."),

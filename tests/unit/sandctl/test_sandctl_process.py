@@ -83,7 +83,7 @@ def complete(words: str, *, shell: str = "bash", **environ: str) -> list[str]:
         check=False,
     )
     assert done.stderr == "", done.stderr
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 def test_commands_and_options_complete_without_a_server() -> None:
@@ -98,14 +98,13 @@ def test_commands_and_options_complete_without_a_server() -> None:
 def test_names_of_topics_and_groups_come_from_the_server(server: FakeServer) -> None:
     for name in ("orders", "ore", "other"):
         server.add_topic(name)
+    server.groups["g"] = {}
     environ = {"SANDCTL_SERVERS": server.address}
     assert complete("sandctl topic show or", **environ) == ["orders", "ore"]
     assert complete("sandctl consume orders --group ", **environ) == ["g"]
     assert complete("sandctl group show orders ", **environ) == ["g"]
     assert complete("sandctl bench produce --topic ot", **environ) == ["other"]
-    assert complete(f"sandctl -s {server.address} produce ", SANDCTL_SERVERS="127.0.0.1:1") == [
-        "t", "orders", "ore", "other",
-    ] or complete(f"sandctl -s {server.address} produce ") == sorted(server.topics)  # fmt: skip
+    assert complete(f"sandctl -s {server.address} produce ", SANDCTL_SERVERS="127.0.0.1:1") == sorted(server.topics)
     server.add_topic("or\x1b[31m")
     assert complete("sandctl topic show or", **environ) == ["orders", "ore"], "nothing that a terminal would obey"
 
