@@ -48,7 +48,8 @@ def _topics(context: click.Context, parameter: click.Parameter, incomplete: str)
 
 
 def _groups(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    topic = context.params.get("topic")
+    # With an option that has no value yet, click stops before it has told which argument is which.
+    topic = context.params.get("topic") or next(iter(context.args), None)
     if not isinstance(topic, str):
         return []
 

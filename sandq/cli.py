@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -21,9 +20,12 @@ from sandq.tools.running import Root
     "--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML file of this node."
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
 @click.version_option(sandq.__version__, prog_name="sandq")
 @click.pass_context
-def main(context: click.Context, config_file: Path | None, log_format: str) -> None:
+def main(context: click.Context, config_file: Path | None, log_format: str, log_level: str) -> None:
     """Run a sandq node until it is told to stop (SIGINT or SIGTERM).
 
     \b
@@ -34,7 +36,7 @@ def main(context: click.Context, config_file: Path | None, log_format: str) -> N
     """
     if context.invoked_subcommand is None:
         with _errors():
-            _serve(config_file, log_format)
+            _serve(config_file, log_format, log_level)
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -118,14 +120,15 @@ def dump(
             sys.exit(1)
 
 
-def _serve(config_file: Path | None, log_format: str) -> None:
+def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     import trio
 
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
+    from sandq.server import logs
 
     config = load_config(config_file, os.environ)
-    _set_up_logging(log_format)
+    logs.set_up(log_format, log_level, config.node.id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def serve() -> None:
@@ -167,25 +170,6 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield from _leaves(error)
         else:
             yield error
-
-
-def _set_up_logging(log_format: str) -> None:
-    import structlog
-
-    if log_format == "auto":
-        log_format = "text" if sys.stderr.isatty() else "json"
-    renderer = structlog.dev.ConsoleRenderer() if log_format == "text" else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

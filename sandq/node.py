@@ -68,6 +68,8 @@ async def run_node(
     DataDirInUse, Corruption), StorageFailed.
     """
     _check_supported(config)
+    # Of what runs in here; several nodes may be in one process.
+    structlog.contextvars.bind_contextvars(node=config.node.id)
     data_dir = _make_data_dir(config)
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,3 +280,54 @@ def test_the_cluster_and_one_that_is_not_there(ctl: Ctl) -> None:
     assert "node1" in ctl("cluster info").out
     assert abs(json.loads(ctl("-o json cluster clock").out)["drift_ms"]) < 500
     assert ctl("--server 127.0.0.1:1 topic list", code=3).err.startswith("sandctl: ")
+
+
+def test_nodes_and_partitions(ctl: Ctl) -> None:
+    ctl("topic create parted --partitions 3")
+    ctl("produce parted --lines --at +1h", stdin="a\nb\n")
+    (node,) = ctl.json("cluster nodes")
+    assert node["node"] == "node1" and node["client"] == ctl.node.address and node["leads"] >= 3
+    rows = ctl.json("cluster partitions --topic parted")
+    assert [(row["topic"], row["partition"], row["leader"]) for row in rows] == [
+        ("parted", number, "node1") for number in range(3)
+    ]
+    assert sum(row["delayed"] for row in rows) == 2
+    assert "only the first 2" in ctl("cluster partitions --limit 2").err
+    assert "no topic 'absent'" in ctl("cluster partitions --topic absent", code=1).err
+
+
+def test_many_at_a_rate(ctl: Ctl) -> None:
+    ctl("topic create paced")
+    assert len(ctl("produce paced tick --count 500").out.split()) == 500
+    began = time.monotonic()
+    ctl("produce paced --lines --rate 50", stdin="x\n" * 40)
+    assert time.monotonic() - began >= 0.75
+    assert len(ctl("consume paced --group g").out.split()) == 540
+
+
+def test_measuring(ctl: Ctl) -> None:
+    before = {row["name"] for row in ctl.json("topic list")}
+    found = ctl.json("bench produce --messages 3000 --batch 10")
+    assert found["messages"] == 3000 and found["rate"] > 0 and found["latency"]["p99_ms"] > 0
+    found = ctl.json("bench consume --messages 3000")
+    assert found["messages"] == 3000 and found["latency"]["max_ms"] > 0
+    found = ctl.json("bench lateness --messages 200 --rate 400")
+    assert (found["messages"], found["early"]) == (200, 0) and found["lateness"]["least_ms"] >= 0
+    assert "early" in ctl("bench lateness --messages 20 --rate 400").out
+    assert {row["name"] for row in ctl.json("topic list")} == before, "what it makes it deletes"
+    ctl("topic create benched")
+    ctl("bench lateness --messages 20 --rate 400 --topic benched")
+    assert ctl("group list benched").err == "none\n", "and its group"
+    ctl("produce benched x")
+    assert "holds 1 messages" in ctl("bench consume --topic benched", code=1).err
+
+
+def test_what_is_ready_now_without_acking(ctl: Ctl) -> None:
+    """Looking costs no attempt, however often; what is delayed is not waited for."""
+    ctl("topic create seen --max-attempts 2")
+    ctl("produce seen --lines", stdin="a\nb\n")
+    ctl("produce seen later --in 1h")
+    for _ in range(3):
+        assert ctl("consume seen --group g --no-ack").out == "a\nb\n"
+    assert [row["attempt"] for row in ctl("consume seen --group g -o jsonl").rows] == [1, 1]
+    assert ctl("consume seen --group g").out == ""

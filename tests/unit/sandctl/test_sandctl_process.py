@@ -62,7 +62,7 @@ def test_the_list_of_commands_says_what_they_say() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output
     for name, place in COMMANDS.items():
         command = main.commands[name]
-        assert command.name == name and place.short_help in listed
+        assert command.name == name and place.short_help[:30] in listed
         assert command.get_short_help_str(100) == place.short_help, name
 
 
@@ -204,8 +204,8 @@ def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> No
     process = spawn("-o", "json", "produce", "t", "x", "--count", "100000", "--rate", "100")
     first = process.stdout.readline() + process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=20)
-    assert process.returncode == 130 and b"Traceback" not in errors
+    rest, errors = process.stdout.read(), process.stderr.read()
+    assert process.wait(20) == 130 and b"Traceback" not in errors
     assert 0 < len(json.loads(first + rest)) < 100_000
 
 

@@ -1,0 +1,128 @@
+"""docs/examples/: each is run as its header says, against a real node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import sandq
+from tests.faults.node_process import ROOT, NodeProcess, free_port
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    process = NodeProcess(tmp_path)
+    process.start()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    begun: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=EXAMPLES,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield run
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+def until(condition: Callable[[], object], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.02)
+
+
+def test_all_of_them_are_tried() -> None:
+    assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
+        "fastapi_app.py", "plain_script.py", "worker.py"
+    }  # fmt: skip
+    document = (ROOT / "docs" / "client.md").read_text()
+    assert all(f"(examples/{path.name})" in document for path in EXAMPLES.glob("*.py"))
+
+
+def test_the_plain_script(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+    begun = time.monotonic()
+    first, *rest = output(start("plain_script.py", node.address)).splitlines()
+    assert first.startswith("tea is message 0")
+    assert rest == ["tea is ready", "eggs are ready", "cake is ready"]
+    assert time.monotonic() - begun >= 3
+
+
+def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+    port = free_port()
+    bind = f"127.0.0.1:{port}"
+    server = start("-m", "hypercorn", "fastapi_app:app", "--bind", bind, BROKER=node.address)
+
+    def serves() -> bool:
+        assert server.poll() is None, server.communicate()
+        try:
+            return app.get("/sent").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with httpx.Client(base_url=f"http://{bind}", timeout=10) as app:
+        until(serves)
+        tea = {"to": "ada@example.org", "text": "tea", "delay": "1s"}
+        answer = app.post("/reminders", params=tea)
+        assert answer.status_code == 201 and len(answer.json()["id"]) == 26
+        never = app.post("/reminders", params=tea | {"text": "never", "delay": "2s"}).json()["id"]
+        assert app.delete(f"/reminders/{never}").json() == {"cancelled": never}
+        assert app.post("/reminders", params=tea | {"delay": "soon"}).status_code == 422
+        assert app.delete("/reminders/nonsense").status_code == 404
+        until(lambda: app.get("/sent").json() == ["ada@example.org: tea"])
+        until(lambda: app.delete(f"/reminders/{answer.json()['id']}").status_code in (404, 409))
+    server.send_signal(signal.SIGTERM)
+    _, err = server.communicate(timeout=60)
+    assert server.returncode == 0 and "Traceback" not in err, err
+
+
+def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+    worker = start("worker.py", "--server", node.address, "--concurrency", "2")
+    with sandq.sync.connect(node.address) as client:
+        until(lambda: [topic.name for topic in client.admin.list_topics()] == ["tasks"])
+        for word, delay in (("hello", "0s"), ("later", "1s"), ("boom", "0s")):
+            output(start("worker.py", "--server", node.address, "--say", word, "--in", delay))
+        client.produce("tasks", b'{"args": [], "kwargs": {}}', headers={"task": "nobody's"})
+
+        def errors() -> set[str | None]:
+            found = [client.messages("tasks").why(message.id) for message in client.messages("tasks").list()]
+            groups = [group for why in found for group in why["groups"]]
+            return {attempt[5] for group in groups for attempt in group["history"]}
+
+        until(lambda: errors() == {"RuntimeError: it went boom", 'unknown task "nobody\'s"'})
+        assert worker.stdout is not None
+        assert [worker.stdout.readline() for _ in range(2)] == ["hello\n", "later\n"]
+    worker.send_signal(signal.SIGTERM)
+    _, err = worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert "RuntimeError: it went boom" in err, "each failure is logged with its traceback"
