@@ -29,6 +29,7 @@ FILL_PER_S = 10_000
 """As fast as a slow client schedules messages: none may be due before the last one is stored."""
 GRACE_S = 10.0
 CLEAN_UP_S = 5.0
+TRIM_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Load:
     async def _check_empty(self, client: Client) -> None:
         from sandq.errors import InvalidRequest
 
-        held = sum(int(row.get("messages") or 0) for row in await client.admin.stats(self.topic))
+        held = await self._held(client)
         if held:
             raise InvalidRequest(
                 f"topic {self.topic} holds {held:,} messages, which this would consume: "
@@ -99,8 +100,15 @@ class Load:
         if self.plan.topic is None:
             await client.admin.delete_topic(self.topic)
         elif consumes:
+            # What is acked goes as long as there is a group that acked it; without one it would stay.
+            with anyio.move_on_after(CLEAN_UP_S / 2):
+                while await self._held(client):  # noqa: ASYNC110 - nobody tells when
+                    await anyio.sleep(TRIM_LOOK_S)
             with suppress(NotFound):  # it ended before there was one
                 await client.admin.delete_group(self.topic, self.group)
+
+    async def _held(self, client: Client) -> int:
+        return sum(int(row.get("messages") or 0) for row in await client.admin.stats(self.topic))
 
     def _begin(self) -> None:
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()

@@ -157,6 +157,12 @@ class Desk:
         if spans:
             self._outbox.nack(chunk, spans, delay_ms, error)
 
+    def give_back_from(self, chunk: Chunk, start: int) -> None:
+        """From position `start` on nothing was begun: ready for others at once, the attempt not counted."""
+        spans = self._begin_from(chunk, start, NACKING)
+        if spans:
+            self._outbox.nack(chunk, spans, None, None, begun=False)
+
     def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
         """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
         self.check_open()

@@ -33,6 +33,7 @@ class NackKey(NamedTuple):
     lease: Lease
     delay_ms: int | None
     error: str | None
+    begun: bool = True
 
 
 class Sent(NamedTuple):
@@ -73,9 +74,11 @@ class Outbox:
             self._dirty[chunk] = anyio.current_time()
             self._desk.poke()
 
-    def nack(self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None) -> None:
-        """Queue a nack of these messages."""
-        key = NackKey(chunk.lease, delay_ms, error)
+    def nack(
+        self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None, begun: bool = True
+    ) -> None:
+        """Queue a nack of these messages; of what was not begun, the attempt is not counted."""
+        key = NackKey(chunk.lease, delay_ms, error, begun)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
         self._desk.poke()
@@ -105,6 +108,8 @@ class Outbox:
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
             item = [key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error]
+            if not key.begun:
+                item.append(False)
             rows.append((item, Sent(key, parts)))
         for items, sent in frames_of(rows):
             self._request(connection, Nack(desk.group_number, desk.partition, items).frame, sent, since)

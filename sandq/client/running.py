@@ -100,6 +100,7 @@ class Runner:
             self._fail(error)
         finally:
             self._stopping = True
+            self._subscription.stop()
             deadline = anyio.current_time() + self._grace_s
             for scope, message in self._workers.items():
                 if message is None:
@@ -121,8 +122,6 @@ class Runner:
                     if message is None:
                         async with self._turn:
                             message = await self._subscription.__anext__()
-                        if self._stopping:
-                            return  # it is not begun, and given back with the subscription
                     self._workers[scope] = message
                     await self._handle(message, scope)
                     self._workers[scope] = None

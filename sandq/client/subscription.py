@@ -7,14 +7,16 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, TypeVar
 
 import anyio
 import anyio.abc
 
-from sandq.client.chunks import HELD, Chunk
+from sandq.client.arrivals import Arrival
+from sandq.client.chunks import Chunk
 from sandq.client.cluster import Cluster
 from sandq.client.desk import Desk
 from sandq.client.leases import Lease
@@ -31,7 +33,6 @@ from sandq.model.times import Duration
 
 log = logging.getLogger("sandq.client")
 
-M = TypeVar("M")
 T = TypeVar("T")
 
 CREDIT: Final = 10
@@ -41,32 +42,6 @@ YIELD_S: Final = 0.001
 """The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
 _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
-
-
-class Arrival:
-    """A chunk that waits to be taken by who iterates, and how far it was."""
-
-    __slots__ = ("_values", "chunk", "position")
-
-    def __init__(self, chunk: Chunk) -> None:
-        self.chunk = chunk
-        self.position = 0
-        self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
-
-    def take(self, make: Callable[[Chunk, int, bytes], M]) -> M | None:
-        """The next message that is held, as `make` makes it; None at the end."""
-        chunk = self.chunk
-        position = chunk.state.find(HELD, self.position)
-        if position < 0:
-            return None
-        if self._values is None:
-            self._values = chunk.values()
-        self.position = position + 1
-        return make(chunk, position, self._values[position] or b"")
-
-    def is_empty(self) -> bool:
-        """Whether nothing of it is held any more."""
-        return self.chunk.state.find(HELD, self.position) < 0
 
 
 class Subscription:
@@ -116,6 +91,7 @@ class Subscription:
         self._scope = anyio.CancelScope()
         self._error: SandqError | None = None
         self._is_open = False
+        self._is_stopped = False
         self._entered = False
         self._yielded_at = 0.0
         self._due_at = -math.inf
@@ -185,6 +161,20 @@ class Subscription:
         while self._error is None and not all(desk.is_quiet for desk in self._desks.values()):
             await self._quiet.wait()
 
+    def stop(self) -> None:
+        """Take nothing more: what has come and was not taken, and what still comes, is given back at once."""
+        self._is_stopped = True
+        self._credit = 0
+        for session in self._sessions.values():
+            session.target = 0
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            self._give_back(arrival.chunk, arrival.position)
+
+    def _give_back(self, chunk: Chunk, start: int) -> None:
+        with suppress(ClosedError):  # it was left: then all is given back
+            chunk.lease.desk.give_back_from(chunk, start)
+
     def check_open(self) -> None:
         """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""
         if self._error is not None:
@@ -234,6 +224,9 @@ class Subscription:
 
     def receive(self, chunk: Chunk) -> None:
         """Messages came: for the iterator."""
+        if self._is_stopped:
+            self._give_back(chunk, 0)
+            return
         self._arrivals.append(Arrival(chunk))
         self._arrived.set()
 

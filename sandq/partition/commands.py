@@ -113,8 +113,8 @@ class Ack(Command):
 @dataclass(frozen=True, slots=True)
 class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
-    items: Sequence[tuple[int, What, int | None, str | None]]
-    """(token, what, delay_ms (None: the back-off), error), ..."""
+    items: Sequence[tuple[int, What, int | None, str | None] | tuple[int, What, int | None, str | None, bool]]
+    """(token, what, delay_ms (None: the back-off), error), ...; with a fifth, False: they were not begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -46,13 +47,17 @@ class Settler:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, token: int, what: c.What, delay_ms: int | None, error: str | None, now_ms: int, view: View) -> Lost:
+    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
+        """`item`: one of a Nack."""
+        token, what, delay_ms, error, *begun = item
         lease = self._book.leases.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
-        if fresh:
+        if fresh and begun == [False]:
+            self._return(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        elif fresh:
             self._book.totals.nacked += fresh.bit_count()
             self._give_back(lease, fresh, delay_ms, NACKED, error, now_ms, view)
         return _lost(lease, mask & ~fresh, foreign, what)

@@ -256,7 +256,7 @@ class TimerPartition:
                 return [settler.ack(token, what, now_ms, view) for token, what in command.items]
             case c.Nack():
                 self._trimmer.settled(now_ms)
-                return [settler.nack(item[0], item[1], item[2], item[3], now_ms, view) for item in command.items]
+                return [settler.nack(item, now_ms, view) for item in command.items]
             case c.Extend():
                 return [settler.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
             case c.Expire():

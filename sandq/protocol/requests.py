@@ -12,7 +12,7 @@ of them:
     UNSUBSCRIBE  5 [subscription_id]
     CREDIT       6 [subscription_id, more]                      request id 0, no reply
     ACK          9 [group_number, partition, [[token, what]...]]
-    NACK        10 [group_number, partition, [[token, what, delay_ms | nil, error str | nil]...]]
+    NACK        10 [group_number, partition, [[token, what, delay_ms | nil, error str | nil(, begun bool)]...]]
     EXTEND      11 [group_number, partition, [[token, lease_ms]...]]
     PING        17 []
     LEASE       22 [topic, group, consumer_id, max, wait_ms, lease_ms | nil, start, ack bool]
@@ -287,7 +287,8 @@ _NACK = Shape("NACK", Field("group_number", int), Field("partition", int, maximu
 
 
 class Nack(NamedTuple):
-    """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`."""
+    """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
+    field, `False`, they were not begun: they are ready at once, and the attempt is not counted."""
 
     group_number: int
     partition: int
@@ -297,8 +298,10 @@ class Nack(NamedTuple):
     def parse(cls, frame: Frame) -> Nack:
         _NACK.check(frame)
         for item, row in enumerate(frame[4], 1):
-            if type(row) is not list or len(row) != 4 or type(row[0]) is not int or row[0] < 0:
-                raise _NACK.wrong(3, f"item {item}: expected [token, what, delay_ms, error]")
+            if type(row) is not list or len(row) not in (4, 5) or type(row[0]) is not int or row[0] < 0:
+                raise _NACK.wrong(3, f"item {item}: expected [token, what, delay_ms, error], and perhaps begun")
+            if type(row[-1]) is not bool and len(row) == 5:
+                raise _NACK.wrong(3, f"item {item}: begun must be bool")
             if row[1] is not None:
                 check_what(_NACK, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
+from sandq.partition.tally import Counted
 from sandq.partition.timer import GroupStatus, Status
 
 OTHER = "_other"
@@ -30,24 +31,8 @@ class TopicSeen(NamedTuple):
 class TopicNumbers:
     """Sums over partitions, or over topics."""
 
-    COUNTERS = (
-        "stored",
-        "stored_bytes",
-        "cancelled",
-        "moved",
-        "leases",
-        "acked",
-        "nacked",
-        "lease_expired",
-        "released",
-        "dead_nacked",
-        "dead_lease_expired",
-        "dead_expired",
-    )
-    """Of `Counted`."""
-
     def __init__(self) -> None:
-        self.counted = [0] * len(self.COUNTERS)
+        self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
         self.messages = self.delayed = self.bytes = 0
@@ -72,7 +57,8 @@ class TopicNumbers:
         self.lateness.add(other.lateness)
 
     def count(self, name: str) -> int:
-        return self.counted[self.COUNTERS.index(name)]
+        """A field of `Counted`."""
+        return self.counted[Counted._fields.index(name)]
 
 
 class GroupNumbers:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from sandq.client.arrivals import Arrival
 from sandq.client.bridge import Bridge
-from sandq.client.subscription import Arrival
 from sandq.client.subscription import Subscription as AsyncSubscription
 from sandq.client.threaded import Message, MessageBatch
 from sandq.sync.faces import BlockFace, Blocks, blocking

@@ -93,7 +93,7 @@ class DataDirectory:
             self.files.close()
         size = sum(found.sizes.values())
         text = f"{len(found.sizes)} segments, {bytes_text(size)}, {len(found.groups)} groups"
-        if found.cut_bytes or self.files.removed:
+        if found.cut_bytes:
             text += "; its end is torn, as after a power cut: the next start mends it and nothing acknowledged is lost"
         elif found.sealed:
             text += "; stopped cleanly"

@@ -38,11 +38,10 @@ class ReadOnlyFile:
 
 
 class ReadOnlyFiles:
-    """`removed`: the names that whoever uses it would have removed."""
+    """`root` must be there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.removed: list[str] = []
         self._open: list[ReadOnlyFile] = []
 
     def open(self, name: str, *, create_bytes: int | None = None) -> ReadOnlyFile:
@@ -69,7 +68,7 @@ class ReadOnlyFiles:
         raise self._refused("replace", name)
 
     def remove(self, name: str) -> None:
-        self.removed.append(name)
+        """Nothing."""
 
     def list(self, directory: str) -> list[str]:
         try:

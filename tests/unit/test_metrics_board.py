@@ -90,7 +90,3 @@ def test_groups_beyond_the_limit_are_summed_up_by_topic() -> None:
         ("t2", OTHER): 24,
     }
     assert groups["t2", OTHER].oldest_ms == 3
-
-
-def test_the_names_of_sums_match_what_is_counted() -> None:
-    assert TopicNumbers.COUNTERS == Counted._fields

@@ -41,7 +41,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
     app.state.gateway = gateway
     app.router.redirect_slashes = False
     problems.install(app)
-    routers = [module.router for module in (routes_node, routes_topics, routes_groups, routes_messages)]
+    routers = [module.router for module in (routes_groups, routes_messages, routes_topics, routes_node)]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)

@@ -12,7 +12,7 @@ from sandq.client import Client, StoredMessage
 from sandq.client.as_json import content_fields, stored_json, value_fields, when, why_json
 from sandq.client.checks import Checks, time_of
 from sandq.model import offsets
-from sandq.model.errors import InvalidRequest, SandqError, UnknownPartition
+from sandq.model.errors import InvalidRequest, SandqError
 
 from . import answers, bodies
 from .gateway import Found, gateway_of, while_connected
@@ -210,11 +210,6 @@ async def fetch(
 async def _produce(
     client: Client, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
 ) -> Any:
-    record = await client.admin.topic(topic)
-    if partition is not None and partition >= len(record.partitions):
-        raise UnknownPartition(
-            f"topic {topic!r} has no partition {partition}; it has {len(record.partitions)}", topic=topic
-        )
     if isinstance(body, bodies.MessageIn):
         offset = await client.produce(topic, **body.arguments(), partition=partition)
         return _stored(offset)

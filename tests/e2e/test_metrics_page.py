@@ -1,0 +1,65 @@
+"""What docs/metrics.md shows, run as it stands (with ports of the test's own)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sandq.server.metrics_catalog import EVERY
+from tests.faults.node_process import ROOT, NodeProcess, free_port
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+
+
+def commands(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    shown = commands("bash")[1].split()
+    assert shown[0] == "sandq"
+    process = NodeProcess(
+        tmp_path, program=("-m", "sandq.cli", *shown[1:]), SANDQ_LISTEN__HTTP=f"127.0.0.1:{free_port()}"
+    )
+    process.start()
+    yield process
+    process.close()
+
+
+def _http(node: NodeProcess) -> str:
+    found = re.search(r"HTTP: http://(\S+)", node.output())
+    assert found is not None, node.output()
+    return found[1]
+
+
+def test_the_scrape_and_the_log(node: NodeProcess) -> None:
+    command = commands("bash")[0].strip().replace("127.0.0.1:2108", _http(node))
+    for _ in range(2):  # the first is told of in the second
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    families = {family.name: family for family in text_string_to_metric_families(done.stdout)}
+    assert {metric.name.removesuffix("_total") for metric in EVERY} <= {
+        name.removesuffix("_total") for name in families
+    }
+    (request,) = families["sandq_http_requests"].samples
+    assert request.labels == {"method": "GET", "route": "/metrics", "status": "200"} and request.value == 1
+    lines = [json.loads(line) for line in node.output().splitlines() if line.startswith("{")]
+    assert {line["node"] for line in lines} == {"node1"}
+    (one, two) = [line for line in lines if line["event"] == "request"]
+    assert one["level"] == "debug" and one["request_id"] != two["request_id"]
+
+
+def test_queries_name_metrics_and_labels_that_there_are() -> None:
+    labels = {metric.name: set(metric.labels) for metric in EVERY}
+    shown = next(block for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "histogram_quantile" in block)
+    for query in (line for line in shown.splitlines() if not line.startswith("#")):
+        names = [name.removesuffix("_bucket") for name in re.findall(r"sandq_\w+", query)]
+        assert names and labels.keys() >= set(names)
+        wanted = {label for part in re.findall(r"by \(([^)]*)\)", query) for label in part.split(", ")} - {"le"}
+        assert wanted <= labels[names[0]]

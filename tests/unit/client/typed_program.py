@@ -1,0 +1,93 @@
+"""A user's program as `mypy --strict` sees it; read by test_client_typing, never run. A line that is wrong on purpose
+names what mypy calls that, behind `# wrong:`."""
+
+from __future__ import annotations
+# ruff: noqa: F841
+
+from datetime import timedelta
+
+import sandq
+from sandq.errors import SandqError
+
+
+async def bill(message: sandq.Message) -> None:
+    value: bytes = message.value
+    await message.ack()
+    wrong: str = message.value  # wrong: assignment
+    message.acknowledge()  # wrong: attr-defined
+
+
+def ship(message: sandq.sync.Message) -> None:
+    key: bytes | None = message.key
+    message.ack().wait(timeout="5s")
+    message.nack(delay=timedelta(seconds=5), error="later").wait()
+    done: int = message.ack().wait()  # wrong: assignment
+    deadline: int = message.extend("1m").wait()
+
+
+def no_handler(message: str) -> None: ...
+
+
+async def asynchronous() -> None:
+    async with sandq.connect("localhost:7170") as client:
+        offset: str = await client.produce("orders", "paid", delay="2h")
+        number: int = await client.produce("orders", b"paid")  # wrong: assignment
+        await client.produce("orders", 17)  # wrong: arg-type
+        await client.produce("orders", b"", deliver_at=1.5)  # wrong: arg-type
+        async with client.producer("orders") as producer:
+            receipt = await producer.send(b"x")
+            text: str = await receipt
+            texts: list[str] = await (await producer.send_many([b"a", {"value": b"b"}]))
+        async with client.subscribe("orders", group="g") as subscription:
+            async for message in subscription:
+                headers: dict[str, object] = message.headers
+            async for batch in subscription.batches():
+                values: list[bytes] = batch.values
+        async for stored in client.messages("orders").list(limit=3):
+            state: str = stored.state
+        leased = await client.leases("orders", "g").take(3)
+        token: str = leased[0].lease_token
+
+
+async def run(client: sandq.Client, plain: bool) -> None:
+    """`run` does not return: what stands behind it is not looked at."""
+    try:
+        if plain:
+            await client.run("orders", "g", ship)
+        await client.run("orders", "g", bill, concurrency=3)
+    except SandqError as error:
+        code: str = error.code
+        await client.run("orders", "g", no_handler)  # wrong: arg-type
+
+
+def blocking() -> None:
+    with sandq.sync.connect("localhost:7170") as client:
+        offset: str = client.produce("orders", "paid", delay="2h", headers={"a": 1})
+        client.produce("orders", 17)  # wrong: arg-type
+        client.produce("orders")  # wrong: call-arg
+        client.produce("orders", b"", partition="one")  # wrong: arg-type
+        with client.producer("orders") as producer:
+            text: str = producer.send(b"x").wait()
+            texts: list[str] = producer.send_many([b"a"]).wait(5)
+            producer.flush()
+        with client.subscribe("orders", group="g", credit=5) as subscription:
+            for message in subscription:
+                value: bytes = message.value
+                ship(message)
+                bill(message)  # wrong: arg-type, unused-coroutine
+            for batch in subscription.batches():
+                count: int = len(batch)
+        name: str = client.admin.create_topic("orders", partitions=2, lease="1m").name
+        client.admin.create_topic("orders", partitions="two")  # wrong: arg-type
+        client.admin.create_topics("orders")  # wrong: attr-defined
+        done: int = client.messages("orders").cancel_all(dry_run=True).done
+        for stored in client.messages("orders").list():
+            number: int = stored.state  # wrong: assignment
+        for letter in client.dead("orders", "g").list():
+            reason: str = letter.reason
+        for fetched in client.fetch("orders", 0):
+            data: bytes = fetched.value
+        tokens: list[str] = [one.lease_token for one in client.leases("orders", "g").take(10, wait="1s")]
+        if tokens:
+            client.run("orders", "g", no_handler)  # wrong: arg-type
+        client.run("orders", "g", ship)
