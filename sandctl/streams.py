@@ -7,6 +7,7 @@ written at once, as is anything that is no descriptor (the streams that click's 
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, BinaryIO
 
@@ -69,12 +70,16 @@ async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | 
 
 
 class Writer:
-    """Writes bytes that are out when `write` returns."""
+    """Writes bytes that are out when `write` returns. It waits only while the other end takes nothing: to go through
+    the event loop for each message would cost more than all the rest."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._descriptor = _descriptor(stream)
         self._waits = self._descriptor is not None
+        self._poll = select.poll()
+        if self._descriptor is not None:
+            self._poll.register(self._descriptor, select.POLLOUT)
 
     async def write(self, data: bytes) -> None:
         """BrokenPipeError when nobody reads any more."""
@@ -84,5 +89,6 @@ class Writer:
             return
         view = memoryview(data)
         while view:
-            self._waits = self._waits and await _ready(anyio.wait_writable, self._descriptor)
+            if self._waits and not self._poll.poll(0):
+                self._waits = await _ready(anyio.wait_writable, self._descriptor)
             view = view[os.write(self._descriptor, view[:WRITE_BYTES] if self._waits else view) :]

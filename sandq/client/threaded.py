@@ -60,7 +60,8 @@ class Message(HeldMessage):
 
     def _ask(self, settling: int) -> None:
         """Refuse at once what is known to be wrong; the loop has the last word."""
-        self._bridge.check()
+        if self._bridge.is_foreign:
+            self._bridge.check()
         if self._asked == _OPEN:
             self._piece.lease.desk.check(self._piece, self._position, settling)
             self._asked = settling

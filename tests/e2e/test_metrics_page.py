@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandq.server.metrics_catalog import EVERY
+from tests.e2e.test_http_page import wait_for
 from tests.faults.node_process import ROOT, NodeProcess, free_port
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
@@ -22,25 +23,24 @@ def commands(kind: str) -> list[str]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeProcess]:
+def web_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def node(tmp_path: Path, web_port: int) -> Iterator[NodeProcess]:
     shown = commands("bash")[1].split()
     assert shown[0] == "sandq"
-    process = NodeProcess(
-        tmp_path, program=("-m", "sandq.cli", *shown[1:]), SANDQ_LISTEN__HTTP=f"127.0.0.1:{free_port()}"
-    )
+    program = ("-m", "sandq.cli", *shown[1:])
+    process = NodeProcess(tmp_path, program=program, SANDQ_LISTEN__HTTP=f"127.0.0.1:{web_port}")
     process.start()
     yield process
     process.close()
 
 
-def _http(node: NodeProcess) -> str:
-    found = re.search(r"HTTP: http://(\S+)", node.output())
-    assert found is not None, node.output()
-    return found[1]
-
-
-def test_the_scrape_and_the_log(node: NodeProcess) -> None:
-    command = commands("bash")[0].strip().replace("127.0.0.1:2108", _http(node))
+def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
+    wait_for(web_port)
+    command = commands("bash")[0].strip().replace("127.0.0.1:2108", f"127.0.0.1:{web_port}")
     for _ in range(2):  # the first is told of in the second
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
     families = {family.name: family for family in text_string_to_metric_families(done.stdout)}
@@ -57,7 +57,7 @@ def test_the_scrape_and_the_log(node: NodeProcess) -> None:
 
 def test_queries_name_metrics_and_labels_that_there_are() -> None:
     labels = {metric.name: set(metric.labels) for metric in EVERY}
-    shown = next(block for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "histogram_quantile" in block)
+    (shown,) = commands("promql")
     for query in (line for line in shown.splitlines() if not line.startswith("#")):
         names = [name.removesuffix("_bucket") for name in re.findall(r"sandq_\w+", query)]
         assert names and labels.keys() >= set(names)

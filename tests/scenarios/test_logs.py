@@ -18,6 +18,7 @@ from sandq.protocol.frames import Type
 from sandq.server import logs
 from sandq.server.client_stats import LOGGED_PER_S, Seldom
 from tests.scenarios.raw_client import RawClient
+from tests.scenarios.working import until
 
 Lines = list[Any]
 
@@ -70,9 +71,11 @@ async def test_connections_come_and_go(lines: Lines, node: Serving) -> None:
     for _ in range(2):
         raw = await RawClient.connect(node.client_port)
         await trio.aclose_forcefully(raw.stream)
-    with trio.fail_after(5):
-        while len([line for line in lines if line["event"] == "a client has gone"]) < 2:
-            await trio.sleep(0.01)
+
+    async def gone() -> int:
+        return len([line for line in lines if line["event"] == "a client has gone"])
+
+    await until(gone, lambda count: count == 2)
     told = [(line["event"], line["connection"]) for line in lines if line["log_level"] == "debug"]
     assert sorted(told) == [
         ("a client has connected", 1),

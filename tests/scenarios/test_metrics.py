@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +22,7 @@ from tests.scenarios.conftest import Dial
 from tests.scenarios.hand_clock import HandClock
 from tests.scenarios.raw_client import RawClient
 from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take
+from tests.scenarios.working import connected, take, until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 BACKOFF = {"kind": "fixed", "first": "1s", "jitter_percent": 0}
@@ -144,9 +146,9 @@ async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) 
         async with client.subscribe("t", group="g", auto_extend=False) as subscription:
             await take(subscription, 1, ack=False)
             hand.forward(11)
-            with trio.fail_after(10):
-                while (found := await scrape(timed))("messages_lease_expired_total", topic="t") != 1:
-                    await trio.sleep(0.01)
+            found = await until(
+                partial(scrape, timed), lambda found: found("messages_lease_expired_total", topic="t") == 1
+            )
         assert found("messages_dead_total", topic="t", reason="lease_expired") == 1
         assert found("group_dead", topic="t", group="g") == 1
 
@@ -177,9 +179,7 @@ async def test_connections_are_counted(node: Serving, client: RawClient, dial: D
     garbage = await dial(node, hello=False)
     await garbage.send_bytes(b"\xff" * 100)
     await garbage.rest()
-    with trio.fail_after(5):
-        while (found := await scrape(node))("connections") != 1:
-            await trio.sleep(0.01)
+    found = await until(partial(scrape, node), lambda found: found("connections") == 1)
     assert found("connections_accepted_total") == 2
     assert found("connections_refused_total") == 0
     assert found("connection_errors_total", code="FRAME_TOO_LARGE") == 1
@@ -300,7 +300,7 @@ async def test_a_scrape_while_everything_changes(node: Serving, api: sandq.Clien
     async def scrape_often() -> None:
         while not stop.is_set():
             scrapes.append(await scrape(node))
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scrape_often)

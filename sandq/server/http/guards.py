@@ -71,7 +71,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        exchange = _Exchange(_request_id(headers), receive, send, self._rules.body_bytes)
+        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._rules.body_bytes)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         started = time.perf_counter()
         self._under_way += 1
@@ -86,6 +86,8 @@ class Guard:
         try:
             self._check(scope, headers)
             await exchange.read_body(headers)
+            if exchange.only_head:
+                scope["method"] = "GET"
             scope["headers"] = [
                 *((name, value) for name, value in scope["headers"] if name != b"content-type"),
                 (b"content-type", b"application/json"),
@@ -153,8 +155,10 @@ class _Stalled(Exception):
 class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
-    def __init__(self, request_id: str, receive: Receive, send: Send, body_bytes: int) -> None:
+    def __init__(self, request_id: str, only_head: bool, receive: Receive, send: Send, body_bytes: int) -> None:
         self.request_id = request_id
+        self.only_head = only_head
+        """It is answered like a GET, without the body."""
         self.status: int | None = None
         self._receive = receive
         self._send = send
@@ -211,6 +215,8 @@ class _Exchange:
                 (b"x-request-id", self.request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
             ]
+        elif self.only_head:
+            message = {**message, "body": b""}
         with trio.move_on_after(SEND_STALL_S) as scope:
             await self._send(message)
         if scope.cancelled_caught:

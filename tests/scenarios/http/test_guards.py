@@ -154,6 +154,30 @@ async def test_a_slow_client_slows_nobody(web: Web, web_node: Serving) -> None:
     assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["t"]
 
 
+async def test_what_else_http_has(web: Web, web_node: Serving) -> None:
+    """HEAD, several requests at once, a body that is asked for first, a client of HTTP/1.0, one that upgrades."""
+    head = await web.raw("HEAD", "/healthz")
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "15")
+    assert (await web.raw("HEAD", "/nope")).status_code == 404
+    two = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /nope HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = await wire(web_node, two)
+    assert answer.count(b"HTTP/1.1 200") == 1 and answer.count(b"HTTP/1.1 404") == 1
+    expecting = (
+        b"POST /topics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b'Expect: 100-continue\r\nContent-Length: 13\r\n\r\n{"name": "t"}'
+    )
+    assert b"HTTP/1.1 201" in await wire(web_node, expecting)
+    assert b" 200 " in await wire(web_node, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    assert b" 403 " in await wire(web_node, b"GET /healthz HTTP/1.0\r\n\r\n")
+    for garbage in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000):
+        answer = await wire(web_node, garbage)
+        assert not answer or answer.split()[1] in (b"400", b"431"), answer[:200]
+    upgrade = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    keys = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    assert b" 403 " in await wire(web_node, upgrade + keys)
+    assert await web.get("/healthz") == {"status": "ok"}
+
+
 async def test_so_many_at_once(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_REQUESTS="3")) as node:
         assert node.http is not None

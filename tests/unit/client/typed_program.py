@@ -1,8 +1,8 @@
 """A user's program as `mypy --strict` sees it; read by test_client_typing, never run. A line that is wrong on purpose
 names what mypy calls that, behind `# wrong:`."""
 
-from __future__ import annotations
 # ruff: noqa: F841
+from __future__ import annotations
 
 from datetime import timedelta
 

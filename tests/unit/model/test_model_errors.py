@@ -37,6 +37,7 @@ CONTRACT = {
     ("WRONG_VERSION", False, 400),
     ("FRAME_TOO_LARGE", False, 413),
     ("CLOSED", False, 500),
+    ("FORKED", False, 500),
     ("STARTUP", False, 500),
     ("CONFIG", False, 500),
     ("CORRUPTION", False, 500),

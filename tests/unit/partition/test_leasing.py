@@ -90,6 +90,21 @@ def test_the_whole_lease_is_what_was_not_nacked(bench: Bench) -> None:
     assert bench.ack(lease.token) is None, "an ack repeated is answered as the first time"
 
 
+def test_what_was_not_begun_is_ready_at_once_and_the_attempt_not_counted(bench: Bench) -> None:
+    bench.open()
+    base, _ = bench.append(*"abc")
+    lease = bench.one()
+    rest = [[offsets.shift(base, 1), 2]]
+    assert bench.apply(1, c.Nack([(lease.token, rest, None, None, False)]))[0] == [None]
+    again = bench.one(at=1)
+    assert (bench.values([again]), again.attempt) == (["b", "c"], 1)
+    assert bench.apply(2, c.Nack([(lease.token, rest, None, None, False)]))[0] == [rest], "it is another's now"
+    assert bench.ack(lease.token, [[base, 1]], at=2) is None, "what was begun is held as before"
+    bench.nack(again.token, delay=0, at=2)
+    assert bench.one(at=2).attempt == 2, "and a nack is one"
+    assert bench.status().groups[0].waiting == 0
+
+
 def test_repeated_acks_are_remembered_for_a_bounded_number_of_leases(bench: Bench) -> None:
     bench.open()
     tokens = []

@@ -85,5 +85,5 @@ def test_every_type_and_code_is_named() -> None:
         if kind not in (Type.REPLY, Type.ERROR, Type.DELIVER):
             assert re.search(rf"\b{kind.value} {kind.name}\b", DOCUMENT), kind.name
     codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.SandqError)}
-    local = {"STARTUP", "CONFIG", "CORRUPTION", "DATA_DIR_IN_USE", "CONNECTION_LOST", "RETRIABLE"}
+    local = {"STARTUP", "CONFIG", "CORRUPTION", "DATA_DIR_IN_USE", "CONNECTION_LOST", "RETRIABLE", "FORKED"}
     assert [code for code in sorted(codes - local) if f"`{code}`" not in DOCUMENT] == []

@@ -43,6 +43,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
     (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
+    (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
     (Type.PING, requests.Ping()),
     (Type.FETCH, messages.Fetch("t", 0, BASE, None, 1, 2**32 - 1)),

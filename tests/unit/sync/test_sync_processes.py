@@ -33,8 +33,7 @@ def start(server: FakeServer) -> Iterator[Start]:
 
     def run(source: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source)]
-            + [server.address],
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), server.address],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
