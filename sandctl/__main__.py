@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -13,6 +14,9 @@ def run() -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        # The rest is Python taking itself apart: a second Ctrl-C changes nothing any more.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

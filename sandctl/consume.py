@@ -182,7 +182,6 @@ class _Printer:
         self._output = settings().output
         self._escapes = sys.stdout.isatty()
         self._count = 0
-        self._whole = True
 
     async def message(self, message: Message | LeasedMessage) -> None:
         """Out of this process when it returns."""
@@ -191,15 +190,14 @@ class _Printer:
         else:
             data = to_json(message_record(message)).encode("utf-8", "surrogatepass")
             data = data + b"\n" if self._output == "jsonl" else (b",\n  " if self._count else b"[\n  ") + data
-        self._whole = False
-        await self._writer.write(data)
-        self._whole = True
         self._count += 1
+        await self._writer.write(data)
 
     async def close(self) -> None:
-        """End a JSON array; not after half a message."""
-        if self._output == "json" and self._whole:
-            import anyio
+        """End what was begun: a message that is half out, a JSON array. Unless nobody reads any more."""
+        import anyio
 
-            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+        with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+            await self._writer.finish()
+            if self._output == "json" and not self._writer.is_broken:
                 await self._writer.write(b"\n]\n" if self._count else b"[]\n")

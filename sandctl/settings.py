@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -106,16 +107,24 @@ async def connected() -> AsyncIterator[Client]:
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, do the work, disconnect."""
+    import asyncio
+
     import anyio
+
+    from sandctl.interrupts import Interrupts
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sandctl: %(message)s")
 
     async def main() -> T:
-        async with connected() as client:
-            return await work(client)
+        with anyio.CancelScope() as scope:
+            interrupts.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
+            async with connected() as client:
+                return await work(client)
+        raise KeyboardInterrupt
 
     try:
-        return anyio.run(main)
+        with Interrupts() as interrupts:
+            return anyio.run(main)
     except BaseExceptionGroup as group:
         # From tasks of the command's own. That the other end of a stream is gone is never the cause.
         causes = list(_leaves(group))

@@ -74,12 +74,14 @@ class Writer:
     the event loop for each message would cost more than all the rest."""
 
     def __init__(self, stream: BinaryIO) -> None:
+        self.is_broken = False
         self._stream = stream
         self._descriptor = _descriptor(stream)
         self._waits = self._descriptor is not None
         self._poll = select.poll()
         if self._descriptor is not None:
             self._poll.register(self._descriptor, select.POLLOUT)
+        self._rest = memoryview(b"")
 
     async def write(self, data: bytes) -> None:
         """BrokenPipeError when nobody reads any more."""
@@ -87,8 +89,18 @@ class Writer:
             self._stream.write(data)
             self._stream.flush()
             return
-        view = memoryview(data)
-        while view:
+        self._rest = memoryview(data)
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Write what a `write` that was cancelled left."""
+        descriptor = self._descriptor
+        while self._rest and descriptor is not None and not self.is_broken:
             if self._waits and not self._poll.poll(0):
-                self._waits = await _ready(anyio.wait_writable, self._descriptor)
-            view = view[os.write(self._descriptor, view[:WRITE_BYTES] if self._waits else view) :]
+                self._waits = await _ready(anyio.wait_writable, descriptor)
+            try:
+                written = os.write(descriptor, self._rest[:WRITE_BYTES] if self._waits else self._rest)
+            except OSError:
+                self.is_broken = True
+                raise
+            self._rest = self._rest[written:]

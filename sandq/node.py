@@ -25,7 +25,7 @@ from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import Connection
+from sandq.server.connection import Connection, Gate
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics import About, Metrics
 from sandq.server.session import ClientSession
@@ -61,10 +61,13 @@ async def run_node(
     files: Files | None = None,
     stores: Callable[..., Stores] = LevelStores,
     clock: GuardedClock | None = None,
+    timers: Callable[[GuardedClock], Timers] = Timers,
+    gate: Gate | None = None,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
 
-    `files` and `stores` may be twins (tests start real nodes over faulty ones). Raises StartupError (ConfigError,
+    `files`, `stores`, `clock` and `timers` may be twins (tests start real nodes over faulty ones, and `sandq.testing`
+    one whose time stands still); `gate` is awaited before what a client sent is looked at. Raises StartupError (ConfigError,
     DataDirInUse, Corruption), StorageFailed.
     """
     _check_supported(config)
@@ -74,7 +77,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock) as serving:
+        async with _running(config, data_dir, files, stores, clock, timers, gate) as serving:
             yield serving
     finally:
         lock.close()
@@ -87,6 +90,8 @@ async def _running(
     files: Files,
     stores_at: Callable[..., Stores],
     clock: GuardedClock | None,
+    timers_of: Callable[[GuardedClock], Timers],
+    gate: Gate | None,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     if first_start:
@@ -115,7 +120,7 @@ async def _running(
             create=first_start,
         )
         runner.start(engine)
-        timers = Timers(clock)
+        timers = timers_of(clock)
         stats = NodeStats()
         engine.wal.on_sync = stats.fsync.observe
         engine.applier.on_applied = stats.applied
@@ -126,7 +131,7 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, data_dir, own, broker, files, nursery) as serving:
+                async with _serving(config, data_dir, own, broker, files, nursery, gate) as serving:
                     yield serving
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
@@ -150,6 +155,7 @@ async def _serving(
     broker: Broker,
     files: Files,
     nursery: trio.Nursery,
+    gate: Gate | None,
 ) -> AsyncIterator[Serving]:
     limits = broker.limits
     async with _listening(config) as (listeners, web):
@@ -182,7 +188,7 @@ async def _serving(
         about = About(sandq.__version__, own.node, config.cluster.name, data_dir)
         metrics = Metrics(broker, clients, about)
         async with trio.open_nursery() as serving:
-            serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients).serve, listeners)
+            serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
             serving.start_soon(metrics.run)
             serving.start_soon(broker.sweep)
             async with _serving_http(config, broker, metrics, web, Address(host, port)):

@@ -345,7 +345,9 @@ class PartitionDelivery:
         if self._keeping:
             return
         now_ms = self._clock.now_ms()
-        due_ms = max(status.upkeep_ms, now_ms + UPKEEP_PAUSE_MS) if status.upkeep_ms is not None else None
+        due_ms = None
+        if status.upkeep_ms is not None:
+            due_ms = max(status.upkeep_ms, now_ms + self._timers.pause_ms(UPKEEP_PAUSE_MS))
         if self._touched_ms is None:
             self._touched_ms = now_ms
             self._touch([group.name for group in status.groups])

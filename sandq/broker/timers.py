@@ -30,6 +30,10 @@ class Timers:
         if at_ms < self._sleeping_until_ms:
             self._wake.set()
 
+    def pause_ms(self, ms: int) -> int:
+        """How long to pause before more of some work that no message waits for."""
+        return ms
+
     async def run(self) -> None:
         while True:
             now_ms = self._clock.now_ms()

@@ -25,10 +25,12 @@ class HeldMessage(LogMessage["Chunk"]):
 
     @property
     def topic(self) -> str:
+        """The topic's name."""
         return self._piece.lease.desk.topic
 
     @property
     def partition(self) -> int:
+        """Where in the topic it lies."""
         return self._piece.lease.desk.partition
 
     @property
@@ -115,6 +117,7 @@ class Extension:
         self._event: anyio.Event | None = None
 
     def finish(self, deadline_ms: int | None, error: SandqError | None) -> None:
+        """It was answered, or cannot be; for the client."""
         self.deadline_ms, self.error = deadline_ms, error
         if self._event is not None:
             self._event.set()

@@ -104,6 +104,7 @@ class LogMessage(Generic[P]):
 
     @property
     def key(self) -> bytes | None:
+        """Messages of one key are of one partition; None when it has none."""
         return self._piece.key(self._position)
 
     @property

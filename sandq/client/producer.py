@@ -214,6 +214,7 @@ class Producer:
         return await self.send(message["value"], **{**common, **given})
 
     def check_open(self) -> None:
+        """ClosedError outside of its block."""
         if not self._is_open:
             raise ClosedError(
                 f"the producer of topic {self.topic!r} is closed"

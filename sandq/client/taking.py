@@ -55,6 +55,7 @@ class LeasedMessage(LogMessage[LogPiece]):
 
     @property
     def partition(self) -> int:
+        """Where in the topic it lies."""
         return self._lease.partition
 
     @property

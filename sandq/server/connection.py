@@ -26,6 +26,10 @@ HELLO_S = 10.0
 LAST_WORDS_S = 1.0
 
 
+Gate = Callable[[], Awaitable[None]]
+"""Awaited before what came is looked at."""
+
+
 class Session(Protocol):
     """What the frames of a connection mean."""
 
@@ -46,9 +50,15 @@ class Connection:
     """Frames to send gather while a send is under way, and go out as one. Nothing awaits per frame."""
 
     def __init__(
-        self, stream: trio.SocketStream, limits: Limits, http_address: str, stats: ClientStats | None = None
+        self,
+        stream: trio.SocketStream,
+        limits: Limits,
+        http_address: str,
+        stats: ClientStats | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._stream = stream
+        self._gate = gate
         self._stats = stats if stats is not None else ClientStats()
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
@@ -169,6 +179,8 @@ class Connection:
             if not data:
                 return
             stats.received_bytes += len(data)
+            if self._gate is not None:
+                await self._gate()
             came_at, kind, mark = time.perf_counter(), -1, None
             try:
                 for frame in reader.feed(data):

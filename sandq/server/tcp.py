@@ -13,7 +13,7 @@ from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
 
 from .client_stats import ClientStats
-from .connection import Connection, Session
+from .connection import Connection, Gate, Session
 
 log = structlog.get_logger("sandq.server")
 
@@ -39,7 +39,9 @@ class ClientServer:
         limits: Limits,
         http_address: str,
         stats: ClientStats | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate
         self._make_session = make_session
         self._limits = limits
         self._http_address = http_address
@@ -60,7 +62,7 @@ class ClientServer:
         stats.accepted += 1
         # Of the task of this connection, and of those it begins.
         structlog.contextvars.bind_contextvars(connection=stats.accepted, peer=_peer(stream))
-        connection = Connection(stream, self._limits, self._http_address, stats)
+        connection = Connection(stream, self._limits, self._http_address, stats, self._gate)
         stats.open.add(connection)
         log.debug("a client has connected")
         try:

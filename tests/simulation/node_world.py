@@ -65,6 +65,9 @@ class VirtualTimers:
     def at(self, at_ms: int, call: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (at_ms, next(self._order), call))
 
+    def pause_ms(self, ms: int) -> int:
+        return ms
+
     def next_ms(self) -> int | None:
         return self._heap[0][0] if self._heap else None
 

@@ -103,6 +103,24 @@ def test_nack_and_extend(with_client: Any, wait_until: Any) -> None:
     with_client(body)
 
 
+def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any, wait_until: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.auto = True
+        async with client.producer("t") as producer:
+            await producer.send_many([b"%d" % number for number in range(25)])
+        seen = 0
+        async with client.subscribe("t", group="g") as subscription:
+            assert server.subscription().request.credit == 10
+            async for message in subscription:
+                seen += 1
+                assert sum(row.state == "leased" for row in server.stored["t", 0]) <= 10
+                await message.ack()
+                if seen == 25:
+                    break
+
+    with_client(body)
+
+
 def test_credit_comes_back_with_the_ack(with_client: Any, wait_until: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=5) as subscription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -199,8 +200,6 @@ def test_interrupted_while_it_is_loaded() -> None:
 
 def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> None:
     """What was printed is a whole document."""
-    import json
-
     process = spawn("-o", "json", "produce", "t", "x", "--count", "100000", "--rate", "100")
     first = process.stdout.readline() + process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -334,3 +333,56 @@ def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None
     server.script[Type.LEASE] += [once_more]
     assert ctl("consume", "t", "-g", "g", "-o", "jsonl").stdout.startswith('{"text": "a"')
     assert [row.state for row in server.stored["t", 0]] == ["acked", "acked"]
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.003, 0.03])
+@pytest.mark.parametrize(
+    "args",
+    [["bench", "produce", "--rate", "200"], ["consume", "t", "-g", "g", "--follow"], ["produce", "t", "--lines"]],
+)
+def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[str], gap_s: float) -> None:
+    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once."""
+    process = spawn(*args)
+    deadline = time.monotonic() + 20
+    while not (server.produced or server.subscribed or (args[0] == "produce" and server.of_type(Type.METADATA))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # another process is at work
+    process.send_signal(signal.SIGINT)
+    time.sleep(gap_s)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert b"Traceback" not in process.stderr.read() and set(server.topics) == {"t"}
+
+
+def test_who_is_impatient_need_not_wait(spawn: Any, server: FakeServer) -> None:
+    """It waits for an answer to its cleaning up; the second Ctrl-C ends it at once."""
+    server.script[Type.TOPIC_DELETE] += [SILENCE] * 9
+    process = spawn("bench", "produce", "--rate", "200")
+    deadline = time.monotonic() + 20
+    while not server.produced:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # another process is at work
+    process.send_signal(signal.SIGINT)
+    while not server.of_type(Type.TOPIC_DELETE):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.6)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130 and time.monotonic() - began < 2
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_message_that_is_half_out_is_finished(spawn: Any, server: FakeServer) -> None:
+    """Interrupted while the reader is slow: what has begun is ended, so the JSON is whole."""
+    process = spawn("-o", "json", "consume", "t", "-g", "g", "--follow")
+    deadline = time.monotonic() + 20
+    while not server.subscribed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # another process is at work
+    spawn("produce", "t", "--lines").communicate(b"x" * 200_000)
+    first = os.read(process.stdout.fileno(), 10)
+    process.send_signal(signal.SIGINT)
+    data = first + process.stdout.read()
+    assert process.wait(20) == 130 and len(json.loads(data)) == 1
+    assert server.stored["t", 0][0].state == "ready", "it was not acked"

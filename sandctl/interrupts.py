@@ -1,0 +1,59 @@
+"""Ctrl-C while the event loop runs: the work is cancelled and may clean up; whoever cannot wait asks again.
+
+Python's own way, an exception in whatever the loop is just doing, leaves half-done things and tracebacks when the key
+is pressed twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+EXIT_INTERRUPTED = 130
+IMPATIENT_S = 0.5
+"""A second signal that much later than the first ends the process at once; an earlier one is the same one."""
+CLEAN_UP_S = 10.0
+"""So long the work may take to end: what blocks (output that nobody takes) would keep it for ever."""
+
+
+class Interrupts:
+    """`with Interrupts() as interrupts:` around the loop; in there `interrupts.cancel` is set to what ends the work."""
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], object] | None = None
+        self._first_s: float | None = None
+        self._installed = False
+
+    def __enter__(self) -> Interrupts:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._installed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self.cancel is None:
+            raise KeyboardInterrupt
+        if self._first_s is None:
+            self._first_s = now_s
+            signal.signal(signal.SIGALRM, _end)
+            signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_S)
+            self.cancel()
+        elif now_s - self._first_s > IMPATIENT_S:
+            _end(number, frame)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)

@@ -1,0 +1,210 @@
+"""A node in a thread of its own, and its way through virtual time (in that thread)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+import trio
+import trio.testing
+
+from sandq.broker.broker import Broker
+from sandq.model.config import load_config
+from sandq.model.errors import ClosedError, SandqError, TimedOut
+from sandq.node import Serving, run_node
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+
+from .quiet import quiet_logs
+from .virtual_time import VirtualClock, VirtualTimers
+
+T = TypeVar("T")
+
+SEGMENT_BYTES = 256 * 1024
+STOP_S = 10.0
+"""The thread has so long to end."""
+QUIET_S = 0.01
+"""Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
+then. In real time."""
+_POLL_S = 0.001
+
+
+class State(NamedTuple):
+    """What tells whether anything happens between a node and its clients."""
+
+    received: int
+    sent: int
+    leased: int
+    """Messages that consumers have, over all groups."""
+
+
+class Options(NamedTuple):
+    start_ms: int
+    patience_s: float
+    http: bool
+    environ: dict[str, str]
+
+
+class EmbeddedNode:
+    """Its methods are for any thread but its own."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.clock = VirtualClock(options.start_ms)
+        self.serving: Serving
+        self._timers = VirtualTimers(self.clock)
+        self._gate = trio.Lock()
+        self._token: trio.lowlevel.TrioToken
+        self._stop = trio.Event()
+        self._given_up = 0
+        """Messages that consumers hold and that are not waited for any more."""
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="sandq-testing", daemon=True)
+        self._pid = os.getpid()
+
+    # -- from outside ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Returns once it serves."""
+        self._thread.start()
+        try:
+            self._started.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def stop(self) -> None:
+        """Returns once its threads have ended."""
+        if os.getpid() != self._pid:
+            return  # a forked child has no such thread
+        try:
+            self._token.run_sync_soon(self._stop.set)
+        except trio.RunFinishedError:
+            pass
+        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            raise TimedOut(f"the broker of the test did not stop in {STOP_S:g} s")
+
+    def call(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run on the node's event loop, and wait for the result. Raises ClosedError once it has stopped."""
+        try:
+            return trio.from_thread.run(work, *arguments, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise ClosedError("this broker was stopped: its block has ended") from None
+
+    # -- its thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with quiet_logs():
+                trio.run(self._main)
+        except BaseException as error:
+            if self._started.done():
+                raise
+            leaf: BaseException = error
+            while isinstance(leaf, BaseExceptionGroup):
+                leaf = leaf.exceptions[0]
+            self._started.set_exception(leaf if isinstance(leaf, SandqError) else error)
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        settings = {
+            # Nothing is written there: the files are in memory.
+            "NODE__DATA_DIR": tempfile.gettempdir(),
+            "LISTEN__CLIENT": "127.0.0.1:0",
+            "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
+            "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
+            **self._options.environ,
+        }
+        config = load_config(None, {f"SANDQ_{name}": value for name, value in settings.items()})
+        async with run_node(
+            config,
+            files=MemoryFiles(),
+            stores=lambda path, create: MemoryStores(),
+            clock=self.clock,
+            timers=lambda clock: self._timers,
+            gate=self._settled,
+        ) as serving:
+            self.serving = serving
+            self._started.set_result(None)
+            await self._stop.wait()
+
+    @property
+    def broker(self) -> Broker:
+        return self.serving.broker
+
+    async def _settled(self) -> None:
+        """What a client sends is looked at when everything before it is done: so what follows from what does not
+        depend on how fast anybody is."""
+        async with self._gate:
+            await self._idle()
+
+    async def _idle(self) -> None:
+        """Until nothing is under way in the node."""
+        while True:
+            before = self._progress()
+            await trio.testing.wait_all_tasks_blocked()
+            # What was queued for a thread before is done, and its results are here.
+            await self.broker.fence()
+            await trio.testing.wait_all_tasks_blocked()
+            if before == self._progress() and not self._timers.is_due() and not self.broker.engine.passes.has_work:
+                return
+
+    def _progress(self) -> tuple[int, ...]:
+        stats, metrics = self.broker.stats, self.serving.metrics
+        return sum(stats.apply_entries.counts), stats.entries, metrics.clients.received_bytes
+
+    async def state(self) -> State:
+        """Once nothing is under way in the node."""
+        await self._idle()
+        clients = self.serving.metrics.clients
+        leased = sum(
+            group.leased
+            for topic in self.broker.topics()
+            for delivery in topic.partitions.values()
+            for group in delivery.host.status.groups
+        )
+        self._given_up = min(self._given_up, leased)
+        return State(clients.received_bytes, clients.sent_bytes, leased)
+
+    def is_settled(self, state: State) -> bool:
+        """Whether everything that is waited for was settled."""
+        return state.leased <= self._given_up
+
+    def give_up(self, state: State) -> None:
+        """What is held now is held on purpose, or its consumer does not look at it."""
+        self._given_up = state.leased
+
+    async def go_on(self, until_ms: int) -> bool:
+        """To the next instant at which something is sent to a client. False: there is none up to `until_ms`, which it
+        is now."""
+        while True:
+            before = await self.state()
+            next_ms = self._timers.next_ms()
+            if next_ms is None or next_ms > until_ms:
+                self.clock.ms = max(self.clock.ms, until_ms)
+                return False
+            self.clock.ms = max(self.clock.ms, next_ms)
+            self._timers.wake()
+            if (await self.state()).sent != before.sent:
+                return True
+
+    async def wait_for_clients(self) -> None:
+        """Until they have settled what they were sent, or say nothing any more."""
+        last, since = await self.state(), trio.current_time()
+        while True:
+            await trio.sleep(_POLL_S)
+            state, now = await self.state(), trio.current_time()
+            if state != last:
+                last, since = state, now
+            elif now - since >= (QUIET_S if self.is_settled(state) else self._options.patience_s):
+                self.give_up(state)
+                return
+
+    async def create_topic(self, name: str, partitions: int, settings: dict[str, Any]) -> None:
+        await self.broker.create_topic(name, "timer", partitions, 1, settings)
+        await self._idle()

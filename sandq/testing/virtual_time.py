@@ -1,0 +1,66 @@
+"""Time that stands still until it is put forward."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import trio
+
+from sandq.broker.clock import ClockStatus, GuardedClock
+from sandq.broker.timers import Timers
+
+
+class VirtualClock(GuardedClock):
+    """Whole milliseconds, so that a time that is reached is reached exactly."""
+
+    def __init__(self, start_ms: int) -> None:
+        self.ms = start_ms
+        super().__init__(wall=self.now_s, monotonic=self.now_s)
+
+    def now_s(self) -> float:
+        return self.ms / 1000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def seconds_until(self, at_ms: int) -> float:
+        return max(0, at_ms - self.ms) / 1000
+
+    def status(self) -> ClockStatus:
+        return ClockStatus(self.ms, self.ms, 0, False)
+
+    def accept(self) -> ClockStatus:
+        return self.status()
+
+
+class VirtualTimers(Timers):
+    """They fire when the clock was put forward and `wake` is called; nothing happens by itself."""
+
+    def next_ms(self) -> int | None:
+        """When the next one is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def is_due(self) -> bool:
+        next_ms = self.next_ms()
+        return next_ms is not None and next_ms <= self._clock.now_ms()
+
+    def at(self, at_ms: int, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_ms, next(self._order), call))
+        if at_ms <= self._clock.now_ms():
+            self._wake.set()
+
+    def wake(self) -> None:
+        """The clock was put forward."""
+        self._wake.set()
+
+    def pause_ms(self, ms: int) -> int:
+        """None: a job that a test waits for goes on although time stands still."""
+        return 0
+
+    async def run(self) -> None:
+        while True:
+            while self.is_due():
+                heapq.heappop(self._heap)[2]()
+            self._wake = trio.Event()
+            await self._wake.wait()
