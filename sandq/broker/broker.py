@@ -66,6 +66,7 @@ class Broker:
         self.limits = config.limits
         self.stats = stats
         self._runner = runner
+        self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._config = config
         self._metadata: GroupHost

@@ -38,6 +38,7 @@ class Runner:
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
+        self._passing = False
         self.on_pass: Callable[[int], None] = lambda records: None
         """Told of each pass that was written: its WAL records."""
         self.engine: Engine
@@ -64,6 +65,15 @@ class Runner:
     def wake(self) -> None:
         self._wake.set()
 
+    def is_busy(self) -> bool:
+        """Whether something is on its way to the log."""
+        return self.engine.failed is None and (self._passing or self.engine.passes.has_work)
+
+    async def drain(self) -> None:
+        """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
+        await self.on_wal(lambda: None)
+        await self.ask(lambda: None)
+
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -81,7 +91,9 @@ class Runner:
                 self._wake = trio.Event()
                 await self._wake.wait()
                 continue
+            self._passing = True
             await self._pass()
+            self._passing = False
 
     async def _pass(self) -> None:
         engine = self.engine

@@ -80,7 +80,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._broker = broker
         self._stats = broker.stats
-        self._clients = clients
+        self.clients = clients
         self._about = about
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
@@ -152,7 +152,7 @@ class Metrics:
     # -- looking (event loop) -------------------------------------------------------------------------------------
 
     def _see(self) -> _Seen:
-        broker, connections = self._broker, self._clients.open
+        broker, connections = self._broker, self.clients.open
         return _Seen(
             broker.topics(),
             broker.clock.status(),
@@ -199,7 +199,7 @@ class Metrics:
         told.value("sandq_partitions_led", sum([host.ready for host in hosts]))
 
     def _tell_clients(self, seen: _Seen, told: Exposition) -> None:
-        clients = self._clients
+        clients = self.clients
         told.value("sandq_connections", seen.connections)
         told.value("sandq_connections_accepted_total", clients.accepted)
         told.value("sandq_connections_refused_total", clients.refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -13,9 +14,11 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import Broker
+from sandq.broker.host import call_all
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.node import Serving, run_node
+from sandq.partition import commands as c
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 
@@ -81,10 +84,8 @@ class EmbeddedNode:
         """Returns once its threads have ended."""
         if os.getpid() != self._pid:
             return  # a forked child has no such thread
-        try:
+        with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
-        except trio.RunFinishedError:
-            pass
         self._thread.join(STOP_S)
         if self._thread.is_alive():
             raise TimedOut(f"the broker of the test did not stop in {STOP_S:g} s")
@@ -145,18 +146,18 @@ class EmbeddedNode:
 
     async def _idle(self) -> None:
         """Until nothing is under way in the node."""
+        broker = self.broker
         while True:
-            before = self._progress()
             await trio.testing.wait_all_tasks_blocked()
-            # What was queued for a thread before is done, and its results are here.
-            await self.broker.fence()
+            busy, before = broker.is_busy(), self._applied()
+            await broker.drain()
             await trio.testing.wait_all_tasks_blocked()
-            if before == self._progress() and not self._timers.is_due() and not self.broker.engine.passes.has_work:
+            # Nothing was on its way, what was queued for the partitions is applied, and led to nothing more.
+            if not (busy or broker.is_busy() or self._timers.is_due()) and before == self._applied():
                 return
 
-    def _progress(self) -> tuple[int, ...]:
-        stats, metrics = self.broker.stats, self.serving.metrics
-        return sum(stats.apply_entries.counts), stats.entries, metrics.clients.received_bytes
+    def _applied(self) -> int:
+        return sum([host.status.applied_index for host in self.broker.engine.hosts.values()])
 
     async def state(self) -> State:
         """Once nothing is under way in the node."""
@@ -187,11 +188,23 @@ class EmbeddedNode:
             next_ms = self._timers.next_ms()
             if next_ms is None or next_ms > until_ms:
                 self.clock.ms = max(self.clock.ms, until_ms)
+                await self._tell_time()
                 return False
             self.clock.ms = max(self.clock.ms, next_ms)
             self._timers.wake()
             if (await self.state()).sent != before.sent:
                 return True
+
+    async def _tell_time(self) -> None:
+        """To partitions in which nothing happened: what is due there is shown as ready from now on."""
+        late = [
+            delivery.host
+            for topic in self.broker.topics()
+            for delivery in topic.partitions.values()
+            if delivery.host.status.now_ms < self.clock.ms
+        ]
+        await call_all([(host, c.Clock()) for host in late])
+        await self._idle()
 
     async def wait_for_clients(self) -> None:
         """Until they have settled what they were sent, or say nothing any more."""

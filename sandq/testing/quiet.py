@@ -1,4 +1,4 @@
-"""Logs of embedded brokers: structlog prints everything unless it is told otherwise, and a test wants to see its own."""
+"""Logs of embedded brokers: structlog prints everything unless told otherwise, and a test wants to see its own."""
 
 from __future__ import annotations
 

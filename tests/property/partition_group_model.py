@@ -190,14 +190,18 @@ class GroupModel(Model):
             return None
         return self._lost(lease, names & lease.left, what)
 
-    def nack(self, token: int, what: Offsets | None, delay: int | None, error: str | None) -> Offsets | str | None:
+    def nack(
+        self, token: int, what: Offsets | None, delay: int | None, error: str | None, begun: bool = True
+    ) -> Offsets | str | None:
         lease = self.leases.get(token)
         if lease is None:
             return "all"
         names = self._named(lease, what)
         fresh = names & set(lease.live)
-        if fresh:
+        if fresh and begun:
             self._give_back(lease, fresh, delay, "nacked", error)
+        elif fresh:
+            self._wait(lease, fresh, self.now, lease.attempt - 1, None, None)
         return self._lost(lease, names - fresh, what)
 
     def _named(self, lease: Lease, what: Offsets | None) -> set[str]:

@@ -127,11 +127,15 @@ class Walk(Producers):
         shape=st.sampled_from(["one", "run", "bits", "foreign"]),
         delay=st.sampled_from([None, None, 0, 400, 70_000]),
         error=st.sampled_from([None, "no"]),
+        begun=st.sampled_from([None, True, False]),
     )
-    def nack(self, number: int, part: int | None, shape: str, delay: int | None, error: str | None) -> None:
+    def nack(
+        self, number: int, part: int | None, shape: str, delay: int | None, error: str | None, begun: bool | None
+    ) -> None:
         token, what, named = self._some(number, part, shape)
-        answer = self.apply(c.Nack([(token, what, delay, error)]))[0]
-        assert self._lost(answer) == self.model.nack(token, named, delay, error)
+        item = (token, what, delay, error) if begun is None else (token, what, delay, error, begun)
+        answer = self.apply(c.Nack([item]))[0]
+        assert self._lost(answer) == self.model.nack(token, named, delay, error, begun is not False)
 
     def _some(self, number: int, part: int | None, shape: str) -> tuple[int, c.What, set[bytes] | None]:
         """A lease, what of it, in one of the shapes that the wire knows, and the same as offsets."""

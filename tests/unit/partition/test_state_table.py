@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from sandq.model.batch import Column
+from sandq.partition import commands as c
 from sandq.partition.rows import Range
 from tests.unit.partition.bench import Bench, T
 from tests.unit.partition.scenes import STATES, Scene, scene
@@ -189,6 +190,31 @@ class TestConsumerLeaves:
     def test_nothing_is_held(self, state: str) -> None:
         other = scene(state)
         assert other.bench.release(at=3) == 0
+        assert other.state == state
+
+
+class TestNackOfWhatWasNotBegun:
+    def give_back(self, found: Scene, at: int) -> object:
+        item = (found.token, found.what, None, None, False)
+        return found.bench.apply(at, c.Nack([item]))[0][0]
+
+    def test_leased(self) -> None:
+        leased = scene("leased")
+        assert self.give_back(leased, 3) is None
+        again = leased.bench.one(at=3, consumer="other")
+        assert (again.attempt, leased.state) == (1, "leased")
+
+    def test_leased_ahead_it_is_not_early(self) -> None:
+        delayed = scene("delayed")
+        token = delayed.bench.one(at=995, ahead=5).token
+        delayed.bench.apply(996, c.Nack([(token, None, None, None, False)]))
+        assert delayed.bench.lease(at=999) == []
+        assert delayed.bench.one(at=1000).attempt == 1
+
+    @pytest.mark.parametrize("state", ["waiting", "acked", "dead"])
+    def test_nothing_is_held(self, state: str) -> None:
+        other = scene(state)
+        assert self.give_back(other, 3), "it is lost"
         assert other.state == state
 
 

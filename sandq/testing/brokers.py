@@ -1,0 +1,238 @@
+"""The two faces of an embedded broker: for tests that block, and for tests under an event loop (trio or asyncio)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import sniffio
+
+import sandq
+import sandq.sync
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+
+from .loops import others_blocked
+from .node import EmbeddedNode, Options, State
+
+START = "2030-01-01T00:00:00Z"
+"""Where virtual time begins unless a test chooses."""
+PATIENCE_S = 0.1
+_POLL_S = 0.001
+
+
+class _Face:
+    """What needs no waiting."""
+
+    def __init__(self, node: EmbeddedNode, patience_s: float) -> None:
+        self._node = node
+        self._patience_s = patience_s
+
+    @property
+    def address(self) -> str:
+        """For clients: `sandq.connect(b.address)`, `sandq.sync.connect(b.address)`, `sandctl --server`."""
+        serving = self._node.serving
+        return f"{serving.client_host}:{serving.client_port}"
+
+    @property
+    def http(self) -> str:
+        """The URL of the HTTP API; InvalidRequest unless it was asked for: `broker(http=True)`."""
+        address = self._node.serving.http
+        if address is None:
+            raise InvalidRequest("this broker serves no HTTP: make it with sandq.testing.broker(http=True)")
+        return f"http://{address.host}:{address.port}"
+
+    def now_ms(self) -> int:
+        """Virtual time, in epoch milliseconds."""
+        return self._node.clock.ms
+
+    def now(self) -> datetime:
+        """Virtual time, in UTC."""
+        return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self._node.clock.ms)
+
+    def _until_ms(self, to: Instant) -> int:
+        at_ms = instant_ms(to)
+        if at_ms < self.now_ms():
+            raise InvalidRequest(f"virtual time does not go back: it is {self.now().isoformat()} by now")
+        return at_ms
+
+
+class Broker(_Face):
+    """For tests without an event loop. Its methods may be called from any thread."""
+
+    def advance(self, duration: Duration) -> None:
+        """Put virtual time forward, from one instant at which something is due to the next; at each, what is due is
+        delivered, and consumers settle what they got. Returns when nothing is left to do up to the new time.
+
+        A consumer that has not settled a message is waited for (`patience`); a lease that it does not end runs out at
+        its virtual time. `advance(0)`: what is due now.
+        """
+        self.advance_to(self.now_ms() + duration_ms(duration))
+
+    def advance_to(self, instant: Instant) -> None:
+        """As `advance`, to an instant. InvalidRequest when that is over."""
+        until_ms = self._until_ms(instant)
+        _refuse_loops("advance")
+        self._node.call(self._node.wait_for_clients)
+        while self._node.call(self._node.go_on, until_ms):
+            self._node.call(self._node.wait_for_clients)
+
+    def client(self) -> sandq.sync.Client:
+        """A new client of this broker: `with b.client() as client:`."""
+        return sandq.sync.connect(self.address)
+
+    def create_topic(self, name: str, *, partitions: int = 1, **settings: Any) -> None:
+        """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
+        _refuse_loops("create_topic")
+        self._node.call(self._node.create_topic, name, partitions, settings)
+
+    def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
+        """The messages of a topic in the order of delivery, with their values. `state`: delayed, ready, leased,
+        waiting or acked; None: any."""
+        _refuse_loops("messages")
+        with self.client() as client:
+            return list(client.messages(topic).list(state=state, values=True))
+
+    def pending(self, topic: str) -> list[sandq.StoredMessage]:
+        """Those that no consumer has had yet: delayed and ready ones."""
+        return [message for message in self.messages(topic) if message.state in ("delayed", "ready")]
+
+    def for_async(self) -> AsyncBroker:
+        """The same broker, for an event loop."""
+        return AsyncBroker(self._node, self._patience_s)
+
+    def dead(self, topic: str, group: str) -> list[sandq.DeadLetter]:
+        """The dead letters of a group."""
+        _refuse_loops("dead")
+        with self.client() as client:
+            return list(client.dead(topic, group).list())
+
+
+class AsyncBroker(_Face):
+    """For tests under an event loop, trio or asyncio; the methods are those of `Broker`, to be awaited."""
+
+    async def advance(self, duration: Duration) -> None:
+        """As `Broker.advance`. Consumers in this event loop have done what they can when it returns."""
+        await self.advance_to(self.now_ms() + duration_ms(duration))
+
+    async def advance_to(self, instant: Instant) -> None:
+        """As `advance`, to an instant. InvalidRequest when that is over."""
+        until_ms = self._until_ms(instant)
+        node = self._node
+        await self._wait_for_clients()
+        while await self._call(node.go_on, until_ms):
+            await self._wait_for_clients()
+
+    async def _wait_for_clients(self) -> None:
+        last: State | None = None
+        since = anyio.current_time()
+        while True:
+            await others_blocked()
+            state: State = await self._call(self._node.state)
+            if state != last:
+                last, since = state, anyio.current_time()
+                continue
+            # Nobody here has anything to do. Whoever still has a message sleeps, or works in a thread, or keeps it.
+            if self._node.is_settled(state) or anyio.current_time() - since >= self._patience_s:
+                self._node.give_up(state)
+                return
+            await anyio.sleep(_POLL_S)
+
+    async def _call(self, work: Any, *arguments: Any) -> Any:
+        return await anyio.to_thread.run_sync(self._node.call, work, *arguments)
+
+    def client(self) -> contextlib.AbstractAsyncContextManager[sandq.Client]:
+        """A new client of this broker: `async with b.client() as client:`."""
+        return sandq.connect(self.address)
+
+    async def create_topic(self, name: str, *, partitions: int = 1, **settings: Any) -> None:
+        """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
+        await self._call(self._node.create_topic, name, partitions, settings)
+
+    async def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
+        """As `Broker.messages`."""
+        async with self.client() as client:
+            return [message async for message in client.messages(topic).list(state=state, values=True)]
+
+    async def pending(self, topic: str) -> list[sandq.StoredMessage]:
+        """As `Broker.pending`."""
+        return [message for message in await self.messages(topic) if message.state in ("delayed", "ready")]
+
+    async def dead(self, topic: str, group: str) -> list[sandq.DeadLetter]:
+        """As `Broker.dead`."""
+        async with self.client() as client:
+            return [letter async for letter in client.dead(topic, group).list()]
+
+
+class Starting:
+    """What `broker()` returns: `with` gives a `Broker`, `async with` an `AsyncBroker`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._node: EmbeddedNode | None = None
+
+    def _start(self) -> EmbeddedNode:
+        if self._node is not None:
+            raise InvalidRequest("a broker is started once: call sandq.testing.broker() again")
+        self._node = EmbeddedNode(self._options)
+        self._node.start()
+        return self._node
+
+    def _stop(self) -> None:
+        if self._node is not None:
+            self._node.stop()
+
+    def __enter__(self) -> Broker:
+        return Broker(self._start(), self._options.patience_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    async def __aenter__(self) -> AsyncBroker:
+        await anyio.lowlevel.checkpoint()
+        # Cancelled while it starts: `__aexit__` is not called then.
+        with anyio.CancelScope(shield=True):
+            node = await anyio.to_thread.run_sync(self._start)
+        return AsyncBroker(node, self._options.patience_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._stop)
+
+
+def broker(
+    *,
+    start: Instant = START,
+    patience: Duration = PATIENCE_S,
+    http: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> Starting:
+    """A broker for `with` or `async with`. It is empty, lives in memory, and listens on a free port of 127.0.0.1.
+
+    `start`: where virtual time begins. `patience`: how long `advance` waits, in real time, for consumers that have a
+    message and do nothing visible. `http`: serve the HTTP API, too. `settings`: of the node, by the names that they
+    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`.
+    """
+    return Starting(Options(instant_ms(start), duration_ms(patience) / 1000, http, dict(settings or {})))
+
+
+def _refuse_loops(method: str) -> None:
+    """A call that blocks would stop the event loop that it waits for."""
+    try:
+        library = sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return
+    raise InvalidRequest(
+        f"{method} blocks, and this is {library}: use `async with sandq.testing.broker() as b:`, "
+        f"or the fixture async_sandq_broker, and await b.{method}(...)"
+    )

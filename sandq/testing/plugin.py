@@ -1,0 +1,29 @@
+"""Fixtures for pytest. In a `conftest.py`: `pytest_plugins = ["sandq.testing.plugin"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .brokers import AsyncBroker, Broker
+
+
+@pytest.fixture
+def sandq_broker() -> Iterator[Broker]:
+    """A broker of the test's own, for tests without an event loop."""
+    from .brokers import broker
+
+    with broker() as started:
+        yield started
+
+
+@pytest.fixture
+def async_sandq_broker() -> Iterator[AsyncBroker]:
+    """A broker of the test's own, for tests under trio or asyncio, whatever plugin runs them."""
+    from .brokers import broker
+
+    with broker() as started:
+        yield started.for_async()
