@@ -1,6 +1,7 @@
 """Stored messages and dead letters as objects for JSON, and as cells of a table.
 
-The names are those of `sandctl.jsonl`: with its value, such an object is a line that `produce --jsonl` takes.
+The objects are those of HTTP (`sandq/client/as_json.py`): with its value, one is a line that `produce --jsonl` takes. The
+client is imported when something is shown: `--help` does without.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sandctl.jsonl import content_fields, key_fields, text_or_none, value_fields
 from sandctl.output import shortened
 
 if TYPE_CHECKING:
@@ -19,89 +19,30 @@ CELL_CHARS = 60
 
 def stored_record(message: StoredMessage, *, value: bool) -> dict[str, Any]:
     """A stored message, wherever it is in its life."""
-    from sandq.model.times import format_duration
+    from sandq.client.as_json import stored_json
 
-    return {
-        **(value_fields(message.value) if value else {}),
-        **content_fields(message.key, message.headers),
-        **key_fields("unique_key", message.unique_key),
-        **({} if message.ttl_ms is None else {"ttl": format_duration(message.ttl_ms)}),
-        "deliver_at": when(message.deliver_at_ms),
-        "id": message.id,
-        "offset": message.offset,
-        "topic": message.topic,
-        "partition": message.partition,
-        "state": message.state,
-        "created_at": when(message.created_ms),
-        "due_at": when(message.due_ms),
-        "moves": message.moves,
-        "moved_at": when(message.moved_ms),
-        "size": message.size,
-    }
+    return stored_json(message, value=value)
 
 
 def dead_record(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
     """A dead letter."""
-    return {
-        **(value_fields(letter.value) if value else {}),
-        **content_fields(letter.key, letter.headers),
-        **key_fields("unique_key", letter.unique_key),
-        "deliver_at": when(letter.deliver_at_ms),
-        "id": letter.id,
-        "offset": letter.offset,
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "error": letter.error,
-        "dead_at": when(letter.dead_ms),
-        "created_at": when(letter.created_ms),
-        "size": letter.size,
-        "history": [history_record(row) for row in letter.history],
-    }
+    from sandq.client.as_json import dead_json
+
+    return dead_json(letter, value=value)
 
 
 def biography_record(found: Mapping[str, Any]) -> dict[str, Any]:
     """What `why` found, with instants that people and programs can read."""
-    message = {name: value for name, value in found.items() if name != "groups"}
-    return {**_readable(message), "groups": [_group_record(row) for row in found["groups"]]}
+    from sandq.client.as_json import why_json
+
+    return why_json(found)
 
 
-def _group_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    history = [history_record(part) for part in row.get("history") or ()]
-    return {**_readable({name: value for name, value in row.items() if name != "history"}), "history": history}
+def key_record(name: str, key: bytes) -> dict[str, Any]:
+    """A key as text, or in base64 when it is no UTF-8."""
+    from sandq.client.as_json import key_fields
 
-
-def history_record(row: Any) -> dict[str, Any]:
-    """One attempt: who had it, when, and how it ended."""
-    attempt, consumer, leased_ms, ended_ms, outcome, error = row
-    return {
-        "attempt": attempt,
-        "consumer": consumer,
-        "leased_at": when(leased_ms),
-        "ended_at": when(ended_ms),
-        "outcome": outcome,
-        "error": error,
-    }
-
-
-def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Moments (`..._ms`) become instants (`..._at`), the ttl a duration, keys text; ids are text already."""
-    from sandq.model.times import format_duration
-
-    record: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name in ("key", "unique_key"):
-            record.update(key_fields(name, value))
-        elif name == "ttl_ms":
-            record["ttl"] = None if value is None else format_duration(value)
-        elif name.endswith("_ms"):
-            record[name.removesuffix("_ms").removesuffix("_at") + "_at"] = when(value)
-        elif name == "headers":
-            record.update(content_fields(None, value))
-        elif name != "value":
-            record[name] = value
-    return record
+    return key_fields(name, key)
 
 
 def when(ms: int | None) -> str | None:
@@ -115,8 +56,11 @@ def key_cell(key: bytes | None) -> str | None:
     """A key in a table."""
     if key is None:
         return None
-    text = text_or_none(key)
-    return shortened(key.hex() if text is None else text, CELL_CHARS)
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = key.hex()
+    return shortened(text, CELL_CHARS)
 
 
 def value_cell(value: bytes | None) -> str | None:

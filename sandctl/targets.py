@@ -45,9 +45,9 @@ class Target:
     @property
     def record(self) -> dict[str, Any]:
         """For programs."""
-        from sandctl.jsonl import key_fields
+        from sandctl.records import key_record
 
-        return {"id": self.id} if self.unique_key is None else key_fields("unique_key", self.unique_key)
+        return {"id": self.id} if self.unique_key is None else key_record("unique_key", self.unique_key)
 
 
 def one(message_id: str | None, unique_key: str | None) -> Target:

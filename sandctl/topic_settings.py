@@ -122,16 +122,6 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
-    from sandq.model.times import format_duration
+    from sandq.client.as_json import settings_json
 
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            found[key] = shown(value)
-        elif key.endswith("_ms"):
-            found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
-        elif key.endswith("_permille"):
-            found[key.removesuffix("_permille")] = value / 1000
-        else:
-            found[key] = value
-    return found
+    return settings_json(record)

@@ -33,7 +33,7 @@ FROM_OTHERS = frozenset(
     (
         *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token", "lease_until"),  # leased
         *("state", "due_at", "moves", "moved_at", "size"),  # stored
-        *("reason", "attempts", "error", "dead_at", "history"),  # dead
+        *("group", "reason", "attempts", "error", "dead_at", "history"),  # dead
     )
 )
 """What a broker tells of a message, and a producer does not say."""
@@ -47,7 +47,7 @@ KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "hea
 def read_message(found: object) -> dict[str, Any]:
     """The arguments of `Producer.send` that an object of JSON means; InvalidRequest says which field is wrong."""
     if not isinstance(found, dict):
-        raise InvalidRequest("a message is a JSON object")
+        raise InvalidRequest("a message: a JSON object is expected")
     unknown = sorted(found.keys() - KNOWN - FROM_OTHERS)
     if unknown:
         raise InvalidRequest(

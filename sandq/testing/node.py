@@ -68,6 +68,7 @@ class EmbeddedNode:
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="sandq-testing", daemon=True)
         self._pid = os.getpid()
+        self._failure: BaseException | None = None
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
@@ -89,6 +90,8 @@ class EmbeddedNode:
         self._thread.join(STOP_S)
         if self._thread.is_alive():
             raise TimedOut(f"the broker of the test did not stop in {STOP_S:g} s")
+        if self._failure is not None:
+            raise self._failure
 
     def call(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Run on the node's event loop, and wait for the result. Raises ClosedError once it has stopped."""
@@ -105,7 +108,8 @@ class EmbeddedNode:
                 trio.run(self._main)
         except BaseException as error:
             if self._started.done():
-                raise
+                self._failure = error
+                return
             leaf: BaseException = error
             while isinstance(leaf, BaseExceptionGroup):
                 leaf = leaf.exceptions[0]
