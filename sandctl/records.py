@@ -1,7 +1,7 @@
 """Stored messages and dead letters as objects for JSON, and as cells of a table.
 
-The objects are those of HTTP (`sandq/client/as_json.py`): with its value, one is a line that `produce --jsonl` takes. The
-client is imported when something is shown: `--help` does without.
+The objects are those of HTTP (`sandq/client/as_json.py`): with its value, one is a line that `produce --jsonl` takes.
+The client is imported when something is shown: `--help` does without.
 """
 
 from __future__ import annotations

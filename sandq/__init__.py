@@ -5,38 +5,38 @@
     async with sandq.connect() as client:
         await client.produce("reminders", b"call the bank", delay="2h")
 
-Importing it loads the client only; `sandq.sync` (the blocking face) comes with its first use.
+The client is loaded when something of it is first used, and so is `sandq.sync`, its blocking face: a command that only
+prints its help does not pay for them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sandq import errors
-from sandq.client import (
-    Client,
-    DeadLetter,
-    DeadLetters,
-    FetchedMessage,
-    Forecast,
-    Held,
-    JobResult,
-    LeasedMessage,
-    Leases,
-    Message,
-    MessageBatch,
-    Messages,
-    Producer,
-    Receipt,
-    Retry,
-    StoredMessage,
-    Subscription,
-    connect,
-    offset_bytes,
-    offset_text,
-    offset_time_ms,
-)
-
 if TYPE_CHECKING:
-    from sandq import sync
+    from sandq import errors, sync
+    from sandq.client import (
+        Client,
+        DeadLetter,
+        DeadLetters,
+        FetchedMessage,
+        Forecast,
+        Held,
+        JobResult,
+        LeasedMessage,
+        Leases,
+        Message,
+        MessageBatch,
+        Messages,
+        Producer,
+        Receipt,
+        Retry,
+        StoredMessage,
+        Subscription,
+        connect,
+        offset_bytes,
+        offset_text,
+        offset_time_ms,
+    )
 
 __version__ = "0.1.0"
 
@@ -68,8 +68,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sync":
-        import sandq.sync
-
-        return sandq.sync
+    if name in ("errors", "sync"):
+        return import_module(f"sandq.{name}")
+    if name in __all__:
+        return getattr(import_module("sandq.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

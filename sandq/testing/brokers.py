@@ -92,6 +92,12 @@ class Broker(_Face):
         _refuse_loops("create_topic")
         self._node.call(self._node.create_topic, name, partitions, settings)
 
+    def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
+        """Until so many consumers take part in a group: those that another thread starts are not there at once. Raises
+        TimedOut after 10 s of real time."""
+        _refuse_loops("wait_for_consumers")
+        self._node.call(self._node.wait_for_consumers, topic, group, count)
+
     def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
         """The messages of a topic in the order of delivery, with their values. `state`: delayed, ready, leased,
         waiting or acked; None: any."""
@@ -154,6 +160,10 @@ class AsyncBroker(_Face):
     async def create_topic(self, name: str, *, partitions: int = 1, **settings: Any) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         await self._call(self._node.create_topic, name, partitions, settings)
+
+    async def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
+        """As `Broker.wait_for_consumers`; consumers that are tasks of this event loop need not be waited for."""
+        await self._call(self._node.wait_for_consumers, topic, group, count)
 
     async def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
         """As `Broker.messages`."""

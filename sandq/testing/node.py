@@ -30,6 +30,7 @@ T = TypeVar("T")
 SEGMENT_BYTES = 256 * 1024
 STOP_S = 10.0
 """The thread has so long to end."""
+CONSUMERS_S = 10.0
 QUIET_S = 0.01
 """Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
 then. In real time."""
@@ -221,6 +222,18 @@ class EmbeddedNode:
             elif now - since >= (QUIET_S if self.is_settled(state) else self._options.patience_s):
                 self.give_up(state)
                 return
+
+    async def wait_for_consumers(self, topic: str, group: str, count: int) -> None:
+        """In real time. Raises TimedOut."""
+        found = 0
+        with trio.move_on_after(CONSUMERS_S):
+            while True:
+                known = {opened.record.name: opened for opened in self.broker.topics()}.get(topic)
+                found = max([d.consumers(group) for d in known.partitions.values()]) if known is not None else 0
+                if found >= count:
+                    return
+                await trio.sleep(_POLL_S)
+        raise TimedOut(f"topic {topic!r}, group {group!r}: {found} of {count} consumers have come in {CONSUMERS_S:g} s")
 
     async def create_topic(self, name: str, partitions: int, settings: dict[str, Any]) -> None:
         await self.broker.create_topic(name, "timer", partitions, 1, settings)

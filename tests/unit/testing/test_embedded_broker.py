@@ -1,0 +1,340 @@
+"""The embedded broker in tests that block: virtual time goes from one instant that matters to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import structlog
+
+import sandq
+import sandq.testing
+from sandq.errors import ClosedError, InvalidRequest, LeaseLost, SandqError, StartupError, TimedOut
+from sandq.testing import Broker
+
+FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
+
+
+@pytest.fixture
+def b() -> Iterator[Broker]:
+    with sandq.testing.broker() as started:
+        yield started
+
+
+@pytest.fixture
+def client(b: Broker) -> Iterator[sandq.sync.Client]:
+    with b.client() as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def working(b: Broker, topic: str, handler: Callable[[Any], object], **options: Any) -> Iterator[None]:
+    """A worker in a thread, as long as the block lasts."""
+
+    def work() -> None:
+        with contextlib.suppress(ClosedError):
+            client.run(topic, "workers", handler, **options)
+
+    with b.client() as client:
+        thread = threading.Thread(target=work)
+        thread.start()
+        b.wait_for_consumers(topic, "workers")
+        yield
+    thread.join()
+
+
+def ours() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("sandq")}
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_time_stands_still_until_it_is_put_forward(b: Broker) -> None:
+    assert b.now() == datetime(2030, 1, 1, tzinfo=UTC)
+    time.sleep(0.01)
+    assert b.now_ms() == 1_893_456_000_000
+    b.advance("1d1ms")
+    assert b.now() == datetime(2030, 1, 2, 0, 0, 0, 1000, tzinfo=UTC)
+    b.advance_to("2030-01-03T00:00:00Z")
+    assert b.now() == datetime(2030, 1, 3, tzinfo=UTC)
+    b.advance(0)
+    b.advance(timedelta(seconds=1))
+    assert b.now_ms() == 1_893_456_000_000 + 2 * 86_400_000 + 1000
+
+
+def test_time_does_not_go_back(b: Broker) -> None:
+    with pytest.raises(InvalidRequest, match="does not go back"):
+        b.advance_to("2029-12-31T00:00:00Z")
+    with pytest.raises(SandqError):
+        b.advance(-1)
+    assert b.now_ms() == 1_893_456_000_000
+
+
+def test_a_start_of_ones_own() -> None:
+    with sandq.testing.broker(start="2024-02-29T12:00:00Z") as b:
+        assert b.now() == datetime(2024, 2, 29, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("options", [{"start": 5}, {"start": "soon"}, {"patience": "long"}])
+def test_what_is_no_option_is_refused_before_anything_starts(options: dict[str, Any]) -> None:
+    with pytest.raises(SandqError):
+        sandq.testing.broker(**options)
+    assert not ours()
+
+
+def test_nothing_is_delivered_before_its_time_and_everything_at_it(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t")
+    seen: list[tuple[bytes, int]] = []
+    start_ms = b.now_ms()
+    with working(b, "t", lambda message: seen.append((message.value, b.now_ms() - start_ms))):
+        client.produce("t", b"now")
+        client.produce("t", b"hour", delay="1h")
+        client.produce("t", b"day", deliver_at=b.now() + timedelta(days=1))
+        client.produce("t", b"minute", delay="1m")
+        b.advance("59m59.999s")
+        assert seen == [(b"now", 0), (b"minute", 60_000)]
+        b.advance("1ms")
+        assert seen[2:] == [(b"hour", 3_600_000)]
+        b.advance("30d")
+        assert seen[3:] == [(b"day", 86_400_000)]
+    assert b.messages("t") == []
+
+
+def test_delay_counts_from_virtual_time_after_it_was_put_forward(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t")
+    b.advance("365d")
+    client.produce("t", b"x", delay="10s")
+    (stored,) = b.pending("t")
+    assert stored.deliver_at_ms == b.now_ms() + 10_000
+
+
+def test_thirty_days_of_retries_in_order(b: Broker, client: sandq.sync.Client) -> None:
+    backoff = {"kind": "exponential", "first": "1h", "cap": "10d", "jitter_percent": 0}
+    b.create_topic("t", max_attempts=8, backoff=backoff)
+    seen: list[tuple[bytes, int, float]] = []
+    start = b.now()
+
+    def handle(message: Any) -> None:
+        seen.append((message.value, message.attempt, (b.now() - start) / timedelta(hours=1)))
+        if message.attempt < 6 or message.value == b"hopeless":
+            raise ValueError("not yet")
+
+    with working(b, "t", handle):
+        client.produce("t", b"slow", delay="1d")
+        client.produce("t", b"hopeless", delay="2d")
+        b.advance("30d")
+    slow = [(attempt, at) for value, attempt, at in seen if value == b"slow"]
+    assert slow == [(1, 24), (2, 25), (3, 27), (4, 31), (5, 39), (6, 55)]
+    hopeless = [at for value, _, at in seen if value == b"hopeless"]
+    assert hopeless == [48, 49, 51, 55, 63, 79, 111, 175]
+    assert [at for _, _, at in seen] == sorted(at for _, _, at in seen)
+    (letter,) = b.dead("t", "workers")
+    assert (letter.value, letter.attempts, letter.reason) == (b"hopeless", 8, "nacked")
+
+
+def test_a_chain_of_messages_each_at_its_time(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t")
+    seen: list[datetime] = []
+
+    def handle(message: Any) -> None:
+        seen.append(b.now())
+        message.ack().wait()
+        client.produce("t", b"tick", delay="8h")  # after the ack: it is waited for all the same
+
+    with working(b, "t", handle):
+        client.produce("t", b"tick")
+        b.advance("10d")
+        assert seen == [datetime(2030, 1, 1, tzinfo=UTC) + timedelta(hours=8 * n) for n in range(31)]
+        assert len(b.pending("t")) == 1
+
+
+def test_leases_run_out_at_their_virtual_time(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t", lease="30s", backoff=FIXED)
+    client.produce("t", b"x")
+    leases = client.leases("t", "g")
+    (first,) = leases.take()
+    b.advance("29.999s")
+    assert leases.take() == []
+    assert [message.state for message in b.messages("t")] == ["leased"]
+    b.advance("1ms")
+    assert [message.state for message in b.messages("t")] == ["waiting"]
+    with pytest.raises(LeaseLost):
+        leases.ack([first.lease])
+    b.advance("10m")
+    (second,) = leases.take()
+    assert second.attempt == 2
+
+
+def test_a_message_that_is_held_over_an_advance_is_lost_to_its_consumer(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t", lease="30s", max_attempts=2, backoff=FIXED)
+    client.produce("t", b"x")
+    with client.subscribe("t", group="g") as subscription:
+        message = next(subscription)
+        b.advance("1h")
+        with pytest.raises(LeaseLost):
+            message.ack().wait()
+    (letter,) = b.dead("t", "g")
+    assert (letter.reason, letter.attempts) == ("lease_expired", 2)
+
+
+def test_a_consumer_that_holds_on_is_waited_for_once(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t", lease="12h")
+    for hour in range(10):
+        client.produce("t", b"x", delay=f"{hour}h")
+    with client.subscribe("t", group="g", credit=1) as subscription:
+        held = next(subscription)
+        began = time.perf_counter()
+        b.advance("9h")
+        assert time.perf_counter() - began < 5 * 0.1, "not once an hour"
+        held.ack().wait()
+
+
+def test_a_slow_handler_is_waited_for(client: sandq.sync.Client) -> None:
+    with sandq.testing.broker(patience="5s") as b, b.client() as client:
+        b.create_topic("t")
+        done: list[int] = []
+
+        def handle(message: Any) -> None:
+            time.sleep(0.15)
+            done.append(b.now_ms())
+
+        with working(b, "t", handle):
+            client.produce("t", b"x", delay="1s")
+            b.advance("1h")
+            assert done == [1_893_456_001_000]
+
+
+def test_jobs_go_on_although_time_stands_still(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t", max_attempts=1)
+    with working(b, "t", lambda message: 1 / 0):
+        for _ in range(5):
+            client.produce("t", b"x")
+        b.advance(0)
+        assert len(b.dead("t", "workers")) == 5
+    assert client.dead("t", "workers").redrive().done == 5
+    assert len(client.leases("t", "workers").take(max=10)) == 5
+
+
+# -- several, and their ends -------------------------------------------------------------------------------------------
+
+
+def _story(b: Broker) -> list[Any]:
+    """Produce, lease, nack, retry, die; with jitter. What a client sees of it, offsets included."""
+    backoff = {"kind": "exponential", "first": "1m", "jitter_percent": 50}
+    b.create_topic("t", partitions=3, max_attempts=4, backoff=backoff)
+    seen: list[Any] = []
+    with b.client() as client:
+        for n in range(12):
+            seen.append(str(client.produce("t", b"%d" % n, key=b"k%d" % (n % 5), delay=f"{n}m")))
+
+        def handle(message: Any) -> None:
+            seen.append((message.offset, message.attempt, message.value, b.now_ms()))
+            if int(message.value) % 3 == 0:
+                raise ValueError("no")
+
+        with working(b, "t", handle, concurrency=1):
+            b.advance("3h")
+        seen += [(letter.offset, letter.dead_ms) for letter in b.dead("t", "workers")]
+    return seen
+
+
+def test_the_same_test_gives_the_same_offsets_and_order() -> None:
+    stories = []
+    for _ in range(3):
+        with sandq.testing.broker() as b:
+            stories.append(_story(b))
+    assert stories[0] == stories[1] == stories[2]
+    assert len(stories[0]) == 12 + 12 + 4 * 3 + 4
+
+
+def test_two_brokers_at_once_have_nothing_in_common() -> None:
+    with sandq.testing.broker() as one, sandq.testing.broker() as two:
+        assert one.address != two.address
+        one.create_topic("t")
+        one.advance("1d")
+        assert two.now_ms() == 1_893_456_000_000
+        with two.client() as client:
+            assert client.admin.list_topics() == []
+            two.create_topic("t")
+            client.produce("t", b"x")
+        assert (len(two.messages("t")), len(one.messages("t"))) == (1, 0)
+
+
+def test_a_test_that_fails_leaves_no_thread_behind() -> None:
+    seen = threading.Event()
+    with pytest.raises(ZeroDivisionError), sandq.testing.broker() as b, b.client() as client:
+        b.create_topic("t")
+        client.produce("t", b"x", delay="1s")
+        with working(b, "t", lambda message: seen.set()):
+            assert "sandq-testing" in ours()
+            b.advance("1s")
+            assert seen.is_set()
+            raise ZeroDivisionError
+    assert not ours()
+
+
+def test_a_broker_whose_block_has_ended_says_so(b: Broker) -> None:
+    with sandq.testing.broker() as gone:
+        pass
+    with pytest.raises(ClosedError, match="was stopped"):
+        gone.advance("1s")
+    starting = sandq.testing.broker()
+    with starting, pytest.raises(InvalidRequest, match="started once"), starting:
+        pass
+    assert b.now_ms()
+
+
+def test_a_broker_that_cannot_start_says_why() -> None:
+    with pytest.raises(StartupError, match="limits"), sandq.testing.broker(settings={"LIMITS__MESSAGE_BYTES": "none"}):
+        raise AssertionError("it started")
+    assert not ours()
+
+
+def test_settings_of_the_node(b: Broker) -> None:
+    with sandq.testing.broker(settings={"LIMITS__MESSAGE_BYTES": "10"}) as small, small.client() as client:
+        small.create_topic("t")
+        with pytest.raises(SandqError, match="10 are taken"):
+            client.produce("t", b"x" * 11)
+
+
+def test_http_is_served_where_it_is_asked_for(b: Broker) -> None:
+    httpx = pytest.importorskip("httpx")
+    with pytest.raises(InvalidRequest, match="http=True"):
+        assert b.http
+    with sandq.testing.broker(http=True) as web:
+        web.create_topic("t")
+        httpx.post(f"{web.http}/topics/t", json={"text": "x", "delay": "1h"}).raise_for_status()
+        web.advance("1h")
+        leased = httpx.post(f"{web.http}/topics/t/groups/g/lease", json={}).json()["messages"]
+        assert [message["text"] for message in leased] == ["x"]
+        assert "sandq_early_deliveries_total 0" in httpx.get(f"{web.http}/metrics").text
+
+
+def test_who_does_not_come_is_named(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandq.testing.node.CONSUMERS_S", 0.05)
+    with pytest.raises(TimedOut, match="topic 't', group 'g': 0 of 1 consumers"):
+        b.wait_for_consumers("t", "g")
+
+
+def test_logs_are_quiet_unless_the_test_wants_them(capfd: pytest.CaptureFixture[str]) -> None:
+    assert not structlog.is_configured()
+    with sandq.testing.broker() as b:
+        b.create_topic("t")
+    assert capfd.readouterr().out == ""
+    assert not structlog.is_configured(), "as it was"
+
+
+def test_it_starts_fast() -> None:
+    """Each takes 20 ms; the bound leaves room for a machine that is busy."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        with sandq.testing.broker():
+            took.append(time.perf_counter() - began)
+    assert min(took) < 0.1
