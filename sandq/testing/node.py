@@ -146,8 +146,9 @@ class EmbeddedNode:
     async def _settled(self) -> None:
         """What a client sends is looked at when everything before it is done: so what follows from what does not
         depend on how fast anybody is."""
-        async with self._gate:
-            await self._idle()
+        if self._started.done():  # the HTTP API connects before
+            async with self._gate:
+                await self._idle()
 
     async def _idle(self) -> None:
         """Until nothing is under way in the node."""

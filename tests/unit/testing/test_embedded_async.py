@@ -60,7 +60,7 @@ def test_handlers_run_at_their_time(run: Callable[[Test], None]) -> None:
 
 def test_a_month_of_retries_chains_and_leases_that_run_out(run: Callable[[Test], None]) -> None:
     async def test(b: AsyncBroker) -> None:
-        backoff = {"kind": "fixed", "first": "6h", "jitter_percent": 0}
+        backoff = {"kind": "fixed", "first": "6h", "cap": "6h", "jitter_percent": 0}
         await b.create_topic("t", max_attempts=5, backoff=backoff, lease="1h")
         seen: list[tuple[bytes, int, float]] = []
         stuck = anyio.Event()
@@ -148,7 +148,7 @@ def test_the_helpers(run: Callable[[Test], None]) -> None:
             ]
             (first, _) = await client.leases("t", "g").take(max=2)
             assert [m.value for m in await b.pending("t")] == [b"2", b"3"]
-            await client.leases("t", "g").nack([first.lease])
+            await client.leases("t", "g").nack([first.lease_token])
             assert [letter.value for letter in await b.dead("t", "g")] == [first.value]
             assert [m.value for m in await b.messages("t", "delayed")] == [b"2", b"3"]
 

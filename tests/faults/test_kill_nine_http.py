@@ -1,0 +1,105 @@
+"""kill -9 of a node under HTTP: what was answered 201 is kept, what was acked does not come back, nothing is early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import trio
+
+from tests.faults.node_process import NodeProcess, free_port
+
+KILLS = 4
+LIVES_S = 1.0
+DRAIN_S = 60.0
+LEASE = "/topics/t/groups/g/lease"
+
+
+@dataclass
+class Record:
+    """What was answered."""
+
+    stored: set[str] = field(default_factory=set)
+    due_ms: dict[str, int] = field(default_factory=dict)
+    acked: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    """Whose ack was not answered: it may have been done."""
+    faults: list[str] = field(default_factory=list)
+
+    def deliver(self, message: dict[str, Any]) -> None:
+        text = message["text"]
+        if time.time() * 1000 < self.due_ms[text] - 1:
+            self.faults.append(f"{text} came early")
+        if text in self.acked:
+            self.faults.append(f"{text} was acked and came again")
+
+
+async def asked(client: httpx.AsyncClient, path: str, body: Any) -> Any:
+    """The answer; None when there was none, or it was no."""
+    try:
+        answer = await client.post(path, json=body)
+    except httpx.TransportError:
+        await trio.sleep(0.02)
+        return None
+    return answer.json() if answer.is_success else None
+
+
+async def produce(client: httpx.AsyncClient, record: Record, stop: trio.Event, worker: int) -> None:
+    number = 0
+    while not stop.is_set():
+        messages = []
+        for n in range(1 + number % 3 * 4):
+            text = f"{worker}.{number}.{n}"
+            record.due_ms[text] = int(time.time() * 1000) + (0, 50, 400)[n % 3]
+            messages.append({"text": text, "deliver_at": record.due_ms[text]})
+        answer = await asked(client, "/topics/t", messages[0] if len(messages) == 1 else {"messages": messages})
+        if answer is not None:
+            record.stored.update(message["text"] for message in messages)
+        number += 1
+
+
+async def consume(client: httpx.AsyncClient, record: Record, done: trio.Event) -> None:
+    while not done.is_set():
+        answer = await asked(client, LEASE, {"max": 20, "wait": "200ms", "lease": "2s"})
+        if answer is None or not answer["messages"]:
+            continue
+        texts = {message["text"] for message in answer["messages"]}
+        for message in answer["messages"]:
+            record.deliver(message)
+        if await asked(client, "/topics/t/groups/g/ack", answer) is None:
+            record.unsure |= texts
+        else:
+            record.acked |= texts
+
+
+async def test_what_was_answered_is_kept(make_node: Callable[..., NodeProcess]) -> None:
+    port = free_port()
+    node = make_node(SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node.start()
+    record = Record()
+    stop, done = trio.Event(), trio.Event()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+        settings = {"backoff": {"kind": "none"}, "max_attempts": None}
+        with trio.fail_after(30):
+            while await asked(client, "/topics", {"name": "t", "partitions": 2, "settings": settings}) is None:
+                pass
+        async with trio.open_nursery() as nursery:
+            for worker in range(3):
+                nursery.start_soon(produce, client, record, stop, worker)
+                nursery.start_soon(consume, client, record, done)
+            for _ in range(KILLS):
+                await trio.sleep(LIVES_S)  # the lives that the node has, of its own time
+                await trio.to_thread.run_sync(node.kill)
+                await trio.to_thread.run_sync(node.start)
+            await trio.sleep(LIVES_S)
+            stop.set()
+            with trio.move_on_after(DRAIN_S):
+                while not record.stored <= record.acked | record.unsure:  # noqa: ASYNC110 - another process
+                    await trio.sleep(0.05)
+            done.set()
+    assert record.faults == []
+    assert record.stored - record.acked - record.unsure == set(), "lost"
+    assert len(record.stored) > 50
