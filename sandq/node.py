@@ -67,8 +67,8 @@ async def run_node(
     """A running node; it serves inside the block and stops cleanly at its end.
 
     `files`, `stores`, `clock` and `timers` may be twins (tests start real nodes over faulty ones, and `sandq.testing`
-    one whose time stands still); `gate` is awaited before what a client sent is looked at. Raises StartupError (ConfigError,
-    DataDirInUse, Corruption), StorageFailed.
+    one whose time stands still); `gate` is awaited before what a client sent is looked at. Raises StartupError
+    (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
     _check_supported(config)
     # Of what runs in here; several nodes may be in one process.

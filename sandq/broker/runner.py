@@ -71,7 +71,8 @@ class Runner:
 
     async def drain(self) -> None:
         """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
-        await self.on_wal(lambda: None)
+        if self.is_busy():
+            await self.on_wal(lambda: None)
         await self.ask(lambda: None)
 
     # -- tasks ----------------------------------------------------------------------------------------------------

@@ -124,6 +124,8 @@ class EmbeddedNode:
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
+            # A lease begins when its messages are due, not some ms before: ends of leases are round numbers.
+            "DELIVERY__LEASE_AHEAD": "0s",
             **self._options.environ,
         }
         config = load_config(None, {f"SANDQ_{name}": value for name, value in settings.items()})
@@ -189,8 +191,8 @@ class EmbeddedNode:
     async def go_on(self, until_ms: int) -> bool:
         """To the next instant at which something is sent to a client. False: there is none up to `until_ms`, which it
         is now."""
+        before = await self.state()
         while True:
-            before = await self.state()
             next_ms = self._timers.next_ms()
             if next_ms is None or next_ms > until_ms:
                 self.clock.ms = max(self.clock.ms, until_ms)
@@ -198,8 +200,10 @@ class EmbeddedNode:
                 return False
             self.clock.ms = max(self.clock.ms, next_ms)
             self._timers.wake()
-            if (await self.state()).sent != before.sent:
+            after = await self.state()
+            if after.sent != before.sent:
                 return True
+            before = after
 
     async def _tell_time(self) -> None:
         """To partitions in which nothing happened: what is due there is shown as ready from now on."""

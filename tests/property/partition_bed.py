@@ -165,7 +165,6 @@ class Bed(RuleBasedStateMachine):
             in_flight = [key for key in busy if key is not None]
             assert len(in_flight) == len(set(in_flight)), "two of one key at once"
 
-
     def _tally_agrees(self, state: GroupStatus) -> None:
         """What is counted as things change is what one finds by looking."""
         machine = self.bench.machine

@@ -205,6 +205,18 @@ async def test_nothing_goes_before_hello(node: Serving, dial: Dial) -> None:
     assert await raw.rest() == b""
 
 
+async def test_nothing_is_looked_at_before_the_gate_opens(tmp_path: Path, dial: Dial) -> None:
+    opened = trio.Event()
+    async with run_node(small_config(tmp_path), gate=opened.wait) as node:
+        raw = await dial(node, hello=False)
+        await raw.send(Type.HELLO, 1, 1, "raw", {})
+        with trio.move_on_after(0.05) as scope:
+            await raw.receive()
+        assert scope.cancelled_caught
+        opened.set()
+        assert (await raw.receive())[0] == Type.REPLY
+
+
 async def test_http_on_the_client_port_is_told_the_right_one(tmp_path: Path, dial: Dial) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node:
         raw = await dial(node, hello=False)

@@ -133,7 +133,7 @@ def test_a_subscription_that_is_read_after_the_advance(run: Callable[[Test], Non
     run(test)
 
 
-def test_the_helpers(run: Callable[[Test], None]) -> None:
+def test_what_a_test_may_ask_the_broker(run: Callable[[Test], None]) -> None:
     async def test(b: AsyncBroker) -> None:
         await b.create_topic("t", max_attempts=1, partitions=2)
         async with b.client() as client:
@@ -148,7 +148,7 @@ def test_the_helpers(run: Callable[[Test], None]) -> None:
             ]
             (first, _) = await client.leases("t", "g").take(max=2)
             assert [m.value for m in await b.pending("t")] == [b"2", b"3"]
-            await client.leases("t", "g").nack([first.lease_token])
+            await client.leases("t", "g").nack([first])
             assert [letter.value for letter in await b.dead("t", "g")] == [first.value]
             assert [m.value for m in await b.messages("t", "delayed")] == [b"2", b"3"]
 
