@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, InvalidTime, NotFound, UnknownGroup, UnknownPartition
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidTime,
+    NotFound,
+    Overloaded,
+    StorageFailed,
+    UnknownGroup,
+    UnknownPartition,
+)
 from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
@@ -16,7 +26,7 @@ from sandq.partition.inspect import UNITS_S, Inspector
 
 from .broker import Broker
 from .deliverer import PartitionDelivery
-from .host import Done, call_all
+from .host import Done, GroupHost, call_all
 from .replica import PartitionReplica
 
 T = TypeVar("T")
@@ -47,9 +57,11 @@ class Control:
         host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
 
     async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        await self._know_the_time(topic, partition)
         return _found(await self._ask(topic, partition, lambda inspector: inspector.get(target)))
 
     async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        await self._know_the_time(topic, partition)
         told = _found(await self._ask(topic, partition, lambda inspector: inspector.why(target)))
         delivery = self._broker.partition(topic, partition)
         for group in told["groups"]:
@@ -60,6 +72,7 @@ class Control:
 
     async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
         """`asked`: as `Inspector.page` takes it."""
+        await self._know_the_time(topic, partition)
         return await self._ask(topic, partition, lambda inspector: inspector.page(*asked))
 
     async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -78,10 +91,23 @@ class Control:
         now_ms = until_ms = self._broker.clock.now_ms()
         if end is not None:
             until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
-        if until_ms > host.status.now_ms and now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
+        if until_ms > host.status.now_ms:
+            await self._move_clock(host, now_ms)
+        return await self._ask(topic, partition, lambda inspector: inspector.fetch(start, end, max_messages, max_bytes))
+
+    async def _know_the_time(self, topic: str, partition: int) -> None:
+        """In a partition in which nothing happens it is as late as at the last entry: what came due since would be
+        shown as delayed."""
+        host = self._broker.partition(topic, partition).host
+        now_ms = self._broker.clock.now_ms()
+        if now_ms - host.status.now_ms >= CLOCK_PAUSE_MS and (host.status.messages or host.status.dead):
+            with suppress(Overloaded, StorageFailed):  # reading goes on without it
+                await self._move_clock(host, now_ms)
+
+    async def _move_clock(self, host: GroupHost, now_ms: int) -> None:
+        if now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
             self._clocked_ms[host.number] = now_ms
             await host.call(c.Clock())
-        return await self._ask(topic, partition, lambda inspector: inspector.fetch(start, end, max_messages, max_bytes))
 
     async def forecast(self, topic: str, unit: str, count: int) -> tuple[int, list[tuple[int, int]], int]:
         """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""

@@ -33,6 +33,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.times import format_duration
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
@@ -56,6 +57,13 @@ class Backoff(schema.Section):
     factor: Annotated[float, BeforeValidator(schema.no_bool), Field(ge=1, le=100)] = 2.0
     cap_ms: Annotated[int, schema.duration(0, _MAX_BACKOFF_MS)] = Field(default=600_000, alias="cap")
     jitter_percent: Annotated[int, schema.integer(0, 100)] = 20
+
+    def contradictions(self) -> list[str]:
+        """What does not go together."""
+        if self.kind == "none" or self.first_ms <= self.cap_ms:
+            return []
+        first, cap = format_duration(self.first_ms), format_duration(self.cap_ms)
+        return [f"backoff.first: {first} is longer than backoff.cap ({cap}), and no message waits longer: raise the cap"]
 
     def record(self) -> dict[str, Any]:
         """Plain values; integers only."""
@@ -105,9 +113,10 @@ class TopicSettings(schema.Section):
 
     def contradictions(self) -> list[str]:
         """What does not go together."""
+        found = self.backoff.contradictions()
         if not self.delete_on_ack:
-            return []
-        return [
+            return found
+        return found + [
             f"{key}: it goes with delete_on_ack false only; otherwise it must be none"
             for key, value in (("retain", self.retain_ms), ("retain_bytes", self.retain_bytes))
             if value is not None
@@ -145,6 +154,8 @@ def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object]) ->
 def parse_group_settings(mapping: Mapping[str, object]) -> dict[str, Any]:
     """The record of a group's own settings: only what was given, a `backoff` complete. {}: all as the topic has it."""
     given = _validated(GroupSettings, mapping)
+    if mistakes := given.backoff.contradictions():
+        raise _refused(mistakes)
     record: dict[str, Any] = {"max_attempts": given.max_attempts, "backoff": given.backoff.record()}
     return {key: value for key, value in record.items() if key in given.model_fields_set}
 

@@ -123,8 +123,27 @@ def test_the_configuration_that_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_blocking_example(node: NodeProcess) -> None:
+    _, source = PYTHON
+    shell(".venv/bin/sandctl topic create t", node)
+    before = time.time()
+    done = subprocess.run(
+        [sys.executable, "-c", source.replace("sync.connect()", f'sync.connect("{node.address}")')],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("b'call the bank'\n", "")
+    assert time.time() - before >= 2
+
+
 def test_the_python_example(node: NodeProcess, tmp_path: Path) -> None:
-    (source,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    source, _ = PYTHON
     shell(".venv/bin/sandctl topic create t", node)
     script = tmp_path / "example.py"
     script.write_text(source.replace("sandq.connect()", f'sandq.connect("{node.address}")'))

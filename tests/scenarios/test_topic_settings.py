@@ -93,7 +93,7 @@ async def test_a_lease_and_attempts(node: Serving, api: sandq.Client) -> None:
 
 
 async def test_back_off_and_ttl(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", backoff={"kind": "fixed", "first": "1h"})
+    await api.admin.create_topic("t", backoff={"kind": "fixed", "first": "1h", "cap": "1h"})
     first = await api.produce("t", b"first")
     async with api.subscribe("t", group="g", credit=1) as subscription:
         await (await take(subscription, 1, ack=False))[0].nack()

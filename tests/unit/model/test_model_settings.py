@@ -255,3 +255,16 @@ def test_settings_of_a_group() -> None:
         parse_group_settings({"lease": "1m"})
     with pytest.raises(InvalidSetting, match=r"^max_attempts: 0 .*; backoff\.cap: "):
         parse_group_settings({"max_attempts": 0, "backoff": {"cap": "9d"}})
+
+
+@pytest.mark.parametrize("kind", ["fixed", "linear", "exponential"])
+def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
+    backoff = {"kind": kind, "first": "6h"}
+    with pytest.raises(InvalidSetting, match=r"backoff\.first: 6h is longer than backoff\.cap \(10m\)"):
+        parse_settings({"backoff": backoff})
+    with pytest.raises(InvalidSetting, match="raise the cap"):
+        parse_group_settings({"backoff": backoff})
+    with pytest.raises(InvalidSetting, match="raise the cap"):
+        update_settings(parse_settings({}).record(), {"backoff": backoff})
+    assert parse_settings({"backoff": {**backoff, "cap": "6h"}}).backoff.first_ms == 21_600_000
+    assert parse_settings({"backoff": {**backoff, "kind": "none"}}).backoff.kind == "none"

@@ -1,0 +1,19 @@
+"""In a partition in which nothing happens messages come due all the same, and are shown so."""
+
+from __future__ import annotations
+
+from sandq.node import Serving
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.working import connected, with_topic
+
+
+async def test_what_came_due_is_not_shown_as_delayed(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api, with_topic(api):
+        message_id = await api.produce("t", b"m", delay="1h")
+        messages = api.messages("t")
+        assert (await messages.get(message_id)).state == "delayed"
+        hand.forward(3601)
+        assert (await messages.get(message_id)).state == "ready"
+        assert (await messages.why(message_id))["state"] == "ready"
+        assert [message.id async for message in messages.list(state="ready")] == [message_id]
+        assert [message.id async for message in messages.list(state="delayed")] == []
