@@ -82,7 +82,7 @@ async def test_when_it_comes_back_is_told(
 
 
 async def test_a_nack_may_say_when(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", backoff={"kind": "fixed", "first": "1h", "cap": "1h"})
+    await api.admin.create_topic("t", backoff={"kind": "linear", "first": "8m"})
     message_id = await api.produce("t", b"m")
     delays_s = (0.05, 0.0, 0.12)
     async with api.subscribe("t", group="g", credit=1) as subscription:
