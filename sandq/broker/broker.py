@@ -29,7 +29,7 @@ from sandq.model.settings import parse_settings, update_settings
 from sandq.partition import commands as c
 
 from .clock import GuardedClock
-from .deliverer import PartitionDelivery, Subscription
+from .deliverer import PartitionDelivery
 from .engine import Engine
 from .host import Done, GroupHost, call_all
 from .publisher import Place, check_batch
@@ -37,7 +37,8 @@ from .replica import Delivery, MetadataView, PartitionReplica
 from .runner import Runner
 from .stats import NodeStats, TopicStats
 from .subscribing import Subscriber, held_by, open_group
-from .taking import Taker, Taking
+from .subscription import Subscription
+from .taking import Taken, Taker, Taking, release
 from .timers import Timers
 
 log = structlog.get_logger("sandq.broker")
@@ -331,7 +332,7 @@ class Broker:
             delivery.attach(subscription)
         return subscription, sorted(topic.partitions)
 
-    async def take(self, asked: Taker) -> list[tuple[PartitionDelivery, Delivery]]:
+    async def take(self, asked: Taker, congested: Callable[[], bool]) -> list[Taken]:
         """Lease what is due, once, without a subscription. Raises UnknownTopic, InvalidRequest, NotLeader.
 
         Whoever is cancelled meanwhile has leased nothing: it is given back.
@@ -342,7 +343,7 @@ class Broker:
         deliveries = list(topic.partitions.values())
         await open_group(deliveries, asked.group, asked.start)
         self._turn += 1
-        taking = Taking(asked, deliveries, lease_ms, self.clock, self._timers, self._turn)
+        taking = Taking(asked, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
         try:
             taken = await taking.run()
             # Cancelled when the answer had just come: nobody takes it.
@@ -355,9 +356,7 @@ class Broker:
     def give_back(self, asked: Taker) -> None:
         """Nobody is there any more to get what was leased, or is being leased."""
         opened = self._topics.get(asked.topic)
-        for delivery in opened.partitions.values() if opened else ():
-            with suppress(SandqError):  # it runs out then
-                delivery.host.submit(c.Release(asked.group, asked.consumer), lambda result: None)
+        release(opened.partitions.values() if opened else (), asked)
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]

@@ -17,6 +17,7 @@ from .clock import GuardedClock
 from .host import GroupHost
 from .replica import Delivery
 from .stats import NodeStats, TopicStats
+from .subscription import Subscription
 from .timers import Timers
 
 MAX_GRANTS = 64
@@ -30,45 +31,6 @@ COMPACT_ROWS = 100_000
 """So many deleted rows are compacted away: a scan that begins before them walks over each."""
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
-
-
-class Subscription:
-    """A consumer's room on this node: one pool of credit for all partitions of the topic."""
-
-    def __init__(
-        self,
-        group: str,
-        consumer: str,
-        credit: int,
-        lease_ms: int,
-        push: Callable[[int, int, Delivery], None],
-        congested: Callable[[], bool],
-        ended: Callable[[SandqError], None],
-    ) -> None:
-        """`push(group number, partition, delivery)` sends; `congested()`: its connection takes nothing now;
-        `ended(error)`: the topic was deleted."""
-        self.group = group
-        self.consumer = consumer
-        self.credit = credit
-        self.lease_ms = lease_ms
-        self.push = push
-        self.congested = congested
-        self.ended = ended
-        self.partitions = 0
-        """How many partitions share this pool."""
-        self.hungry: dict[PartitionDelivery, None] = {}
-        """Partitions with something due that found no room here."""
-        self.closed = False
-
-    @property
-    def room(self) -> int:
-        return 0 if self.closed or self.congested() else max(self.credit, 0)
-
-    def feed(self) -> None:
-        """There is room again: serve the partitions that went without."""
-        hungry, self.hungry = self.hungry, {}
-        for delivery in hungry:
-            delivery.pump(self.group)
 
 
 class _GroupPump:
@@ -106,7 +68,10 @@ class PartitionDelivery:
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
         self._pumps: dict[str, _GroupPump] = {}
-        self._groups: dict[str, GroupStatus] = {}
+        self.groups: dict[str, GroupStatus] = {}
+        """What is known of each, by name."""
+        self._taken_ms: dict[str, int] = {}
+        """When a group was last said to have takers."""
         self._expiring = False
         self._expiry_timer_ms: int | None = None
         self._keeping = False
@@ -116,7 +81,7 @@ class PartitionDelivery:
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
-        self.watchers: dict[Callable[[], None], None] = {}
+        self.watchers: dict[Callable[[PartitionDelivery], None], None] = {}
         """Called after each change of the partition's status, and at its end."""
         host.on_status = self.status_changed
 
@@ -157,15 +122,15 @@ class PartitionDelivery:
         self.closed = True
         self.host.on_status = lambda: None
         for watcher in list(self.watchers):
-            watcher()
+            watcher(self)
 
     def status_changed(self) -> None:
         if self.closed:
             return
         status: Status = self.host.status
-        self._groups = {group.name: group for group in status.groups}
+        self.groups = {group.name: group for group in status.groups}
         for name in list(self._pumps):
-            if name in self._groups:
+            if name in self.groups:
                 self.pump(name)
             else:
                 self._end_group(name)
@@ -176,16 +141,21 @@ class PartitionDelivery:
             self._compact()
         if self.watchers:
             for watcher in list(self.watchers):
-                watcher()
-
-    def next_ms(self, group: str) -> int | None:
-        """When the group has something to lease next; None: not before something changes."""
-        status = self._groups.get(group)
-        return status.next_ms if status is not None else None
+                watcher(self)
 
     def compacted(self) -> None:
         """The compaction asked for is done."""
         self._compacting = False
+
+    def touch(self, name: str) -> int:
+        """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""
+        now_ms = self._clock.now_ms()
+        again_ms = self._taken_ms.get(name, 0) + self._touch_interval_ms(self.host.status)
+        if again_ms > now_ms:
+            return again_ms
+        self._taken_ms[name] = now_ms
+        self._touch([name])
+        return now_ms + self._touch_interval_ms(self.host.status)
 
     def _end_group(self, name: str) -> None:
         """The group was deleted: whoever takes part is told, and may make it anew."""
@@ -198,7 +168,7 @@ class PartitionDelivery:
 
     def pump(self, name: str) -> None:
         """Lease what is due, or set a timer for when it will be."""
-        pump, group = self._pumps.get(name), self._groups.get(name)
+        pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or pump.busy or group is None or group.next_ms is None:
             return
         now_ms = self._clock.now_ms()
@@ -293,7 +263,7 @@ class PartitionDelivery:
         again when the consumer returns."""
 
         def send() -> None:
-            group = self._groups.get(subscription.group)
+            group = self.groups.get(subscription.group)
             if subscription.closed or group is None:
                 return
             if group.generation == delivery.generation:

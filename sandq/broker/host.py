@@ -165,6 +165,15 @@ class GroupHost:
 
 async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
     """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
+    results = await answers_of(commands)
+    for result in results:
+        if isinstance(result, SandqError):
+            raise result
+    return results
+
+
+async def answers_of(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
+    """Submit all at once, and wait for all results; a SandqError stands where one failed."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
     finished = trio.Event()
@@ -183,7 +192,4 @@ async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
             done(at, error)
     if commands:
         await finished.wait()
-    for result in results:
-        if isinstance(result, SandqError):
-            raise result
     return results

@@ -8,9 +8,10 @@ from typing import Any
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.deliverer import PartitionDelivery, Subscription
+from sandq.broker.deliverer import PartitionDelivery
 from sandq.broker.replica import Delivery
 from sandq.broker.subscribing import Subscriber
+from sandq.broker.subscription import Subscription
 from sandq.broker.taking import Taker
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
 from sandq.model.names import check_name
@@ -226,7 +227,7 @@ class ClientSession:
             taken: list[tuple[PartitionDelivery, Delivery]] = []
             try:
                 with scope:
-                    taken = await self._broker.take(taker)
+                    taken = await self._broker.take(taker, lambda: self._connection.congested)
             finally:
                 del self._takes[request_id]
             if taken and not taker.ack:

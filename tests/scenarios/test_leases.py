@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
 import sandq
-from sandq.errors import InvalidRequest, UnknownTopic
+from sandq.errors import InvalidRequest, Overloaded, UnknownTopic
 from sandq.model import offsets as offset_model
 from sandq.node import Serving
+from sandq.partition import commands as c
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
 from tests.scenarios.hand_clock import HandClock
@@ -246,3 +249,84 @@ async def test_bad_tokens(api: sandq.Client) -> None:
         foreign = [("99.0.5", None), ("99.0.5", message.offset)]
         assert await leases.ack(foreign) == [sandq.Held(*held) for held in foreign]
         assert await leases.ack([(message.lease_token, message.offset)]) == []
+
+
+async def test_an_ack_that_fails_in_one_partition_loses_nothing_of_the_others(
+    node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was acked is returned, the rest is given back."""
+    async with with_topic(api, partitions=2):
+        for partition in (0, 1):
+            await api.produce("t", b"p%d" % partition, partition=partition)
+        host = node.broker.partition("t", 1).host
+        submit = host.submit
+
+        def overloaded(command: object, *arguments: Any, **options: Any) -> None:
+            if isinstance(command, c.Ack):
+                raise Overloaded("not now")
+            submit(command, *arguments, **options)
+
+        leases = api.leases("t", "g")
+        with monkeypatch.context() as patch:
+            patch.setattr(host, "submit", overloaded)
+            assert [message.value for message in await leases.take(10, ack=True)] == [b"p0"]
+        (rest,) = await leases.take(10, wait="10s", ack=True)
+        assert (rest.value, rest.attempt) == (b"p1", 1)
+        assert await lag(api) == 0
+
+
+async def test_what_a_seek_revoked_is_not_returned_as_acked(
+    node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_topic(api, retention="1h"):
+        await api.produce("t", b"m")
+        await api.leases("t", "g").take(wait=0, max=1, lease="1h")
+        await api.admin.seek_group("t", "g", "earliest")
+        host = node.broker.partition("t", 0).host
+        submit = host.submit
+
+        def after_a_seek(command: object, *arguments: Any, **options: Any) -> None:
+            if isinstance(command, c.Ack):
+                submit(c.Seek("g", "earliest"), lambda result: None)
+            submit(command, *arguments, **options)
+
+        leases = api.leases("t", "g")
+        with monkeypatch.context() as patch:
+            patch.setattr(host, "submit", after_a_seek)
+            assert await leases.take(ack=True) == []
+        assert [message.value for message in await leases.take(wait="10s", ack=True)] == [b"m"]
+
+
+async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: HandClock) -> None:
+    """However long there is nothing for it: it is not forgotten, and what comes is not missed."""
+    async with connected(timed) as api, with_topic(api, group_ttl="1m"):
+        leases = api.leases("t", "g")
+        for _ in range(12):
+            assert await leases.take(start="latest") == []
+            await until(lambda: api.admin.groups("t"), bool)
+            hand.forward(20)
+            await trio.sleep(0.05)  # the node's own timers
+        assert [row["group"] for row in await api.admin.groups("t")] == ["g"]
+
+
+async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -> None:
+    """Timers cannot be taken back: those that are left hold no message, and there are few."""
+    async with with_topic(api, partitions=8):
+        timers = node.broker._timers
+        before = len(timers._heap)
+
+        async def wait(found: list[sandq.LeasedMessage]) -> None:
+            found += await api.leases("t", "g").take(10, wait="1m")
+
+        found: list[sandq.LeasedMessage] = []
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(wait, found)
+            await until(lambda: api.admin.groups("t"), lambda rows: len(rows) == 8)
+            for n in range(200):
+                await api.produce("t", b"later %d" % n, delay="1h")
+            assert len(timers._heap) - before < 5 * 3 + 30
+            for _ in range(5):
+                await api.produce("t", b"now")
+        assert len(found) == 5
+        assert not any(delivery.watchers for delivery in node.broker.topic("t").partitions.values())

@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any
 
 from sandq.broker.applier import Published
-from sandq.broker.deliverer import PartitionDelivery, Subscription
+from sandq.broker.deliverer import PartitionDelivery
+from sandq.broker.subscription import Subscription
 from sandq.broker.engine import Engine
 from sandq.broker.host import GroupHost
 from sandq.broker.replica import Delivery, PartitionReplica
