@@ -125,11 +125,12 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
 
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
-    from sandq.server import logs
+    from sandq.server import logs, open_files
 
     config = load_config(config_file, os.environ)
     logs.set_up(log_format, log_level, config.node.id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    open_files.raise_limit()
 
     async def serve() -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -24,6 +24,7 @@ from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError
+from sandq.server import open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.info import NodeState, ServerInfo
@@ -105,6 +106,7 @@ async def _running(
         checkpoint_bytes=config.storage.checkpoint_bytes,
         checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
     )
+    config = config.model_copy(update={"limits": open_files.within(config.limits)})
     limits = config.limits
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / "stores.level", create=first_start)

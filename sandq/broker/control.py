@@ -115,6 +115,7 @@ class Control:
         total: dict[int, int] = {}
         later = 0
         for partition in self._broker.topic(topic).partitions:
+            await self._know_the_time(topic, partition)
             buckets, more = await self._ask(
                 topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
             )
@@ -146,6 +147,7 @@ class Control:
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         for partition, delivery in self._broker.topic(topic).partitions.items():
+            await self._know_the_time(topic, partition)
             for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
                 rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})

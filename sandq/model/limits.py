@@ -38,6 +38,7 @@ class Limits:
     # One node and its connections.
     connections: int = 10_000
     requests_per_connection: int = 1024
+    http_connections: int = 2_000
     http_requests: int = 1000
     http_body_bytes: int = 32 * _MIB
     in_flight_bytes_per_connection: int = 64 * _MIB

@@ -63,7 +63,9 @@ class Backoff(schema.Section):
         if self.kind == "none" or self.first_ms <= self.cap_ms:
             return []
         first, cap = format_duration(self.first_ms), format_duration(self.cap_ms)
-        return [f"backoff.first: {first} is longer than backoff.cap ({cap}), and no message waits longer: raise the cap"]
+        return [
+            f"backoff.first: {first} is longer than backoff.cap ({cap}), and no message waits longer: raise the cap"
+        ]
 
     def record(self) -> dict[str, Any]:
         """Plain values; integers only."""

@@ -298,15 +298,18 @@ async def test_what_a_seek_revoked_is_not_returned_as_acked(
 
 
 async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: HandClock) -> None:
-    """However long there is nothing for it: it is not forgotten, and what comes is not missed."""
+    """However long there is nothing for it: it is there when another one, that nobody uses, is forgotten."""
     async with connected(timed) as api, with_topic(api, group_ttl="1m"):
-        leases = api.leases("t", "g")
-        for _ in range(12):
-            assert await leases.take(start="latest") == []
-            await until(lambda: api.admin.groups("t"), bool)
-            hand.forward(20)
-            await trio.sleep(0.05)  # the node's own timers
-        assert [row["group"] for row in await api.admin.groups("t")] == ["g"]
+        for group in ("g", "unused"):
+            await api.leases("t", group).take()
+        await api.admin.update_group("t", "g", max_attempts=3)
+        with trio.fail_after(60):
+            while any(row["group"] == "unused" for row in await api.admin.groups("t")):
+                assert await api.leases("t", "g").take(start="latest") == []
+                hand.forward(20)
+                await trio.sleep(0.2)  # the node's own timers
+        (row,) = await api.admin.groups("t")
+        assert (row["group"], row["settings"]["max_attempts"]) == ("g", 3), "the same, not a new one"
 
 
 async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -> None:

@@ -17,3 +17,14 @@ async def test_what_came_due_is_not_shown_as_delayed(timed: Serving, hand: HandC
         assert (await messages.why(message_id))["state"] == "ready"
         assert [message.id async for message in messages.list(state="ready")] == [message_id]
         assert [message.id async for message in messages.list(state="delayed")] == []
+
+
+async def test_lag_and_forecast(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api, with_topic(api, partitions=2):
+        for partition in (0, 1):
+            await api.produce("t", b"m", delay="1h", partition=partition)
+        assert await api.leases("t", "g").take() == []
+        assert sum(row["lag"] for row in await api.admin.groups("t")) == 0
+        hand.forward(3601)
+        assert sum(row["lag"] for row in await api.admin.groups("t")) == 2
+        assert (await api.admin.forecast("t", "hour", 24)).buckets == []

@@ -26,8 +26,10 @@ BODY_S = 30.0
 BODY_BYTES_PER_S = 64 * 1024
 """... and a second more for each of these."""
 DISCARD_S = 5.0
-SEND_STALL_S = 30.0
-"""A client that takes nothing of an answer for so long is cut off."""
+BODIES_BYTES = 8
+"""Of all requests under way, as many times the limit of one."""
+ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")
+"""However many other requests there are."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
 
@@ -65,13 +67,14 @@ class Guard:
         self._rules = rules
         self._observe = observe
         self._under_way = 0
+        self._bodies = _Bodies(rules.body_bytes, BODIES_BYTES * rules.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._rules.body_bytes)
+        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._bodies)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         started = time.perf_counter()
         self._under_way += 1
@@ -80,6 +83,7 @@ class Guard:
                 await self._handle(scope, headers, exchange)
         finally:
             self._under_way -= 1
+            self._bodies.used -= exchange.size
             self._tell(scope, exchange, time.perf_counter() - started)
 
     async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
@@ -97,20 +101,16 @@ class Guard:
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
             pass  # nobody is left to be told
-        except _Stalled:
-            log.warning("a client takes nothing of its answer: its connection is closed")
-            raise
         except Exception:
-            if exchange.status is not None:
-                raise  # half of the answer is out: the server closes the connection
             log.exception("a request failed with an unexpected error", path=scope["path"][:200])
-            await exchange.refuse(
-                scope, Refused(500, "INTERNAL", "this is a fault of sandq; the node's log has it under the request id")
-            )
+            if exchange.status is None:
+                await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
+            elif exchange.status != 500:
+                raise  # half of the answer is out: the server closes the connection
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         rules = self._rules
-        if self._under_way > rules.requests:
+        if self._under_way > rules.requests and scope["path"] not in ALWAYS_ANSWERED:
             raise Refused(
                 503, "OVERLOADED", f"{rules.requests} requests are under way (limits.http_requests)", retriable=True
             )
@@ -148,44 +148,53 @@ class Guard:
         )
 
 
-class _Stalled(Exception):
-    """A client that takes nothing."""
+@dataclass(slots=True)
+class _Bodies:
+    """What bodies may take: one, and all of those under way."""
+
+    one: int
+    all: int
+    used: int = 0
 
 
 class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
-    def __init__(self, request_id: str, only_head: bool, receive: Receive, send: Send, body_bytes: int) -> None:
+    def __init__(self, request_id: str, only_head: bool, receive: Receive, send: Send, bodies: _Bodies) -> None:
         self.request_id = request_id
         self.only_head = only_head
         """It is answered like a GET, without the body."""
         self.status: int | None = None
         self._receive = receive
         self._send = send
-        self._body_bytes = body_bytes
+        self._bodies = bodies
+        self.size = 0
+        """Of its body, as far as it has come."""
         self._body: bytes | None = b""
 
     async def read_body(self, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
-        if len(length) > 18 or not length.isdigit() or int(length) > self._body_bytes:
+        if len(length) > 18 or not length.isdigit() or int(length) > self._bodies.one:
             raise await self._too_large()
         pieces: list[bytes] = []
-        size = 0
         with trio.move_on_after(BODY_S) as scope:
             while True:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 piece = message.get("body", b"")
-                size += len(piece)
-                if size > self._body_bytes:
+                self.size += len(piece)
+                self._bodies.used += len(piece)
+                if self.size > self._bodies.one:
                     raise await self._too_large()
+                if self._bodies.used > self._bodies.all:
+                    raise Refused(503, "OVERLOADED", "too many large bodies at once; send it again", retriable=True)
                 scope.deadline += len(piece) / BODY_BYTES_PER_S
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     break
         if scope.cancelled_caught:
-            raise Refused(408, "TIMED_OUT", f"the body did not arrive: {size} bytes of it came in time")
+            raise Refused(408, "TIMED_OUT", f"the body did not arrive: {self.size} bytes of it came in time")
         self._body = b"".join(pieces)
 
     async def _too_large(self) -> Refused:
@@ -197,7 +206,7 @@ class _Exchange:
         return Refused(
             413,
             "TOO_LARGE",
-            f"the body is larger than {self._body_bytes} bytes (limits.http_body_bytes); send less at once",
+            f"the body is larger than {self._bodies.one} bytes (limits.http_body_bytes); send less at once",
         )
 
     async def receive(self) -> Message:
@@ -217,10 +226,7 @@ class _Exchange:
             ]
         elif self.only_head:
             message = {**message, "body": b""}
-        with trio.move_on_after(SEND_STALL_S) as scope:
-            await self._send(message)
-        if scope.cancelled_caught:
-            raise _Stalled
+        await self._send(message)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
         response = problems.problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fastapi import Query, Request
 from fastapi.responses import Response
@@ -25,6 +25,34 @@ Limit = Annotated[
     int | None, Query(ge=1, le=1000, description="At most so many; a page has 100 unless told otherwise.")
 ]
 PIECE_BYTES = 64 * 1024
+PAGE_BYTES = 1024 * 1024
+"""Of values and keys: a page is written as a whole, and nothing else happens meanwhile."""
+DEFAULT_LIMIT = 100
+
+
+class Row(Protocol):
+    """What has a value and a key."""
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    @property
+    def key(self) -> bytes | None: ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+async def page_of(rows: AsyncIterator[R], limit: int) -> tuple[list[R], R | None]:
+    """At most `limit` rows, and not beyond the one that reaches `PAGE_BYTES`; and the one behind them, if any."""
+    page: list[R] = []
+    size = 0
+    async for row in rows:
+        if len(page) >= limit or size >= PAGE_BYTES:
+            return page, row
+        page.append(row)
+        size += len(row.value or b"") + len(row.key or b"")
+    return page, None
 
 
 def wants_lines(request: Request) -> bool:

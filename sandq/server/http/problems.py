@@ -23,6 +23,7 @@ from sandq.model.errors import SandqError
 from sandq.model.offsets import to_text
 
 MEDIA_TYPE = "application/problem+json"
+FAULT = "this is a fault of sandq; the node's log has it under the request id"
 ERRORS_SHOWN = 20
 """Mistakes of one request that are listed."""
 _SHOWN_CHARS = 200
@@ -98,6 +99,11 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return _http_error(request, error)
 
+    async def fault(request: Request, error: Exception) -> Response:
+        # The guard logs it: it is raised again behind this.
+        return problem(request.state.request_id, 500, "INTERNAL", FAULT)
+
+    app.add_exception_handler(Exception, fault)
     app.add_exception_handler(SandqError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)

@@ -13,9 +13,9 @@ from sandq.model.errors import LeaseLost, UnknownGroup
 
 from . import answers, bodies
 from .gateway import Found, gateway_of, while_connected
-from .lines import LINES, Limit, as_lines, wants_lines
+from .lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from .routes_messages import After
-from .routes_topics import TopicName
+from .routes_topics import TopicName, settings_of
 from .strict import Route
 
 router = APIRouter(route_class=Route, tags=["groups"])
@@ -94,7 +94,7 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
 @router.patch(GROUP, status_code=204, summary="Give a group settings of its own")
 async def update(request: Request, topic: TopicName, group: GroupName, body: bodies.GroupUpdate) -> None:
     admin = gateway_of(request).client.admin
-    await admin.update_group(topic, group, **{name: value for name, value in body.settings.items() if name != "group"})
+    await admin.update_group(topic, group, **settings_of(body.settings))
 
 
 @router.delete(GROUP, status_code=204, summary="Forget a group and its dead letters")
@@ -129,12 +129,10 @@ async def dead(
     if wants_lines(request):
         rows = letters.list(reason=reason, limit=limit, after=after, values=values)
         return await as_lines(request, rows, shown)
-    limit = 100 if limit is None else limit
-    page = [letter async for letter in letters.list(reason=reason, limit=limit, after=after, values=values)]
-    return {
-        "messages": [shown(letter) for letter in page],
-        "next": page[-1].offset if page and len(page) == limit else None,
-    }
+    limit = DEFAULT_LIMIT if limit is None else limit
+    rows = letters.list(reason=reason, limit=limit + 1, after=after, values=values)
+    page, following = await page_of(rows, limit)
+    return {"messages": [shown(letter) for letter in page], "next": page[-1].offset if following else None}
 
 
 @router.post(f"{GROUP}/dead/redrive", response_model=answers.Job, summary="Deliver dead letters once more")

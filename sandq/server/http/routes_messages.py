@@ -16,7 +16,7 @@ from sandq.model.errors import InvalidRequest, SandqError
 
 from . import answers, bodies
 from .gateway import Found, gateway_of, while_connected
-from .lines import LINES, Limit, as_lines, wants_lines
+from .lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from .routes_topics import TopicName
 from .strict import Route
 
@@ -53,25 +53,25 @@ async def list_(
 ) -> Any:
     """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
     found = gateway_of(request).client.messages(topic)
+    lines = wants_lines(request)
+    limit = DEFAULT_LIMIT if limit is None and not lines else limit
 
     def shown(message: StoredMessage) -> Found:
         return stored_json(message, value=values)
 
-    if wants_lines(request):
-        rows = found.list(
-            state=state, since=since, until=until, key_prefix=key_prefix, limit=limit, after=after, values=values
-        )
-        return await as_lines(request, rows, shown)
-    limit = 100 if limit is None else limit
     rows = found.list(
-        state=state, since=since, until=until, key_prefix=key_prefix, limit=limit, after=after, values=values
+        state=state,
+        since=since,
+        until=until,
+        key_prefix=key_prefix,
+        limit=limit if lines or limit is None else limit + 1,
+        after=after,
+        values=values,
     )
-    page = [message async for message in rows]
-    # A full page may be followed by another one.
-    return {
-        "messages": [shown(message) for message in page],
-        "next": page[-1].offset if page and len(page) == limit else None,
-    }
+    if lines or limit is None:
+        return await as_lines(request, rows, shown)
+    page, following = await page_of(rows, limit)
+    return {"messages": [shown(message) for message in page], "next": page[-1].offset if following else None}
 
 
 @router.delete("/topics/{topic}/messages", response_model=answers.Job, summary="Cancel many pending messages")
@@ -199,12 +199,9 @@ async def fetch(
 
     if wants_lines(request):
         return await as_lines(request, client.fetch(topic, partition, start, end, limit=limit), shown)
-    limit = 100 if limit is None else limit
-    page = [message async for message in client.fetch(topic, partition, start, end, limit=limit + 1)]
-    return {
-        "messages": [shown(message) for message in page[:limit]],
-        "next": page[limit].offset if len(page) > limit else None,
-    }
+    limit = DEFAULT_LIMIT if limit is None else limit
+    page, following = await page_of(client.fetch(topic, partition, start, end, limit=limit + 1), limit)
+    return {"messages": [shown(message) for message in page], "next": following.offset if following else None}
 
 
 async def _produce(

@@ -24,7 +24,7 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
     client = gateway_of(request).client
     partitions = body.partitions or body.numPartitions or 1
     replicas = body.replicas or body.replicationFactor or 1
-    settings = _settings(body.settings)
+    settings = settings_of(body.settings)
     record = await client.admin.create_topic(
         body.name, kind=body.kind, partitions=partitions, replicas=replicas, **settings
     )
@@ -45,7 +45,7 @@ async def show(request: Request, topic: TopicName) -> Found:
 
 @router.patch("/topics/{topic}", response_model=answers.Topic, summary="Change settings")
 async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
-    settings = _settings(body.settings)
+    settings = settings_of(body.settings)
     return topic_json(await gateway_of(request).client.admin.update_topic(topic, **settings))
 
 
@@ -74,9 +74,9 @@ async def forecast(
     return {"now": when(found.now_ms), "unit": unit, "buckets": buckets, "later": found.later}
 
 
-def _settings(settings: dict[str, Any]) -> dict[str, Any]:
+def settings_of(settings: dict[str, Any]) -> dict[str, Any]:
     """As keyword arguments: what is a parameter of its own is no setting."""
-    for name in ("self", "name", "kind", "partitions", "replicas"):
+    for name in ("self", "name", "topic", "group", "kind", "partitions", "replicas"):
         if name in settings:
-            raise InvalidSetting(f"{name}: it is not among the settings of a topic")
+            raise InvalidSetting(f"{name}: it is not among the settings")
     return settings

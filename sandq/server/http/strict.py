@@ -18,7 +18,9 @@ class _Request(Request):
         """Stricter than Python: no NaN, no number too large to be one, and not nested without end."""
         body = await self.body()
         try:
-            return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole)
+            return json.loads(
+                body, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+            )
         except RecursionError:
             raise json.JSONDecodeError("nested too deep", "", 0) from None
         except json.JSONDecodeError:
@@ -36,6 +38,15 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is too large")
     return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} is there twice")
+    return found
 
 
 def _whole(text: str) -> int:
@@ -63,7 +74,13 @@ def known_query(request: Request) -> None:
     """Parameters that a route does not have are refused, like unknown members of a body."""
     route = request.scope["route"]
     known = {field.alias for field in route.dependant.query_params}
-    unknown = sorted(set(request.query_params) - known)
+    names = [name for name, _ in request.query_params.multi_items()]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RequestValidationError(
+            [{"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in twice]
+        )
+    unknown = sorted(set(names) - known)
     if unknown:
         has = f"this route has: {', '.join(sorted(known))}" if known else "this route has none"
         raise RequestValidationError(
