@@ -6,7 +6,7 @@ here, below it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,12 @@ class _Stream:
         await trio.aclose_forcefully(self._stream)
 
 
+class _Connection(TCPServer):
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()  # else it would wait out the idle time, with nobody there
+
+
 class HttpServer:
     """Accepts connections up to the limit; one beyond it is told so and closed."""
 
@@ -95,21 +101,18 @@ class HttpServer:
 
     async def _serve(self, accepted: trio.SocketStream) -> None:
         if len(self._open) >= self._connections:
-            with trio.move_on_after(1):
+            with trio.move_on_after(1), suppress(trio.BrokenResourceError):
                 await accepted.send_all(_FULL)
+                await accepted.send_eof()
+                while await accepted.receive_some(65_536):
+                    pass  # what is left unread would take the answer away from the client
             await trio.aclose_forcefully(accepted)
             return
         stream = _Stream(accepted)
         self._open.add(stream)
         try:
-            server: Awaitable[None] = TCPServer(
-                self._app,
-                self._config,
-                self._context,
-                ConnectionState({}),
-                stream,  # type: ignore[arg-type]
-            )
-            await server
+            state = ConnectionState({})
+            await _Connection(self._app, self._config, self._context, state, stream).run()  # type: ignore[arg-type]
         except Exception:
             # A fault in one connection must not take the others with it; the log has it whole.
             log.exception("an HTTP connection ended with an unexpected error")

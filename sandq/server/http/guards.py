@@ -188,6 +188,9 @@ class _Exchange:
                 if self.size > self._bodies.one:
                     raise await self._too_large()
                 if self._bodies.used > self._bodies.all:
+                    self._bodies.used -= self.size
+                    self.size = 0
+                    await self._discard()
                     raise Refused(503, "OVERLOADED", "too many large bodies at once; send it again", retriable=True)
                 scope.deadline += len(piece) / BODY_BYTES_PER_S
                 pieces.append(piece)
@@ -198,16 +201,19 @@ class _Exchange:
         self._body = b"".join(pieces)
 
     async def _too_large(self) -> Refused:
-        # Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives.
-        with trio.move_on_after(DISCARD_S):
-            message = await self._receive()
-            while message.get("more_body", False):
-                message = await self._receive()
+        await self._discard()
         return Refused(
             413,
             "TOO_LARGE",
             f"the body is larger than {self._bodies.one} bytes (limits.http_body_bytes); send less at once",
         )
+
+    async def _discard(self) -> None:
+        """Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives."""
+        with trio.move_on_after(DISCARD_S):
+            message = await self._receive()
+            while message.get("more_body", False):
+                message = await self._receive()
 
     async def receive(self) -> Message:
         """The body, once; then whatever comes, which is the end of the connection."""
