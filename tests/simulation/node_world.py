@@ -16,10 +16,10 @@ from typing import Any
 
 from sandq.broker.applier import Published
 from sandq.broker.deliverer import PartitionDelivery
-from sandq.broker.subscription import Subscription
 from sandq.broker.engine import Engine
 from sandq.broker.host import GroupHost
 from sandq.broker.replica import Delivery, PartitionReplica
+from sandq.broker.subscription import Subscription
 from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode

@@ -135,7 +135,7 @@ class Guard:
     def _tell(self, scope: Scope, exchange: _Exchange, seconds: float) -> None:
         route = scope.get("route")
         path: str = getattr(route, "path", "(none)")
-        status = exchange.status or 499  # the client went away
+        status = exchange.status or problems.CLIENT_GONE
         self._observe(scope["method"], path, status, seconds)
         log.debug(
             "request",

@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from sandq.model.errors import SandqError
@@ -24,6 +25,8 @@ from sandq.model.offsets import to_text
 
 MEDIA_TYPE = "application/problem+json"
 FAULT = "this is a fault of sandq; the node's log has it under the request id"
+CLIENT_GONE = 499
+"""What servers write down when the client went away before its answer."""
 ERRORS_SHOWN = 20
 """Mistakes of one request that are listed."""
 _SHOWN_CHARS = 200
@@ -103,7 +106,11 @@ def install(app: FastAPI) -> None:
         # The guard logs it: it is raised again behind this.
         return problem(request.state.request_id, 500, "INTERNAL", FAULT)
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)  # for the log and the metrics: nobody reads it
+
     app.add_exception_handler(Exception, fault)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(SandqError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)

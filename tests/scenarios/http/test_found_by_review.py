@@ -148,3 +148,16 @@ async def test_a_page_ends_when_it_is_large(web: Web, web_node: Serving) -> None
     assert seen == list("0123456789")
     assert len((await web.get("/topics/t/messages", values=True))["messages"]) == 3
     assert len((await web.get("/topics/t/messages"))["messages"]) == 10
+
+
+async def test_who_went_away_is_no_fault_of_ours(web: Web, web_node: Serving) -> None:
+    await web.post("/topics", {"name": "t"})
+    with trio.move_on_after(0.2):
+        await web.post("/topics/t/groups/g/lease", {"wait": "1m"})
+
+    async def counted() -> str:
+        return (await web.raw("GET", "/metrics")).text
+
+    route = 'route="/topics/{topic}/groups/{group}/lease"'
+    text = await until(counted, lambda text: f'{route},status="499"' in text)
+    assert f'{route},status="500"' not in text
