@@ -13,7 +13,7 @@ from sandq.client.jobs import run_job
 from sandq.client.points import Start, start_of
 from sandq.client.stored import JobResult
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, UnknownGroup
+from sandq.model.errors import InvalidRequest, InvalidSetting, ProtocolError, SandqError, UnknownGroup
 from sandq.model.names import check_name
 from sandq.model.times import TIME_MAX_MS, duration_ms, format_duration
 from sandq.protocol.frames import Frame
@@ -206,6 +206,17 @@ class Admin:
         return frames
 
 
+def _check_text(what: str, text: object) -> None:
+    """InvalidSetting unless it is text that UTF-8 can write."""
+    try:
+        if isinstance(text, str):
+            text.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidSetting(f"{what}: {text!a:.80} is no text")
+
+
 def _field(frame: Frame) -> Any:
     if len(frame) < 3:
         raise ProtocolError("a reply without its field")
@@ -235,6 +246,11 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker says."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
+        _check_text("the name of a setting", name)
+        if isinstance(value, str):
+            _check_text(name, value)
+        elif type(value) is int and not -(2**63) <= value < 2**64:
+            raise InvalidSetting(f"{name}: {str(value)[:40]} is too large")
         if isinstance(value, timedelta):
             plain[name] = format_duration(duration_ms(value))
         elif isinstance(value, Mapping):

@@ -161,3 +161,26 @@ async def test_who_went_away_is_no_fault_of_ours(web: Web, web_node: Serving) ->
     route = 'route="/topics/{topic}/groups/{group}/lease"'
     text = await until(counted, lambda text: f'{route},status="499"' in text)
     assert f'{route},status="500"' not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (r'{"lease": -20503798569137852416}', "too large"),
+        (r'{"backoff": {"factor": 99999999999999999999999}}', "too large"),
+        (r'{"\udb3f": 1}', "is no text"),
+        (r'{"ordering": "\ud86c"}', "is no text"),
+        (r'{"backoff": {"kind": "\ud86c"}}', "is no text"),
+    ],
+)
+async def test_settings_that_no_frame_can_carry(web: Web, settings: str, words: str) -> None:
+    await web.post("/topics", {"name": "t"})
+    await web.post("/topics/t/groups/g/lease")
+    body = f'{{"settings": {settings}}}'
+    for method, path, content in (
+        ("PATCH", "/topics/t", body),
+        ("PATCH", "/topics/t/groups/g", body),
+        ("POST", "/topics", body[:-1] + ', "name": "u"}'),
+    ):
+        response = await web.raw(method, path, content=content)
+        assert response.status_code == 400 and words in response.json()["detail"], response.text
