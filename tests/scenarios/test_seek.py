@@ -127,6 +127,8 @@ async def test_back_and_forth_under_load(api: sandq.Client, node: Serving) -> No
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(work)
+            # A group is there from its first subscribe on, however long that takes.
+            await until(lambda: api.admin.groups("t"), lambda rows: len(rows) == 2)
             for number in range(9):
                 await trio.sleep(0.03)
                 await api.admin.seek_group("t", "g", "earliest" if number % 2 else "latest")
