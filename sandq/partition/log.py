@@ -8,6 +8,7 @@ silently under a reader.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +80,8 @@ class MessageLog:
         self.counts = Counts()
         self.deleted = 0
         """Log rows that were deleted since `take_deleted`; of this process alone."""
+        self.taken_out: Callable[[int], None] = lambda now_ms: None
+        """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
         self._deleted_span = (offsets.LAST, offsets.FIRST)
         self._book = book
         book.is_trimmed = lambda offset: offset <= self.state.trimmed
@@ -297,6 +300,7 @@ class MessageLog:
             self.delete_row(found.key, view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
+            self.taken_out(now_ms)
         elif remember:
             self._forgetter.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
         due_before = self.counts.due

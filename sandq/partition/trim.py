@@ -36,6 +36,7 @@ class Trimmer:
         self.due_ms: int | None = None
         """When to trim next."""
         self._log = log
+        log.taken_out = self.settled
         self._book = book
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
@@ -145,7 +146,7 @@ class Trimmer:
         more = bool(found)
         for (key, value), entry in zip(found, entries, strict=True):
             last = rows.last_of(entry)
-            if last >= limit or self._is_wanted(entry, now_ms):
+            if _last_left(entry, gone) >= limit or self._is_wanted(entry, now_ms):
                 more = False
                 break
             if last > complete:
@@ -220,3 +221,15 @@ class Trimmer:
         holder.kept = True
         self._book.put_holder(group, holder, view)
         return count, size
+
+
+def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:
+    """The last offset of a row that was not taken out, by the tombstones in `gone`; without any left: the first.
+
+    What was taken out behind the last message is leased to nobody: no group's cursor ever goes beyond it for its sake.
+    """
+    last = rows.last_of(entry)
+    place = bisect_right(gone, last)
+    while place and gone[place - 1] == last and last > entry.first:
+        last, place = offsets.shift(last, -1), place - 1
+    return last

@@ -53,6 +53,26 @@ class TestRetention:
             _look_after(bench, at, at + 5 * MINUTE)
             assert 0 <= bench.status().messages - (11 - at // (10 * MINUTE)) <= 1
 
+    @pytest.mark.parametrize("cancelled_first", [True, False])
+    def test_what_is_cancelled_at_the_end_of_a_batch_keeps_nothing(self, cancelled_first: bool) -> None:
+        """No cursor ever passes what is leased to nobody: the batch must go without."""
+        bench = Bench()
+        bench.open()
+        base, _ = bench.append("a", "b", "c", "d")
+        ids = [offsets.shift(base, place) for place in range(4)]
+        if cancelled_first:
+            bench.cancel(ids[2])
+            bench.cancel(ids[3])
+        bench.ack(bench.one(at=1, limit=2).token, at=1)
+        if not cancelled_first:
+            _look_after(bench, 1, 1)
+            bench.cancel(ids[3], at=2)
+            bench.cancel(ids[2], at=3)
+        _look_after(bench, 3, MINUTE)
+        assert bench.status().messages == 0
+        bench.append("e", at=5)
+        assert bench.values(bench.lease(at=5)) == ["e"]
+
     def test_it_may_be_read_again(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
