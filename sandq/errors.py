@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandq.model.errors import (
+    AlreadyStored,
     ClosedError,
     ConfigError,
     Conflict,
@@ -19,7 +20,9 @@ from sandq.model.errors import (
     LeaseLost,
     NotFound,
     NotLeader,
+    OutOfSequence,
     Overloaded,
+    ProducerFenced,
     ProtocolError,
     Retriable,
     SandqError,
@@ -38,6 +41,7 @@ from sandq.model.errors import (
 )
 
 __all__ = [
+    "AlreadyStored",
     "ClosedError",
     "ConfigError",
     "Conflict",
@@ -54,7 +58,9 @@ __all__ = [
     "LeaseLost",
     "NotFound",
     "NotLeader",
+    "OutOfSequence",
     "Overloaded",
+    "ProducerFenced",
     "ProtocolError",
     "Retriable",
     "SandqError",

@@ -1,6 +1,6 @@
 """One node: what it is made of, and in which order it starts and stops (floor F6).
 
-Start: lock the data directory - identity - stores - WAL - threads and passes - metadata - partitions - serve.
+Start: lock the data directory - identity - stores - WAL - threads and passes - peers - metadata - partitions - serve.
 Stop: listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
 """
 
@@ -17,13 +17,16 @@ import trio
 import sandq
 from sandq.broker.broker import Broker
 from sandq.broker.clock import GuardedClock
+from sandq.broker.cluster import Cluster
 from sandq.broker.engine import Engine
+from sandq.broker.peer_secret import read_secret
 from sandq.broker.runner import Runner
+from sandq.broker.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
-from sandq.model.errors import StartupError
+from sandq.model.errors import StartupError, StorageFailed
 from sandq.server import open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
@@ -96,7 +99,9 @@ async def _running(
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     if first_start:
-        own = identity.Identity(config.node.id, identity.new_uuid(), identity.new_uuid())
+        # A cluster of several nodes gets its UUID when it is formed.
+        cluster_uuid = None if config.cluster.peers else identity.new_uuid()
+        own = identity.Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)
     clock = clock or GuardedClock(
@@ -121,6 +126,9 @@ async def _running(
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
         )
+        if first_start:
+            # From here on a file that is missing was lost; and nobody has heard of this node before it knows its name.
+            identity.save(files, own)
         runner.start(engine)
         timers = timers_of(clock)
         stats = NodeStats()
@@ -133,7 +141,7 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, data_dir, own, broker, files, nursery, gate) as serving:
+                async with _serving(config, data_dir, own, broker, runner, files, nursery, gate) as serving:
                     yield serving
                 await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
                 clean = True
@@ -141,12 +149,19 @@ async def _running(
         finally:
             with trio.CancelScope(shield=True):
                 await runner.close()
-            if clean and engine.failed is None:
-                engine.wal.seal()
-            else:
-                engine.wal.close()
+            _close_log(engine, clean and engine.failed is None)
     finally:
         stores.close()
+
+
+def _close_log(engine: Engine, clean: bool) -> None:
+    """`clean`: everything in it is where it belongs, and the log may say so."""
+    if clean:
+        try:
+            engine.wal.seal()
+        except StorageFailed as error:
+            log.warning("the log could not be sealed: the next start looks for a torn end", error=error.message)
+    engine.wal.close()
 
 
 @contextlib.asynccontextmanager
@@ -155,32 +170,34 @@ async def _serving(
     data_dir: Path,
     own: identity.Identity,
     broker: Broker,
+    runner: Runner,
     files: Files,
     nursery: trio.Nursery,
     gate: Gate | None,
 ) -> AsyncIterator[Serving]:
     limits = broker.limits
-    async with _listening(config) as (listeners, web):
+    async with _listening(config) as (listeners, web, between), trio.open_nursery() as serving:
         host, port = listeners[0].socket.getsockname()[:2]
         advertised = config.node.advertise_host or host
         addresses = {"client": str(Address(advertised, port))}
         web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
         if web_address is not None:
             addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
-        await broker.start(nursery, own.store_uuid, addresses)
-        if not files.exists(identity.NAME):
-            # Last of a first start, and before anything is promised to anybody.
-            identity.save(files, own)
+        cluster = _cluster(config, own, addresses, files, runner, broker)
+        if between:
+            await serving.start(cluster.links.run, between)
+            serving.start_soon(cluster.snapshots.run)
+        await _take_part(cluster, broker, nursery, serving)
         info = ServerInfo(
             sandq.__version__,
             own.node,
-            own.cluster_uuid or "",
             config.cluster.name,
             own.store_uuid,
             advertised,
             port,
             dataclasses.asdict(limits),
             broker,
+            lambda: cluster.up,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -189,28 +206,60 @@ async def _serving(
         clients = ClientStats()
         about = About(sandq.__version__, own.node, config.cluster.name, data_dir)
         metrics = Metrics(broker, clients, about)
-        async with trio.open_nursery() as serving:
-            serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
-            serving.start_soon(metrics.run)
-            serving.start_soon(broker.sweep)
-            async with _serving_http(config, broker, metrics, web, Address(host, port)):
-                yield Serving(host, port, web_address, data_dir, broker, metrics)
-            serving.cancel_scope.cancel()
+        serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
+        serving.start_soon(metrics.run)
+        serving.start_soon(broker.catalog.sweep)
+        async with _serving_http(config, broker, metrics, web, Address(host, port)):
+            yield Serving(host, port, web_address, data_dir, broker, metrics)
+        serving.cancel_scope.cancel()
+
+
+def _cluster(
+    config: NodeConfig,
+    own: identity.Identity,
+    addresses: dict[str, str],
+    files: Files,
+    runner: Runner,
+    broker: Broker,
+) -> Cluster:
+    section = config.cluster
+    return Cluster(
+        name=section.name,
+        secret=read_secret(section.secret_file) if section.secret_file is not None else None,
+        own=own,
+        addresses=addresses,
+        peers={peer.id: peer.peer for peer in section.peers},
+        files=files,
+        engine=broker.engine,
+        runner=runner,
+        broker=broker,
+        snapshots=Snapshots(broker.engine, runner, config.storage.snapshot_rate),
+    )
+
+
+async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, serving: trio.Nursery) -> None:
+    """Be a member of the cluster: form it, or go on in it."""
+    metadata = broker.engine.open_metadata(await cluster.formed())
+    await broker.start(nursery, metadata)
+    if metadata.ready:
+        await cluster.register(metadata)
+    serving.start_soon(cluster.run, metadata)
 
 
 @contextlib.asynccontextmanager
 async def _listening(
     config: NodeConfig,
-) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener]]]:
-    """Listeners for clients and for HTTP: both or none."""
-    client, http = config.listen.client, config.listen.http
+) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener], list[trio.SocketListener]]]:
+    """Listeners for clients, for HTTP and, of a node with peers, for them: all or none."""
+    listen_at = config.listen
+    peer = listen_at.peer if config.cluster.peers else None
     async with contextlib.AsyncExitStack() as stack:
         listeners: list[list[trio.SocketListener]] = []
-        for address, what in ((client, "client"), (http, "http")):
+        for address, what in ((listen_at.client, "client"), (listen_at.http, "http"), (peer, "peer")):
             listeners.append(await listen(address.host, address.port, what) if address else [])
             for listener in listeners[-1]:
                 stack.push_async_callback(listener.aclose)
-        yield listeners[0], listeners[1]
+        yield listeners[0], listeners[1], listeners[2]
 
 
 @contextlib.asynccontextmanager
@@ -264,8 +313,8 @@ def _make_data_dir(config: NodeConfig) -> Path:
 
 def _check_supported(config: NodeConfig) -> None:
     cluster = config.cluster
-    if cluster.seeds or cluster.peers or not cluster.bootstrap:
+    if cluster.seeds or not (cluster.bootstrap or cluster.peers):
         raise StartupError(
-            "this version runs a single node: cluster.seeds and cluster.peers must be empty, "
-            "and cluster.bootstrap must be true"
+            "this version does not find other nodes by gossip: name them (cluster.membership: static, cluster.peers), "
+            "or let this node be alone (cluster.bootstrap: true)"
         )

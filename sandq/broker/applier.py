@@ -41,6 +41,8 @@ class Published:
     results: list[tuple[int, int, list[Any]]]
     statuses: dict[int, Any]
     answers: list[tuple[Callable[[Any], None], Any]]
+    applied_bytes: int = 0
+    """Of the entries that were applied."""
 
 
 class Applier:
@@ -54,13 +56,14 @@ class Applier:
     def run(self, tasks: list[Apply | Ask]) -> None:
         """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
         began = time.perf_counter()
-        entries = 0
+        entries = size = 0
         results: list[tuple[int, int, list[Any]]] = []
         answers: list[tuple[Callable[[Any], None], Any]] = []
         changed: dict[int, Replica] = {}
         for task in tasks:
             if isinstance(task, Apply):
                 entries += 1
+                size += len(task.command)
                 outcome = task.replica.apply(task.index, task.command, task.wanted)
                 # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
                 changed[task.group] = self._unwritten[task.group] = task.replica
@@ -69,7 +72,7 @@ class Applier:
             else:
                 answers.append((task.answered, task.call()))
         statuses = {group: replica.status() for group, replica in changed.items()}
-        self._publish(Published(results, statuses, answers))
+        self._publish(Published(results, statuses, answers, size))
         applied = time.perf_counter()
         self.write()
         self.on_applied(entries, applied - began, time.perf_counter() - applied)

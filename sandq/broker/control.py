@@ -114,7 +114,7 @@ class Control:
         now_ms = self._broker.clock.now_ms()
         total: dict[int, int] = {}
         later = 0
-        for partition in self._broker.topic(topic).partitions:
+        for partition in self._broker.topic(topic).led():
             await self._know_the_time(topic, partition)
             buckets, more = await self._ask(
                 topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
@@ -146,7 +146,7 @@ class Control:
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        for partition, delivery in self._broker.topic(topic).partitions.items():
+        for partition, delivery in self._broker.topic(topic).led().items():
             await self._know_the_time(topic, partition)
             for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
@@ -181,8 +181,7 @@ class Control:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
         found = []
-        for delivery in self._broker.topic(topic).partitions.values():
-            delivery.host.check_ready()
+        for delivery in self._broker.led(topic):
             if any(status.name == group for status in delivery.host.status.groups):
                 found.append(delivery)
         if not found:
@@ -202,13 +201,14 @@ class Control:
                 "applied_index": delivery.host.status.applied_index,
                 "groups": len(delivery.host.status.groups),
             }
-            for partition, delivery in self._broker.topic(topic).partitions.items()
+            for partition, delivery in self._broker.topic(topic).led().items()
         ]
 
     async def _ask(self, topic: str, partition: int, question: Callable[[Inspector], T]) -> T:
-        """Ask a partition that is led here, on the thread that owns its state."""
+        """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
+        everything that was acknowledged before."""
         host = self._broker.partition(topic, partition).host
-        host.check_ready()
+        await host.read()
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         return await self._broker.ask(lambda: question(replica.inspector))

@@ -111,24 +111,37 @@ class PartitionDelivery:
         """From any thread."""
         return {name: len(pump.subscriptions) for name, pump in list(self._pumps.items())}
 
-    def close(self, error: SandqError) -> None:
-        """The partition is gone: nothing more is leased or pushed."""
-        for pump in self._pumps.values():
+    def end_subscriptions(self, error: SandqError) -> None:
+        """Nobody takes part any more; who did is told why."""
+        pumps = list(self._pumps.values())
+        self._pumps.clear()
+        for pump in pumps:
             for subscription in pump.subscriptions:
                 if not subscription.closed:
                     subscription.closed = True
                     subscription.ended(error)
-        self._pumps.clear()
-        self.closed = True
-        self.host.on_status = lambda: None
         for watcher in list(self.watchers):
             watcher(self)
+
+    def close(self, error: SandqError) -> None:
+        """The partition is gone: nothing more is leased or pushed."""
+        self.closed = True
+        self.host.on_status = lambda: None
+        self.end_subscriptions(error)
+
+    def lead(self) -> None:
+        """This node begins to lead: from here on it does what is to be done by the clock."""
+        self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
+        self._expiring = self._keeping = False
+        self.status_changed()
 
     def status_changed(self) -> None:
         if self.closed:
             return
         status: Status = self.host.status
         self.groups = {group.name: group for group in status.groups}
+        if not self.host.works:
+            return
         for name in list(self._pumps):
             if name in self.groups:
                 self.pump(name)
@@ -253,7 +266,7 @@ class PartitionDelivery:
         pump.busy = False
         for subscription, limit in reserved.items():
             subscription.credit += limit
-        if self.host.failed is None:
+        if self.host.works:
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
             subscription.feed()
@@ -283,7 +296,7 @@ class PartitionDelivery:
 
     def _expire(self, status: Status) -> None:
         at_ms = status.next_expiry_ms
-        if at_ms is None or self._expiring or self.closed:
+        if at_ms is None or self._expiring or self.closed or not self.host.works:
             return
         now_ms = self._clock.now_ms()
         if at_ms > now_ms:
@@ -307,12 +320,12 @@ class PartitionDelivery:
             return
         if isinstance(result, int):
             self._expire(self.host.status)
-        elif self.host.failed is None:
+        elif self.host.works:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _set_upkeep(self, status: Status) -> None:
         """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
-        if self._keeping:
+        if self._keeping or not self.host.works:
             return
         now_ms = self._clock.now_ms()
         due_ms = None
@@ -332,7 +345,7 @@ class PartitionDelivery:
         return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
 
     def _upkeep_due(self, at_ms: int) -> None:
-        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms:
+        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.host.works:
             return
         self._upkeep_timer_ms = None
         status: Status = self.host.status
@@ -360,7 +373,7 @@ class PartitionDelivery:
 
     def _upkept(self, result: Any) -> None:
         self._keeping = False
-        if self.closed or self.host.failed is not None:
+        if self.closed or not self.host.works:
             return
         if result is True:
             self._upkeep()

@@ -14,18 +14,19 @@ from typing import Any
 
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.state import Topic
-from sandq.model.errors import Corruption, SandqError, StorageFailed
+from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailable
 from sandq.model.limits import Limits
 from sandq.partition import commands as partition_commands
-from sandq.raft import GroupJournal, Passes
+from sandq.raft import Committed, Members, Passes, incarnation_of, member_id, own_member
 from sandq.storage.files import Files
 from sandq.storage.keys import store_of, store_prefix, store_range
 from sandq.storage.pointers import Pointers, StorePointer
-from sandq.storage.stores import Stores
-from sandq.storage.wal import SEGMENT_BYTES, Record, RecoveredGroup, Wal
+from sandq.storage.stores import Stores, StoresSnapshot
+from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 
 from .applier import Applier, Apply, Published
 from .host import Backlog, GroupHost
+from .journals import open_journal
 from .replica import MetadataReplica, PartitionReplica, Replica
 
 METADATA_GROUP = 0
@@ -33,13 +34,17 @@ PINNED_SEGMENTS = 1
 """A tail that keeps more full segments than this is appended again ..."""
 COPY_BYTES = 1 << 20
 """... unless it is larger than this."""
+KEPT_BYTES = 256 << 10
+"""Of a log below what the stores hold, for members that are a little behind ..."""
+LAG_BYTES = 64 << 20
+"""... and a leader keeps so much for those that are further behind; then they need a snapshot."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
 class Engine:
-    """One voter in every group (more come with the peers). `now_ms` stamps entries."""
+    """`now_ms` stamps entries."""
 
     def __init__(
         self,
@@ -65,8 +70,17 @@ class Engine:
             create=create,
         )
         self.passes = Passes()
+        self.passes.takes_entries = lambda: self._applying < limits.apply_backlog_bytes
+        self._applying = 0
+        """Bytes of entries that were handed to the applier and not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, GroupHost] = {}
+        self.filling: set[int] = set()
+        """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
+        self.on_closed: Callable[[int], None] = lambda group: None
+        """Told of groups that run here no more."""
+        self._loads: dict[int, Callable[[int], Replica]] = {}
+        """How the replica of a group is made of a store."""
         self.failed: StorageFailed | None = None
         self.applier = Applier(stores, publish)
         self._now_ms = now_ms
@@ -74,23 +88,32 @@ class Engine:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    def install(self, members: Sequence[tuple[int, str]]) -> None:
-        """Give each (group, member) without one a store, durably. Blocks on the disk.
+    def install(self, groups: Sequence[tuple[int, Members]]) -> None:
+        """Give each replica that is to be here, and has none yet, a store, durably. Blocks on the disk.
 
         It must be done before a group's first WAL record: recovery drops the records of groups without a pointer.
         """
-        new = [(group, member) for group, member in members if self.pointers.get(group) is None]
+        new = [
+            (group, member, members)
+            for group, members in groups
+            if self.pointers.get(group) is None and (member := self.own(members)) is not None
+        ]
         if new:
             stores = self.pointers.mint(len(new))
             self.pointers.update(
                 put=[
-                    StorePointer(group, int(member.rpartition("#")[2]), store, voters=(member,))
-                    for (group, member), store in zip(new, stores, strict=True)
+                    StorePointer(group, incarnation_of(member), store, voters=members.voters, learners=members.learners)
+                    for (group, member, members), store in zip(new, stores, strict=True)
                 ]
             )
 
-    def open_metadata(self) -> GroupHost:
-        self.install([(METADATA_GROUP, f"{self.node_id}#1")])
+    def own(self, members: Members) -> str | None:
+        """The member that lives on this node."""
+        return own_member(self.node_id, (*members.voters, *members.learners))
+
+    def open_metadata(self, members: Members | None = None) -> GroupHost:
+        """`members`: who founds it; this node alone, unless told otherwise."""
+        self.install([(METADATA_GROUP, members or Members((member_id(self.node_id, 1),)))])
         return self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store),
@@ -111,36 +134,23 @@ class Engine:
             raise ValueError(f"raft group {number} is not installed here")
         replica = load(pointer.store)
         found = self._recovered.pop(number, None)
-        if replica.applied_index and (found is None or not found.entries):
+        if replica.applied_index and not pointer.snapshot_index and (found is None or not found.entries):
             raise Corruption(
                 f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
             )
         host = GroupHost(number, replica, encode, self.passes, self.backlog, self.limits)
         host.group = self.passes.add(
             number,
-            pointer.voters[0],
-            pointer.voters,
-            self._journal(pointer, found),
+            member_id(self.node_id, pointer.incarnation),
+            open_journal(self.passes.records, pointer, found, replica.applied_index),
             applied=replica.applied_index,
-            durable=bool(found and found.entries),
             before_tick=host.flush,
         )
         self.hosts[number] = host
+        self._loads[number] = load
+        if not host.group.term and self.own(Members(pointer.voters[:1])):
+            host.group.campaign_soon()  # the first of a new group's members is meant to lead it
         return host
-
-    def _journal(self, pointer: StorePointer, found: RecoveredGroup | None) -> GroupJournal:
-        if found is None or not found.entries:
-            # Nothing of the group was ever synced but, at most, its base.
-            return GroupJournal.create(self.passes.records, pointer.group, pointer.voters)
-        return GroupJournal(
-            self.passes.records,
-            pointer.group,
-            entries=found.entries,
-            term=found.term,
-            voted_for=found.voted_for,
-            voters=found.voters,
-            learners=found.learners,
-        )
 
     def close_group(self, number: int, error: SandqError) -> None:
         """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
@@ -149,6 +159,42 @@ class Engine:
             self.passes.remove(host.group)
             host.close(error)
         self._recovered.pop(number, None)
+        self._loads.pop(number, None)
+        self.on_closed(number)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def view(self, host: GroupHost) -> tuple[StoresSnapshot, int]:
+        """All rows as they are now, and the last entry that those of a group imply (apply thread)."""
+        self.applier.write()
+        return self.stores.snapshot(), host.replica.applied_index
+
+    def load(self, number: int, store: int) -> tuple[Replica, Any]:
+        """The replica that a store holds, and its status (apply thread)."""
+        replica = self._loads[number](store)
+        return replica, replica.status()
+
+    def suspend(self, host: GroupHost, index: int) -> None:
+        """Stop a group whose state is to be replaced by that of `index` (between passes). Raises Unavailable when
+        there is no reason to any more."""
+        if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
+            raise Unavailable(f"group {host.number} needs no snapshot of {index} (any more)")
+        self.passes.remove(host.group)
+
+    def reopen(self, host: GroupHost, replica: Replica, status: Any) -> None:
+        """Go on with a suspended group from this state, which its pointer names (between passes)."""
+        pointer = self.pointers.get(host.number)
+        if self.hosts.get(host.number) is not host or pointer is None:
+            return  # its topic was deleted meanwhile
+        old = host.group
+        host.group = self.passes.add(
+            host.number,
+            old.member,
+            open_journal(self.passes.records, pointer, old.journal.recovered(), replica.applied_index),
+            applied=replica.applied_index,
+            before_tick=host.flush,
+        )
+        host.replace(replica, status)
 
     def uninstall(self, groups: Sequence[int]) -> None:
         """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks."""
@@ -164,7 +210,7 @@ class Engine:
     def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
         """Delete rows, from `start` on, of stores that no pointer names: a bounded number (apply thread, which alone
         writes rows). Returns where to go on (None: that was all), and the range of a store that is empty now."""
-        kept = {pointer.store for pointer in self.pointers.all()}
+        kept = {pointer.store for pointer in self.pointers.all()} | self.filling
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
             if not found:
@@ -183,30 +229,44 @@ class Engine:
 
     def tick(self) -> tuple[list[Record], list[Apply]]:
         records, committed = self.passes.tick()
-        return records, [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+        return records, self._tasks(committed)
 
     def commit(self, records: Sequence[Record]) -> None:
         """Durable when it returns. Raises StorageFailed; then `fail` must be called, and no further pass run."""
         self.wal.commit(records)
 
     def synced(self) -> list[Apply]:
-        committed = self.passes.synced()
-        return [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+        """After it, what `passes.take_outgoing` gives may be sent."""
+        tasks = self._tasks(self.passes.synced())
+        changed, self.passes.changed = self.passes.changed, {}
+        for group in changed:
+            host = self.hosts.get(group.number)
+            if host is not None:
+                host.look()
+        return tasks
+
+    def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
+        tasks = [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+        self._applying += sum([len(task.command) for task in tasks])
+        return tasks
 
     def fail(self, error: StorageFailed) -> None:
         """The log takes nothing any more: everything not committed fails, with its outcome unknown."""
         self.failed = error
         for host in self.hosts.values():
             host.fail(error)
+            host.look()
 
     def published(self, published: Published) -> None:
         """Hand results to who waits for them (on the loop)."""
+        self._applying -= published.applied_bytes
         for number, status in published.statuses.items():
             if number in self.hosts:
                 self.hosts[number].status = status
         # Before the results: whoever gets one may ask what is next, and must not be told what was next before it.
         for number in published.statuses:
             if number in self.hosts:
+                self.hosts[number].look()
                 self.hosts[number].on_status()
         for number, index, results in published.results:
             if number in self.hosts:
@@ -235,7 +295,9 @@ class Engine:
         self._checkpoint_mark = self.wal.mark
         for number, applied in flushed.items():
             if number in self.hosts:
-                self.hosts[number].group.journal.truncate_below(applied)
+                group, pinned = self.hosts[number].group, self.hosts[number].pinned
+                needed = min([group.needed_from(LAG_BYTES), *pinned.values()])
+                group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
 
     def release(self) -> list[int]:
         """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments."""

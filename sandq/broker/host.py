@@ -53,7 +53,13 @@ class GroupHost:
         """Set right after construction: the group needs the host's `flush`."""
         self.status: Any = replica.status()
         self.on_status: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[bool], None] = lambda ready: None
+        """Called when this node begins to lead the group and may answer for it, and when it ceases to."""
+        self._was_ready = False
+        self._readers: list[trio.Event] = []
         self.failed: StorageFailed | None = None
+        self.pinned: dict[str, int] = {}
+        """Members that a snapshot is on its way to: what comes behind it they will need from the log."""
         self._closed: SandqError | None = None
         self._encode = encode
         self._passes = passes
@@ -67,16 +73,45 @@ class GroupHost:
 
     @property
     def ready(self) -> bool:
-        """It leads, and whatever was acknowledged before is applied."""
+        """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
+        for what nobody else can: others will lead the groups that they are members of."""
         group = self.group
-        return group.is_leader and bool(self.status.applied_index >= group.term_start)
+        leads = group.is_leader and (self.failed is None or group.is_only_voter)
+        return leads and bool(self.status.applied_index >= group.term_start)
+
+    @property
+    def works(self) -> bool:
+        """It is ready, and can write."""
+        return self.failed is None and self.ready
+
+    @property
+    def leader(self) -> str | None:
+        """The node that leads the group, as far as is known here."""
+        return self.group.leader
+
+    def look(self) -> None:
+        """Something changed: wake who waits for it, and tell whether `ready` is another."""
+        readers, self._readers = self._readers, []
+        for changed in readers:
+            changed.set()
+        ready = self.ready and self._closed is None
+        if ready != self._was_ready:
+            self._was_ready = ready
+            self.on_ready(ready)
 
     def check_ready(self) -> None:
         """Raises NotLeader, or what ended the group."""
         if self._closed is not None:
             raise self._closed
         if not self.ready:
-            raise NotLeader("this node does not lead the partition (yet); ask again", group=self.number)
+            raise self.not_leader()
+
+    def not_leader(self) -> NotLeader:
+        """With whom to ask, as far as is known here."""
+        leader = self.group.leader
+        if self.group.is_leader or leader is None:
+            return NotLeader("this partition has no leader that is ready; ask again", group=self.number)
+        return NotLeader(f"{leader} leads the partition", group=self.number, node_id=leader)
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
         """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
@@ -95,6 +130,42 @@ class GroupHost:
     async def call(self, command: Any) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
         return (await call_all([(self, command)]))[0]
+
+    async def read(self) -> None:
+        """Wait until everything that was acknowledged before this call, by whomever, is applied here, and this node
+        is known to have led still. Raises NotLeader, StorageFailed."""
+        self.check_ready()
+        if self.group.is_only_voter:
+            return
+        index = await self._confirmed()
+        while self.status.applied_index < index:
+            changed = trio.Event()
+            self._readers.append(changed)
+            await changed.wait()
+            self.check_ready()
+
+    async def _confirmed(self) -> int:
+        """The index that a read must see."""
+        answers: list[int | None] = []
+        answered = trio.Event()
+
+        def done(index: int | None) -> None:
+            answers.append(index)
+            answered.set()
+
+        self.group.read_index(done)
+        self._passes.mark(self.group)
+        await answered.wait()
+        if answers[0] is None:
+            raise self.not_leader()
+        return answers[0]
+
+    def replace(self, replica: Replica, status: Any) -> None:
+        """Go on with another state of the same group: that of a snapshot."""
+        self.replica, self.status = replica, status
+        self._drop(self._in_flight, TimedOut("the group was installed anew: the outcome is unknown"))
+        self.look()
+        self.on_status()
 
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
@@ -139,12 +210,15 @@ class GroupHost:
         """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown."""
         self.failed = error
         self._drop(self._proposals, error)
+        self.group.reads.fail()
 
     def close(self, error: SandqError) -> None:
         """The group is gone: nothing more will be taken or applied."""
         self._closed = error
         self._drop(self._proposals, error)
         self._drop(self._in_flight, error)
+        self.group.reads.fail()
+        self.look()
 
     def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
         self._answer_all(self._pending, error)

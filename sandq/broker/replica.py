@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandq.metadata import commands as metadata_commands
-from sandq.metadata.state import MetadataState
+from sandq.metadata.state import MetadataState, NodeRecord, Topic
 from sandq.partition import commands
 from sandq.partition.delivery import Piece, Reader
 from sandq.partition.holdings import Lease
@@ -175,11 +175,17 @@ class MetadataReplica:
         return changes
 
     def status(self) -> Any:
-        return MetadataView(self.state.applied_index, dict(self.state.topics), dict(self.state.nodes))
+        state = self.state
+        return MetadataView(
+            state.applied_index, state.cluster_uuid, state.next_group, dict(state.topics), dict(state.nodes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataView:
     applied_index: int
-    topics: dict[str, Any]
-    nodes: dict[str, Any]
+    cluster_uuid: str | None
+    next_group: int
+    """Raft groups below it were placed; those that no topic has any more were deleted with theirs."""
+    topics: dict[str, Topic]
+    nodes: dict[str, NodeRecord]

@@ -41,6 +41,9 @@ class Runner:
         self._passing = False
         self.on_pass: Callable[[int], None] = lambda records: None
         """Told of each pass that was written: its WAL records."""
+        self.send: Callable[[str, list[Any]], None] = lambda node, messages: None
+        """Where Raft messages for another node go."""
+        self._between: list[Callable[[], None]] = []
         self.engine: Engine
 
     def start(self, engine: Engine) -> None:
@@ -88,9 +91,13 @@ class Runner:
     async def _passes(self) -> None:
         passes = self.engine.passes
         while True:
-            if not passes.has_work or self.engine.failed is not None:
+            if self.engine.failed is not None:
+                await trio.sleep_forever()
+            passes.on_time()
+            if not passes.has_work and not self._between:
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(passes.pause_s()):
+                    await self._wake.wait()
                 continue
             self._passing = True
             await self._pass()
@@ -98,6 +105,9 @@ class Runner:
 
     async def _pass(self) -> None:
         engine = self.engine
+        between, self._between = self._between, []
+        for call in between:
+            call()
         records, ready = engine.tick()
         self._ticked.set()
         self._ticked = trio.Event()
@@ -113,6 +123,8 @@ class Runner:
         else:
             await trio.lowlevel.checkpoint()
         self._submit(engine.synced())
+        for node, messages in engine.passes.take_outgoing().items():
+            self.send(node, messages)
 
     def _submit(self, tasks: list[Apply]) -> None:
         for task in tasks:
@@ -195,6 +207,13 @@ class Runner:
             return await reply.wait()
         finally:
             self._asking.discard(reply)
+
+    async def between_passes(self, call: Callable[[], T]) -> T:
+        """Run on the loop, while nothing of a pass is on its way to the disk."""
+        reply: _Reply[T] = _Reply()
+        self._between.append(lambda: reply.settle(outcome.capture(call)))
+        self.wake()
+        return await reply.wait()
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)

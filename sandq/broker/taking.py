@@ -110,7 +110,7 @@ class Taking:
     def _look_at(self, delivery: PartitionDelivery) -> None:
         """Something happened there."""
         group = delivery.groups.get(self._asked.group)
-        if group is not None and not delivery.closed:
+        if group is not None and not delivery.closed and delivery.host.ready:
             if group.next_ms is None:
                 self._due_ms.pop(delivery, None)
                 return
@@ -157,6 +157,7 @@ class Taking:
         asked = self._asked
         if delivery.closed:
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
+        delivery.host.check_ready()
         group = delivery.groups.get(asked.group)
         if group is None:
             raise Unavailable(f"group {asked.group!r} was deleted; ask again", group=asked.group)

@@ -39,6 +39,8 @@ class Batch:
         "opened_at",
         "partition",
         "raised",
+        "refused",
+        "sent_at",
         "sequence",
         "size_bytes",
         "times",
@@ -61,6 +63,8 @@ class Batch:
         self.size_bytes = 0
         self.data: bytes | None = None  # once sealed
         self.epoch = self.sequence = 0  # once sent
+        self.sent_at = 0.0  # with these, for the first time
+        self.refused = False  # whether its last answer was that others before it are missing
         self.unknown = False  # whether it may have been stored although no answer came
         self.offsets: Offsets | None = None
         self.error: SandqError | None = None
@@ -106,7 +110,6 @@ class Batch:
     def finish(self, offsets: Offsets | None, error: SandqError | None) -> None:
         """Offsets or an error; whoever awaits a receipt is woken."""
         self.offsets, self.error = offsets, error
-        self.data = b""
         if self.event is not None:
             self.event.set()
 

@@ -252,7 +252,7 @@ class Producer:
         lane = self._lanes.get(place)
         if lane is None:
             lane = self._lanes[place] = Lane(
-                self._cluster, self._options, self.topic, place, self._producer_id, self._on_answer
+                self._cluster, self._options, self.topic, place, self._producer_id, self._on_done, self._wake.set
             )
         size = len(value) + MESSAGE_OVERHEAD_BYTES
         if key is not None:
@@ -302,11 +302,7 @@ class Producer:
             for lot in list(lane.open):
                 self._seal(lane, lot)
 
-    def _on_answer(self, lane: Lane, batch: Batch) -> None:
-        """A batch is done, or came back."""
-        if not batch.done:
-            self._wake.set()  # a pause has begun
-            return
+    def _on_done(self, lane: Lane, batch: Batch) -> None:
         self._outstanding -= 1
         self._buffered_bytes -= batch.size_bytes
         if self._keep_failures and batch.failures:

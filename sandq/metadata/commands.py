@@ -64,8 +64,19 @@ class UpdateTopic:
         return (self.name, self.settings)
 
 
-Command = RegisterNode | CreateTopic | DeleteTopic | UpdateTopic
-_CLASSES: dict[int, type[Any]] = {c.type: c for c in (RegisterNode, CreateTopic, DeleteTopic, UpdateTopic)}
+@dataclass(frozen=True, slots=True)
+class FormCluster:
+    """Give the cluster its UUID; the first one stays."""
+
+    type: ClassVar[int] = 5
+    cluster_uuid: str
+
+    def fields(self) -> tuple[Any, ...]:
+        return (self.cluster_uuid,)
+
+
+Command = RegisterNode | CreateTopic | DeleteTopic | UpdateTopic | FormCluster
+_CLASSES: dict[int, type[Any]] = {c.type: c for c in (RegisterNode, CreateTopic, DeleteTopic, UpdateTopic, FormCluster)}
 
 
 @dataclass(frozen=True, slots=True)

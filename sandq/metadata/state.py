@@ -3,7 +3,7 @@
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
     "n" node id     [store uuid, {name: address}]
-    "s"             [version=1, applied_index, next_topic, next_group, next_incarnation]
+    "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil]
     "t" name        [number, kind, initial_partitions, settings, created_ms, [[raft group, [member, ...]], ...]]
 """
 
@@ -70,10 +70,12 @@ class NodeRecord:
 class MetadataState:
     def __init__(self) -> None:
         self.applied_index = 0
+        self.cluster_uuid: str | None = None
         self.topics: dict[str, Topic] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self._next_topic = 1
-        self._next_group = FIRST_GROUP
+        self.next_group = FIRST_GROUP
+        """No raft group has this number, or a higher one, yet."""
         self._next_incarnation = 1
 
     @classmethod
@@ -87,17 +89,16 @@ class MetadataState:
             elif key[:1] == b"n":
                 self.nodes[name] = NodeRecord(name, *msgpack.unpackb(value))
             elif key == STATE_KEY:
-                _, self.applied_index, self._next_topic, self._next_group, self._next_incarnation = msgpack.unpackb(
-                    value
-                )
+                _, self.applied_index, *counters, self.cluster_uuid = msgpack.unpackb(value)
+                self._next_topic, self.next_group, self._next_incarnation = counters
         return self
 
     def write_state(self, put: Put) -> None:
-        counters = (_VERSION, self.applied_index, self._next_topic, self._next_group, self._next_incarnation)
-        put(STATE_KEY, msgpack.packb(counters))
+        counters = (self._next_topic, self.next_group, self._next_incarnation)
+        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, self.cluster_uuid)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
-        """One result a command: the Topic or NodeRecord, or the SandqError that refused it."""
+        """One result a command: the Topic, the NodeRecord or the cluster UUID, or the SandqError that refused it."""
         if index <= self.applied_index:
             return []
         results: list[Any] = []
@@ -112,6 +113,9 @@ class MetadataState:
                         results.append(self._delete(command, put))
                     case c.UpdateTopic():
                         results.append(self._update(command, put))
+                    case c.FormCluster():
+                        self.cluster_uuid = self.cluster_uuid or command.cluster_uuid
+                        results.append(self.cluster_uuid)
             except (NotFound, Conflict, InvalidRequest) as refusal:
                 results.append(refusal)
         self.applied_index = index
@@ -133,8 +137,8 @@ class MetadataState:
                 raise InvalidRequest(f"topic {command.name!r} is placed on {unknown[0]!r}, which is not registered")
             members = tuple(f"{node}#{self._next_incarnation + at}" for at, node in enumerate(nodes))
             self._next_incarnation += len(members)
-            partitions.append(Partition(self._next_group, members))
-            self._next_group += 1
+            partitions.append(Partition(self.next_group, members))
+            self.next_group += 1
         topic = Topic(
             command.name,
             self._next_topic,

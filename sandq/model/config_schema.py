@@ -4,7 +4,7 @@
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
     http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
-    storage  {segment_bytes, checkpoint_bytes, checkpoint_interval}
+    storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate}
     clock    {max_drift, slew_ppm}
     limits   {any field of limits.Limits}
     delivery {lease_ahead}
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -64,6 +65,16 @@ def _some_port(address: Address) -> Address:
     if address.port == 0:
         raise schema.mistake(f"{address} has no port to connect to")
     return address
+
+
+def is_loopback(host: str) -> bool:
+    """Of an IP address, which may be an IPv4 one in IPv6; a name is none."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _split(value: object) -> object:
@@ -183,13 +194,15 @@ class HttpSection(schema.Section):
 
 
 class StorageSection(schema.Section):
-    """The write-ahead log and its checkpoints."""
+    """The write-ahead log and its checkpoints, and what other nodes are sent of the stores."""
 
     segment_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 64 * _MIB
     checkpoint_bytes: Annotated[int, schema.size(64 * _KIB, 16 * _GIB)] = 32 * _MIB
     checkpoint_interval_ms: Annotated[int, schema.duration(1000, _DAY_MS)] = Field(
         default=60_000, alias="checkpoint_interval"
     )
+    snapshot_rate: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 64 * _MIB
+    """Bytes per second."""
 
 
 class ClockSection(schema.Section):
@@ -254,6 +267,20 @@ class NodeConfig(schema.Section):
                 f"listening on {listen.client.host} needs node.advertise_host, the host that others shall connect to"
             )
         return listen
+
+    @field_validator("cluster")
+    @classmethod
+    def _secret_beyond_this_machine(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
+        listen = info.data.get("listen")
+        if listen is None or cluster.secret_file is not None:
+            return cluster
+        # What other names stand for, only the machine knows.
+        if listen.peer.host.lower() != "localhost" and not is_loopback(listen.peer.host):
+            raise schema.mistake(
+                f"listen.peer on {listen.peer.host} needs secret_file, the secret that all nodes share; "
+                "without one, listen on 127.0.0.1"
+            )
+        return cluster
 
     @field_validator("cluster")
     @classmethod

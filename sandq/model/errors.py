@@ -15,11 +15,14 @@
     │   ├── TopicExists           TOPIC_EXISTS        409
     │   ├── LeaseLost             LEASE_LOST          409
     │   ├── DuplicateKey          DUPLICATE_KEY       409
-    │   └── TooLate               TOO_LATE            409
+    │   ├── TooLate               TOO_LATE            409
+    │   ├── AlreadyStored         ALREADY_STORED      409
+    │   └── ProducerFenced        PRODUCER_FENCED     409
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
     │   ├── Unavailable           UNAVAILABLE         503
+    │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
     │   ├── TimedOut              TIMED_OUT           504   the outcome is unknown
     │   └── ConnectionLost        CONNECTION_LOST     503
     ├── StorageFailed             STORAGE_FAILED      507   disk full, or failed: the node stopped writing
@@ -156,6 +159,18 @@ class TooLate(Conflict):
     code = "TOO_LATE"
 
 
+class AlreadyStored(Conflict):
+    """A batch that was sent again is stored, once; where its messages are is not known any more."""
+
+    code = "ALREADY_STORED"
+
+
+class ProducerFenced(Conflict):
+    """The producer has begun a newer epoch: this batch of an older one was given up, and nothing was stored now."""
+
+    code = "PRODUCER_FENCED"
+
+
 class Retriable(SandqError):
     """The same request may succeed a little later, here or on another node."""
 
@@ -181,6 +196,12 @@ class Unavailable(Retriable):
     """The partition has no leader or no quorum at present; nothing was done."""
 
     code = "UNAVAILABLE"
+
+
+class OutOfSequence(Retriable):
+    """Batches of the producer before this one are missing; nothing was stored. Details: `expected`, the next number."""
+
+    code = "OUT_OF_SEQUENCE"
 
 
 class TimedOut(Retriable):

@@ -67,5 +67,14 @@ class FixedLimits:
     key_window: int = 10_000
     unique_key_bytes: int = 1024
 
+    # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many
+    # answers of each, and of an answer how many ids that do not follow from the batch alone.
+    producers: int = 10_000
+    producer_ttl_ms: int = 7 * 86_400_000
+    producer_answers: int = 5
+    answer_ids: int = 1000
+    # A producer sends a batch whose answer was lost again for so long, at most.
+    producer_retry_ms: int = 900_000
+
 
 FIXED = FixedLimits()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption
+from sandq.model.sequence import number_of
 
 ENTRY_VERSION = 1
 
@@ -70,7 +71,8 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class Append(Command):
     """A producer's batch (bytes, checked before it was proposed). `split`: it has columns that the log keeps message
-    by message (a unique key, a ttl, a key in a topic ordered by key). `on_conflict`: for messages with unique keys."""
+    by message (a unique key, a ttl, a key in a topic ordered by key). `on_conflict`: for messages with unique keys.
+    Producer id 0: not idempotent; else `sequence` is a number and a flag (`model.sequence`)."""
 
     type: ClassVar[int] = CommandType.APPEND
     batch: bytes
@@ -79,6 +81,11 @@ class Append(Command):
     sequence: int = 0
     on_conflict: int = REJECT
     split: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Producer id, epoch and number: they name the batch, however often it was sent."""
+        return self.producer_id, self.epoch, number_of(self.sequence)
 
 
 class Grant(NamedTuple):

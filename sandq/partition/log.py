@@ -108,10 +108,7 @@ class MessageLog:
 
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
         batch = Batch.parse(command.batch)
-        start_ms = now_ms if batch.relative else 0
-        asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
-        times = [min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX) for asked_ms in asked]
-        column = offsets.pack_run(times, index, place, self.partition)
+        times, column = placed_each(batch, index, place, self.partition, now_ms, floor_ms)
         refused: list[tuple[int, str]] = []
         if command.split:
             refused = self._append_special(column, decode_fields(batch), command, now_ms, floor_ms, view)
@@ -142,7 +139,7 @@ class MessageLog:
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
-                sender = (command.producer_id, command.epoch, command.sequence, at) if command.producer_id else None
+                sender = (*command.numbers, at) if command.producer_id else None
                 other = self._conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
                 if other is not None:
                     column[at] = other.id
@@ -315,6 +312,16 @@ class MessageLog:
                 if group.reader.passed is not None:
                     group.reader.passed += self.counts.due - due_before  # the group had passed it
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+
+
+def placed_each(
+    batch: Batch, index: int, place: int, partition: int, now_ms: int, floor_ms: int
+) -> tuple[list[int], list[bytes]]:
+    """Times and offsets of a batch's messages, each at a time of its own; `place` is the first one's."""
+    start_ms = now_ms if batch.relative else 0
+    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    times = [min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX) for asked_ms in asked]
+    return times, offsets.pack_run(times, index, place, partition)
 
 
 def _first(entry: LogEntry) -> bytes:

@@ -14,6 +14,8 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "m" offset 16                      log row: a whole batch, or one message
     "n" hour u32, seq u64              how many messages stand in each second of an hour, or a change of that
     "p" id 16                          payload of a message above `INLINE_BYTES`, kept apart
+    "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
+    "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
     "s"                                state of the partition
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
@@ -43,6 +45,7 @@ from .view import Row, View
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED = b"g", b"l", b"a", b"w", b"d", b"k", b"b"
 JOB = b"j"
+PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2
 FLAG_EXTRA = 1
@@ -101,6 +104,14 @@ def group_key(group_id: int) -> bytes:
 
 def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
     return WAITING + group_id.to_bytes(4, "big") + due_ms.to_bytes(6, "big") + seq.to_bytes(8, "big")
+
+
+def producer_key(producer_id: int) -> bytes:
+    return PRODUCER + producer_id.to_bytes(8, "big")
+
+
+def answer_key(producer_id: int, number: int) -> bytes:
+    return ANSWER + producer_id.to_bytes(8, "big") + number.to_bytes(8, "big")
 
 
 def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:

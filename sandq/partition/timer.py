@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, NotFound
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
 
 from . import commands as c
 from . import rows
@@ -29,6 +29,7 @@ from .holdings import Lease
 from .jobs import Jobs
 from .log import LogState, MessageLog, Stored
 from .pending import Pending
+from .producers import Producers
 from .settling import Settler
 from .tally import Counted
 from .trim import Trimmer
@@ -99,6 +100,7 @@ class TimerPartition:
         self.log = MessageLog(partition, self.book, unique, self.forgetter)
         self.jobs = Jobs(self.log, self.book)
         self.pending = Pending(self.log, self.book, unique)
+        self.producers = Producers(partition)
         self._granter = Granter(self.book)
         self._settler = Settler(self.book)
         self._admin = GroupAdmin(self.log, self.book, self.jobs)
@@ -109,6 +111,7 @@ class TimerPartition:
     def write_state(self, view: View) -> None:
         """Put the state row. The host calls it once for each set of changes it writes."""
         self.log.counts.write(view)
+        self.producers.write(view)
         log = self.log.state
         state = (
             _STATE_VERSION,
@@ -141,6 +144,7 @@ class TimerPartition:
             self.book.settings = stored
             self.book.load(view)
             self.jobs.load(view)
+            self.producers.load(view)
         return self
 
     # -- what the host asks ---------------------------------------------------------------------------------------
@@ -209,7 +213,8 @@ class TimerPartition:
         return 0, None
 
     def _upkeep_ms(self) -> int | None:
-        times = (self._trimmer.due_ms, self.forgetter.next_ms, self.jobs.next_ms, self._admin.idle_ms())
+        forgotten_ms = (self.forgetter.next_ms, self.producers.next_ms)
+        times = (self._trimmer.due_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
         return min((at for at in times if at is not None), default=None)
 
     # -- apply ----------------------------------------------------------------------------------------------------
@@ -227,10 +232,9 @@ class TimerPartition:
             try:
                 match command:
                     case c.Append():
-                        stored = self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
-                        self._trimmer.appended(self.now_ms)
-                        place += stored.count if isinstance(stored, Stored) else stored[1]
-                        results.append(stored)
+                        result, places = self._append(index, place, command, view)
+                        place += places
+                        results.append(result)
                     case c.Lease():
                         leases = self._lease(index, grants, command, view)
                         grants += len(leases)
@@ -243,10 +247,21 @@ class TimerPartition:
                         results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
                     case _:
                         results.append(self._other(index, place, command, view))
-            except (NotFound, InvalidRequest, Conflict) as refusal:
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence) as refusal:
                 results.append(refusal)
         self.applied_index = index
         return results
+
+    def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
+        """The batch's answer, and the places that it used: none, when it was stored before."""
+        before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
+        if before is not None:
+            return before, 0
+        stored = self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
+        if command.producer_id:
+            self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
+        self._trimmer.appended(self.now_ms)
+        return stored, stored.count if isinstance(stored, Stored) else stored[1]
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
         settler, admin, now_ms = self._settler, self._admin, self.now_ms
@@ -318,6 +333,7 @@ class TimerPartition:
         while self._admin.drop_idle(index, self.now_ms, view):
             self._trimmer.settled(self.now_ms)
         self.forgetter.sweep(self.now_ms, view)
+        self.producers.forget(self.now_ms, view)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
 

@@ -1,11 +1,24 @@
 """Raft groups over PySyncObj, guarded (floor F3; the only importer of pysyncobj).
 
-`Group` is one Raft group behind a small port: propose, tick, commit. `Passes` runs all groups of a node in passes:
-tick what is dirty, write one WAL pass, and only then count what was written. See docs/architecture.md.
+`Group` is one member of one Raft group behind a small port: messages in, propose, tick, commit. `Passes` runs all
+groups of a node in passes: take in what arrived, tick what is dirty, write one WAL pass, and only then send and count
+what was written. See docs/architecture.md.
 """
 
 from .group import Group, ProposalFailed
 from .journal import GroupJournal
+from .members import Members, incarnation_of, member_id, node_of, own_member
 from .passes import Committed, Passes
 
-__all__ = ["Committed", "Group", "GroupJournal", "Passes", "ProposalFailed"]
+__all__ = [
+    "Committed",
+    "Group",
+    "GroupJournal",
+    "Members",
+    "Passes",
+    "ProposalFailed",
+    "incarnation_of",
+    "member_id",
+    "node_of",
+    "own_member",
+]

@@ -1,142 +1,63 @@
-"""One Raft group: PySyncObj's core with its inputs, outputs and storage replaced."""
+"""One member of a Raft group: PySyncObj's core behind a small port, with the guards on everything that goes in."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
-from pysyncobj.transport import Transport
 
 from sandq.model.errors import Corruption
 
-from . import hooks
-from .journal import GroupJournal, LogEntry
+from . import guards, hooks, wire
+from .core import LEADER, NEVER, Core
+from .elections import Election
+from .inputs import Inputs
+from .journal import GroupJournal
+from .members import Members, node_of
+from .reads import ReadDone, Reads
+from .transport import GroupTransport
 
-REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
-"""First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
-_REGULAR = b"\x00"
-LEADER = 2
-NEVER = 1 << 62
-MAX_APPEND_BYTES = 1 << 20
+_REGULAR = bytes([wire.REGULAR])
+_MEMBERSHIP = bytes([wire.MEMBERSHIP])
 
 
 class ProposalFailed(enum.Enum):
     NOT_LEADER = "not_leader"
     """It was not appended."""
+    REFUSED = "refused"
+    """A change of members that may not be made now; it was not appended."""
     UNKNOWN = "unknown"
     """Leadership was lost: it may or may not be committed later."""
 
 
-class _NoPeers(Transport):  # type: ignore[misc]
-    """The transport of a group with one voter: nobody to send to."""
-
-    def __init__(self) -> None:
-        super().__init__(None, None, None)
-
-    def send(self, node: Any, message: Any) -> bool:
-        return False
-
-
-def _conf(journal: GroupJournal, on_state_changed: Callable[[int, int], None]) -> SyncObjConf:
-    return SyncObjConf(
-        autoTick=False,
-        journalFile=journal,
-        appendEntriesUseBatch=True,
-        appendEntriesBatchSizeBytes=NEVER,
-        appendEntriesPeriod=0.2,
-        raftMinTimeout=0.7,
-        raftMaxTimeout=2.0,
-        leaderFallbackTimeout=2.0,
-        connectionTimeout=4.0,
-        logCompactionMinEntries=NEVER,
-        logCompactionMinTime=NEVER,
-        commandsWaitLeader=False,
-        commandsQueueSize=0,
-        useFork=False,
-        onStateChanged=on_state_changed,
-    )
-
-
-class _Core(SyncObj):  # type: ignore[misc]
-    """PySyncObj with its inside replaced. No properties here: its constructor evaluates every one it finds."""
-
-    def __init__(
-        self,
-        member: str,
-        voters: Sequence[str],
-        journal: GroupJournal,
-        committed: Callable[[int, bytes], None],
-        stepped_down: Callable[[], None],
-    ) -> None:
-        self._journal = journal
-        self._committed = committed
-
-        def state_changed(old: int, new: int) -> None:
-            if old == LEADER:
-                stepped_down()
-
-        hooks.install()
-        others = [Node(name) for name in voters if name != member]
-        super().__init__(Node(member), others, _conf(journal, state_changed), nodeClass=Node, transport=_NoPeers())
-        hooks.check_attributes(self)
-        self._SyncObj__serializer = hooks.NoSerializer()
-        self._poller = hooks.NoPoller()
-
-    def _SyncObj__doApplyCommand(self, command: bytes) -> int:
-        """The library would unpickle and call; here an entry is handed on, with its index."""
-        index: int = self._SyncObj__raftLastApplied + 1
-        self._committed(index, command[1:] if command[0] == REGULAR else b"")
-        return index
-
-    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> None:
-        """Guard S10: never unpickle. This version writes no membership entries."""
-        if command[0] == MEMBERSHIP:
-            raise Corruption("a membership entry in a Raft log, which this version never writes")
-
-    def _SyncObj__getEntries(
-        self,
-        fromIDx: int | None,
-        count: int | None = None,
-        maxSizeBytes: int | None = None,
-    ) -> list[LogEntry]:
-        """Guard L4: bounds bytes without splitting entries."""
-        journal = self._journal
-        if fromIDx is None or fromIDx < journal.first_index:
-            return []
-        start = fromIDx - journal.first_index
-        if count is not None:
-            return journal[start : start + count]
-        if maxSizeBytes is None:
-            return journal[start:]
-        stop, size = start, 0
-        while stop < len(journal) and size < MAX_APPEND_BYTES:
-            size += len(journal[stop][0])
-            stop += 1
-        return journal[start:stop]
+Proposed = Callable[[int | None, ProposalFailed | None], None]
+"""With its index once it is committed, or with why it is not. Must not raise (guard S9): the library would apply the
+entry twice."""
 
 
 class Group:
-    """A member of one Raft group.
-
-    `tick` counts, commits and appends; what it appended counts only in a later tick, so the caller syncs the WAL in
-    between (`Passes` does). Nothing here pickles, and nothing reads a socket or a file.
+    """`tick` counts, commits and appends; what it appended counts only in a later tick, so the caller syncs the WAL in
+    between (`Passes` does), and only then sends what `send(node, message)` was given. Nothing here pickles, and
+    nothing reads a socket or a file.
     """
 
     def __init__(
         self,
         number: int,
         member: str,
-        voters: Sequence[str],
         journal: GroupJournal,
         applied: int,
+        *,
         committed: Callable[[int, bytes], None],
+        send: Callable[[str, wire.Message], None] = lambda node, message: None,
+        room: Callable[[str], bool] = lambda node: True,
+        takes_entries: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`committed(index, command)` is called inside a tick and must not raise (the library would apply the entry
-        twice); the command is empty for the library's own entries. Raises Corruption."""
+        """`committed(index, command)` is called inside a tick and must not raise; the command is empty for the
+        library's own entries. `room(node)`: whether the queue to a node takes more. `takes_entries`: whether this
+        replica applies fast enough to be sent more. Raises Corruption."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
@@ -145,21 +66,64 @@ class Group:
         self.number = number
         self.member = member
         self.journal = journal
-        self._core = core = _Core(member, voters, journal, committed, self._stepped_down)
+        self.reads = Reads()
+        self.on_leadership: Callable[[], None] = lambda: None
+        """Called when this member begins or ceases to lead."""
+        self._transport = GroupTransport(number, member, send, lambda: self.term, room)
+        self._transport.reset_at = lambda index: guards.conflict_start(journal, index, self.commit_index)
+        self._core = core = Core(
+            member,
+            journal,
+            self._transport,
+            committed=committed,
+            state_changed=self._state_changed,
+            may_change=self._may_change,
+        )
         # Entries up to `applied` are in the state machine already; without this the group would stall for ever.
         core._SyncObj__raftLastApplied = max(applied, journal.first_index)
         core._SyncObj__raftCommitIndex = core._SyncObj__raftLastApplied
-        if len(voters) == 1:
-            # The only voter need not wait for anybody.
+        self._members = Members(())
+        self._up: set[str] = set()
+        self._election = Election(core, self._transport, journal, member)
+        parts = (core, self._transport, journal, self._election, self.reads)
+        self._inputs = Inputs(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
+        self._reconcile()
+        if self.is_only_voter:
+            # It need not wait for anybody.
             core._SyncObj__raftElectionDeadline = 0
+
+    # -- looking --------------------------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
         return bool(self._core._SyncObj__raftState == LEADER)
 
     @property
+    def is_only_voter(self) -> bool:
+        return self._members.voters == (self.member,)
+
+    @property
+    def is_alone(self) -> bool:
+        """There is nobody to send anything to."""
+        return self.is_only_voter and not self._members.learners
+
+    @property
+    def leader(self) -> str | None:
+        """The node that leads, as far as is known here."""
+        leader = self._core._SyncObj__raftLeader
+        return node_of(leader.id) if leader is not None else None
+
+    @property
     def term(self) -> int:
         return int(self._core._SyncObj__raftCurrentTerm)
+
+    @property
+    def commit_index(self) -> int:
+        return int(self._core._SyncObj__raftCommitIndex)
+
+    @property
+    def members(self) -> Members:
+        return self._members
 
     @property
     def term_start(self) -> int:
@@ -168,30 +132,188 @@ class Group:
         return int(self._core._SyncObj__noopIDx or NEVER)
 
     @property
-    def has_queued(self) -> bool:
-        """Proposals that the last tick left for the next one."""
-        return len(self._core._SyncObj__commandsQueue._FastQueue__queue) > 0
+    def lagging(self) -> set[str]:
+        """Members that need a snapshot; of a leader."""
+        return self._transport.lagging if self.is_leader else set()
 
-    def propose(self, command: bytes, done: Callable[[int | None, ProposalFailed | None], None]) -> None:
-        """Append in the next tick. `done(index, None)` once committed, or `done(None, why)`."""
+    @property
+    def deadline_s(self) -> float:
+        """When it wants a tick although nothing has happened; leaders have the node's heartbeat."""
+        return NEVER if self.is_leader else float(self._core._SyncObj__raftElectionDeadline)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something for a tick to do: proposals, entries to count, send or apply, an election."""
+        core = self._core
+        return bool(
+            self._inputs.advanced
+            or self._inputs.resend
+            or core._SyncObj__commandsQueue._FastQueue__queue
+            or core._SyncObj__raftCommitIndex > core._SyncObj__raftLastApplied
+            or self._election.called
+            or (self.is_leader and self.reads.pending)
+        )
+
+    def match_index(self, member: str) -> int:
+        """Up to where a member is known to have the leader's log, durably."""
+        return int(self._core._SyncObj__raftMatchIndex.get(hooks.member_node(member), 0))
+
+    def needed_from(self, most_bytes: int) -> int:
+        """The first entry that some member has not got from this leader, if the log is no longer than that."""
+        if not self.is_leader or self.journal.size_bytes > most_bytes:
+            return NEVER
+        return min([self.match_index(str(node.id)) for node in self._nodes()], default=NEVER - 1) + 1
+
+    # -- what its owner wants -------------------------------------------------------------------------------------
+
+    def propose(self, command: bytes, done: Proposed) -> None:
+        """Append in the next tick."""
+        self._apply(_REGULAR + command, done)
+
+    def change_members(self, members: Members, done: Proposed) -> None:
+        """One step: a learner comes, is promoted (once it has caught up) or goes; a voter goes, but not the leader."""
+        self._apply(_MEMBERSHIP + members.encode(), done)
+
+    def _apply(self, command: bytes, done: Proposed) -> None:
         def finished(index: int | None, error: int | ProposalFailed) -> None:
             if isinstance(error, ProposalFailed):
                 done(None, error)
             elif error == FAIL_REASON.SUCCESS and index is not None:
                 done(index, None)
+            elif error == FAIL_REASON.REQUEST_DENIED:
+                done(None, ProposalFailed.REFUSED)
+            elif error == FAIL_REASON.DISCARDED:
+                done(None, ProposalFailed.UNKNOWN)
             else:
                 done(None, ProposalFailed.NOT_LEADER)
 
-        self._core._applyCommand(_REGULAR + command, finished)
+        self._core._applyCommand(command, finished)
+
+    def read_index(self, done: ReadDone) -> None:
+        """`done(index)` once it is certain that nothing was acknowledged above that index before this call;
+        `done(None)` when this node does not lead."""
+        if self.is_leader:
+            self.reads.ask(done)
+        else:
+            done(None)
+
+    def transfer(self, target: str) -> bool:
+        """Ask a voter to take over. False: it has not all of the log, or is none."""
+        outcome: list[int] = []
+        self._core.transferLeadership(hooks.member_node(target), lambda result, error: outcome.append(error))
+        return outcome == [FAIL_REASON.SUCCESS]
+
+    def campaign_soon(self) -> None:
+        """Do not wait for an election time-out: it is a new group, and this member is to lead it."""
+        self._election.eager = True
+        self._core._SyncObj__raftElectionDeadline = 0
+
+    # -- time and connections -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        self._core._onTick(0.0)
+        core, journal = self._core, self.journal
+        last = journal.last_index
+        self._inputs.advanced = False
+        if not self.is_leader:
+            self._election.tick(self._members)
+        core._onTick(0.0)
+        self._reconcile()
+        if self.is_leader:
+            # One round of messages confirms all reads of a pass: those that came before them.
+            began = self.commit_index >= self.term_start and self.reads.begin(self.commit_index, self._transport.seq)
+            if journal.last_index > last or self._inputs.resend or began:
+                self._inputs.resend = False
+                core._SyncObj__sendAppendEntries()
+            self._finish_reads()
+
+    def heartbeat(self) -> None:
+        """A leader tells everybody with its next tick that it lives."""
+        self._core._SyncObj__newAppendEntriesTime = 0
+        for node in sorted(self._transport.paused, key=lambda node: str(node.id)):
+            self._transport.resume(node)
+            if node in self._transport.paused:
+                self._transport.alive(node.id)
+
+    def connected(self, node_id: str) -> None:
+        self._up.add(node_id)
+        for node in self._nodes():
+            if node_of(node.id) == node_id:
+                self._transport.connected(node)
+
+    def disconnected(self, node_id: str) -> None:
+        self._up.discard(node_id)
+        for node in self._nodes():
+            if node_of(node.id) == node_id:
+                self._transport.disconnected(node)
+
+    def receive(self, node_id: str, message: wire.Message) -> None:
+        """What another member sent; `message` was checked (`wire.check`)."""
+        self._inputs.receive(node_id, message)
+        self._reconcile()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[Node]:
+        return [hooks.member_node(m) for m in (*self._members.voters, *self._members.learners) if m != self.member]
+
+    def _may_change(self, new: Members) -> bool:
+        caught_up = {m for m in self._members.learners if self.match_index(m) >= self.commit_index}
+        return guards.may_change(
+            self.journal.members,
+            new,
+            changed_at=self.journal.members_index,
+            committed=self.commit_index,
+            term_start=self.term_start,
+            member=self.member,
+            caught_up=caught_up,
+        )
+
+    def _reconcile(self) -> None:
+        """Let the library count whom the log's latest configuration names (guard S3b), and keep what it knows of
+        those who stay."""
+        members = self.journal.members
+        if members == self._members:
+            return
+        core, before = self._core, set(self._nodes())
+        self._members = members
+        nodes = self._nodes()
+        voters = {node for node in nodes if node.id in members.voters}
+        core._SyncObj__otherNodes = voters
+        core._SyncObj__readonlyNodes = set(nodes) - voters
+        for gone in before - set(nodes):
+            self._transport.disconnected(gone)
+            for known in (core._SyncObj__raftNextIndex, core._SyncObj__raftMatchIndex):
+                known.pop(gone, None)
+            self._transport.lagging.discard(gone.id)
+        for node in set(nodes) - before:
+            core._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
+            core._SyncObj__raftMatchIndex[node] = 0
+            core._SyncObj__lastResponseTime[node] = hooks.now_s()
+            if node_of(node.id) in self._up:
+                self._transport.connected(node)
+
+    def _finish_reads(self) -> None:
+        self.reads.finish(self.member, self._members.voters)
+
+    def _state_changed(self, before: int, after: int) -> None:
+        if before == LEADER:
+            self._stepped_down()
+        if after == LEADER:
+            self._inputs.barriers.clear()
+            self._transport.flights.clear()
+        if LEADER in (before, after):
+            self.on_leadership()
 
     def _stepped_down(self) -> None:
-        """Guard L6: the library would leave a deposed leader's proposals waiting for ever."""
+        """Guards L5, L6: the library would leave a deposed leader's proposals waiting for ever, and its election
+        deadline where it was, long past."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         pending = [callback for entries in waiting.values() for _, callback in entries]
         waiting.clear()
+        self._transport.lagging.clear()
+        for node in list(self._transport.paused):
+            self._transport.connected(node)
+        self._election.postpone()
         for callback in pending:
             callback(None, ProposalFailed.UNKNOWN)
+        self.reads.fail()

@@ -5,10 +5,14 @@ PySyncObj 0.3.17 is pinned: these names are private to it. docs/architecture.md 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
+from zlib import crc32
 
 import pysyncobj.syncobj as syncobj
 from pysyncobj.config import SERIALIZER_STATE
+from pysyncobj.node import Node
 from pysyncobj.version import VERSION
 
 from sandq.model.errors import StartupError
@@ -17,7 +21,19 @@ from .journal import GroupJournal
 
 SUPPORTED_VERSION = "0.3.17"
 PREFIX = "_SyncObj__"
-METHODS = ("doApplyCommand", "parseChangeClusterRequest", "getEntries", "tryLogCompaction")
+METHODS = (
+    "doApplyCommand",
+    "parseChangeClusterRequest",
+    "changeCluster",
+    "doChangeCluster",
+    "getEntries",
+    "sendAppendEntries",
+    "sendNextNodeIdx",
+    "generateRaftTimeout",
+    "setCurrentTerm",
+    "setState",
+    "tryLogCompaction",
+)
 ATTRIBUTES = (
     "raftLastApplied",
     "raftCommitIndex",
@@ -28,6 +44,15 @@ ATTRIBUTES = (
     "commandsQueue",
     "commandsWaitingCommit",
     "noopIDx",
+    "otherNodes",
+    "readonlyNodes",
+    "connectedNodes",
+    "raftLeader",
+    "raftNextIndex",
+    "raftMatchIndex",
+    "lastResponseTime",
+    "newAppendEntriesTime",
+    "transferInProgress",
 )
 
 _stock_create_journal = syncobj.createJournal
@@ -48,6 +73,47 @@ def install() -> None:
     if missing:
         raise StartupError(f"pysyncobj lacks {', '.join(missing)}: this is not the release it says it is")
     syncobj.createJournal = _create_journal
+
+
+def now_s() -> float:
+    """The library's clock, in seconds: one for all of the process."""
+    return float(syncobj.monotonicTime())
+
+
+class Random(Protocol):
+    def random(self) -> float: ...
+
+
+def replace_time(clock: Callable[[], float], random: Random) -> Callable[[], None]:
+    """For a simulation: let the library count another time, and draw its time-outs elsewhere. Undone by what it
+    returns."""
+    before = syncobj.monotonicTime, syncobj.random
+
+    def undo() -> None:
+        syncobj.monotonicTime, syncobj.random = before
+
+    syncobj.monotonicTime, syncobj.random = clock, random
+    return undo
+
+
+class Member(Node):  # type: ignore[misc]
+    """A member of a group, to the library. Its hash is the same in every process, so that sets of them have one order
+    and a seed replays."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self._hash = crc32(id.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and other.id == self.id
+
+
+@lru_cache(maxsize=65_536)
+def member_node(member: str) -> Member:
+    return Member(member)
 
 
 def check_attributes(group: Any) -> None:

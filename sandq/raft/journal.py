@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgpack
 from pysyncobj.journal import Journal
 
-from sandq.storage.wal import Kind, Record
+from sandq.storage.wal import Kind, Record, RecoveredGroup
+
+from .members import Members
+from .wire import MEMBERSHIP, NO_OP
 
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""
+_NO_OP = bytes([NO_OP])
+KEPT = 2
+"""Entries that are always kept: PySyncObj looks one back."""
 
 
 class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
@@ -26,28 +32,75 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self,
         records: list[Record],
         group: int,
+        members: Members,
         *,
         entries: Iterable[LogEntry] = (),
         term: int = 0,
         voted_for: str | None = None,
-        voters: Sequence[str] = (),
-        learners: Sequence[str] = (),
     ) -> None:
+        """`members`: the configuration at the first entry; later ones are rebuilt from the entries (guard S3b).
+        `entries` are on the disk already."""
         super().__init__(entries)
         self._records = records
         self._group = group
         self._term = term
         self._voted_for = voted_for
-        self._membership: bytes = msgpack.packb([list(voters), list(learners)])
         self._commit_index = 1
+        self._changes: list[tuple[int, Members]] = [(0, members)]
+        """(index, configuration from there on), rising; the first holds at the first entry."""
+        self.size_bytes = 0
+        """Of the commands kept."""
+        for command, index, _ in self:
+            self._note(command, index)
+        self.durable = self.last_index if self else 0
+        """Entries up to here are on the disk, as they stand here."""
 
     @classmethod
-    def create(cls, records: list[Record], group: int, voters: Sequence[str]) -> GroupJournal:
+    def create(cls, records: list[Record], group: int, members: Members) -> GroupJournal:
         """The journal of a new group: its base, and the no-op that PySyncObj's logs begin with."""
-        journal = cls(records, group, voters=voters)
+        journal = cls(records, group, members)
         journal._base(1, 0)
-        journal.add(b"\x01", 1, 0)
+        journal.add(_NO_OP, 1, 0)
         return journal
+
+    @classmethod
+    def restart(
+        cls,
+        records: list[Record],
+        group: int,
+        members: Members,
+        *,
+        index: int,
+        index_term: int,
+        term: int,
+        voted_for: str | None,
+    ) -> GroupJournal:
+        """The journal of a replica that was installed from a snapshot with everything up to `index`. Its records
+        start the group over; term and vote stay what they were, or rise to the snapshot's.
+
+        What stands at `index` is no copy of the entry there, but nobody ever gets it: a leader sends what lies above
+        its first entry, whose term alone counts."""
+        if index_term > term:
+            term, voted_for = index_term, None
+        journal = cls(records, group, members, term=term, voted_for=voted_for)
+        records.append((Kind.TRUNCATE, group, 0, 0, b""))
+        journal.setCurrentTerm(term, voted_for)
+        journal._base(index, index_term)
+        journal.add(_NO_OP, index, index_term)
+        return journal
+
+    def recovered(self) -> RecoveredGroup:
+        """As recovery would find it."""
+        voters, learners = self._changes[0][1]
+        return RecoveredGroup(
+            term=self._term,
+            voted_for=self._voted_for,
+            base_index=self.first_index,
+            base_term=self[0][2],
+            voters=list(voters),
+            learners=list(learners),
+            entries=list(self),
+        )
 
     @property
     def first_index(self) -> int:
@@ -58,13 +111,39 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return self[-1][1]
 
     @property
-    def size_bytes(self) -> int:
-        """Of the commands kept."""
-        return sum([len(command) for command, _, _ in self])
+    def members(self) -> Members:
+        """The latest configuration: it holds from its entry on, committed or not."""
+        return self._changes[-1][1]
 
-    def truncate_below(self, index: int) -> None:
-        """Forget entries below `index`; the last two are always kept (PySyncObj looks one back)."""
-        at = min(index - self.first_index, len(self) - 2)
+    @property
+    def members_index(self) -> int:
+        """Index of the entry that brought it; 0: it stood at the log's beginning."""
+        return self._changes[-1][0]
+
+    @property
+    def is_new(self) -> bool:
+        """There are entries that are not on the disk yet."""
+        return self.durable < self.last_index
+
+    def synced(self, index: int) -> None:
+        """The entries up to here, as they stand, are on the disk."""
+        self.durable = index
+
+    def members_at(self, index: int) -> Members:
+        """The configuration in force at an entry that is kept."""
+        return next(members for at, members in reversed(self._changes) if at <= index or not at)
+
+    def term_at(self, index: int) -> int | None:
+        """None: there is no such entry (any more)."""
+        place = index - self[0][1]
+        return self[place][2] if 0 <= place < len(self) else None
+
+    def truncate_below(self, index: int, keep_bytes: int = 0) -> None:
+        """Forget entries below `index`, but for the last `keep_bytes` of them, and the last two."""
+        at = min(index - self.first_index, len(self) - KEPT)
+        while at > 0 and keep_bytes > 0:
+            at -= 1
+            keep_bytes -= len(self[at][0])
         if at > 0:
             self.deleteEntriesTo(at)
 
@@ -73,25 +152,39 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self._records += [(Kind.COPY, self._group, index, term, command) for command, index, term in self]
 
     def _base(self, index: int, term: int) -> None:
-        self._records.append((Kind.BASE, self._group, index, term, self._membership))
+        self._records.append((Kind.BASE, self._group, index, term, self.members_at(index).encode()))
+
+    def _note(self, command: bytes, index: int) -> None:
+        self.size_bytes += len(command)
+        if command[0] == MEMBERSHIP:
+            self._changes.append((index, Members.decode(command[1:])))
 
     # -- PySyncObj's port -----------------------------------------------------------------------------------------
 
     def add(self, command: bytes, idx: int, term: int) -> None:
         self.append((command, idx, term))
         self._records.append((Kind.ENTRY, self._group, idx, term, command))
+        self._note(command, idx)
 
     def clear(self) -> None:
         raise RuntimeError("a journal is replaced through a snapshot, never cleared")
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
         if entryFrom < len(self):
-            self._records.append((Kind.TRUNCATE, self._group, self[entryFrom][1], 0, b""))
+            first = self[entryFrom][1]
+            self._records.append((Kind.TRUNCATE, self._group, first, 0, b""))
+            self.size_bytes -= sum([len(command) for command, _, _ in self[entryFrom:]])
             del self[entryFrom:]
+            while self._changes[-1][0] >= first:
+                self._changes.pop()
+            self.durable = min(self.durable, first - 1)
 
     def deleteEntriesTo(self, entryTo: int) -> None:
+        self.size_bytes -= sum([len(command) for command, _, _ in self[:entryTo]])
         del self[:entryTo]
-        self._base(self.first_index, self[0][2])
+        first = self.first_index
+        self._changes = [(0, self.members_at(first)), *[change for change in self._changes if change[0] > first]]
+        self._base(first, self[0][2])
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         self._term, self._voted_for = term, votedForNodeId

@@ -1,20 +1,32 @@
-"""Passes: all dirty groups of a node are ticked, then one WAL pass is written for all, then what it holds counts.
+"""Passes: messages in, all dirty groups of a node ticked, then one WAL pass written for all, then what it holds counts.
 
-Pure of I/O: `tick` returns the records of the pass; the owner writes and syncs them (on the WAL thread) and calls
-`synced`. A group is never ticked between the two: its leader would count entries that are not on disk yet. Nor is a
-committed entry handed out before the pass that wrote it is synced (an only voter commits its first no-op within
-the tick that elects it).
+Pure of I/O: `tick` returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
+`synced`, and only then sends what `take_outgoing` gives. A group is never ticked between the two: its leader would
+count entries that are not on disk yet, and so would a follower's answer. Nor is a committed entry handed out before the
+pass that wrote it is synced (an only voter commits its first no-op within the tick that elects it).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import structlog
+
+from sandq.model.errors import Corruption
 from sandq.storage.wal import Record
 
+from . import hooks, wire
+from .core import HEARTBEAT_S
 from .group import Group
 from .journal import GroupJournal
+
+log = structlog.get_logger("sandq.raft")
+
+SCAN_S = 0.05
+"""How often the election deadlines are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,89 +44,182 @@ class Passes:
         self.groups: dict[int, Group] = {}
         self.wake: Callable[[], None] = lambda: None
         """Called when there is work; the owner sets it."""
+        self.room: Callable[[str], bool] = lambda node: True
+        """Whether the queue to a node takes more; the owner sets it."""
+        self.takes_entries: Callable[[], bool] = lambda: True
+        """Whether this node applies fast enough to be sent more; the owner sets it."""
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
-        self._ticked: list[Group] = []
-        self._durable: dict[int, int] = {}
-        """Group -> its last index that is on disk."""
+        self._touched: dict[Group, None] = {}
+        """Groups of this pass: only they may have written something."""
+        self._ticked: list[tuple[Group, int]] = []
         self._committed: list[Committed] = []
+        self._arrived: list[tuple[str, Sequence[Any]]] = []
+        self._outgoing: dict[str, list[wire.Message]] = {}
+        self._up: dict[str, None] = {}
+        self._heartbeat_s = self._scan_s = 0.0
+        self.changed: dict[Group, None] = {}
+        """Groups that this node began or ceased to lead; the owner empties it."""
 
     @property
     def has_work(self) -> bool:
-        return bool(self._dirty or self.records)
+        return bool(self._dirty or self.records or self._arrived or self._outgoing)
 
     def add(
         self,
         number: int,
         member: str,
-        voters: Sequence[str],
         journal: GroupJournal,
         *,
         applied: int,
-        durable: bool,
         before_tick: Callable[[], None],
     ) -> Group:
         """Run a group from now on.
 
-        `applied`: the last index its state machine holds. `durable`: the journal came from the WAL. `before_tick`:
-        where the group's owner proposes what has gathered since the last pass. Raises Corruption.
+        `applied`: the last index its state machine holds. `before_tick`: where the group's owner proposes what has
+        gathered since the last pass. Raises Corruption.
         """
 
         def committed(index: int, command: bytes) -> None:
             self._committed.append(Committed(number, index, command))
 
-        group = Group(number, member, voters, journal, applied, committed)
+        group = Group(
+            number,
+            member,
+            journal,
+            applied,
+            committed=committed,
+            send=self._send,
+            room=lambda node: self.room(node),
+            takes_entries=lambda: self.takes_entries(),
+        )
+        group.on_leadership = lambda: self.changed.setdefault(group)
+
         self.groups[number] = group
         self._before_tick[number] = before_tick
-        self._durable[number] = journal.last_index if durable else 0
+        for node in self._up:
+            group.connected(node)
         self.mark(group)
         return group
 
     def remove(self, group: Group) -> None:
+        """Run it no more. What it has written since the last tick never gets to the log."""
+        self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)
         self._before_tick.pop(group.number, None)
         self._dirty.pop(group, None)
-        self._ticked = [ticked for ticked in self._ticked if ticked is not group]
+        self._touched.pop(group, None)
+        self._ticked = [ticked for ticked in self._ticked if ticked[0] is not group]
+        self._committed = [entry for entry in self._committed if entry.group != group.number]
 
     def mark(self, group: Group) -> None:
         """There is something to do for a group; nothing happens for one that was removed."""
-        if group.number in self.groups:
+        if self.groups.get(group.number) is group:
             self._dirty[group] = None
             self.wake()
 
+    # -- peers and time -------------------------------------------------------------------------------------------
+
+    def connected(self, node: str) -> None:
+        self._up[node] = None
+        for group in self.groups.values():
+            group.connected(node)
+
+    def disconnected(self, node: str) -> None:
+        """What was queued for it, and what it sent and was not looked at yet, is gone: after a connection is lost
+        nothing of it may come behind what the next one brings."""
+        self._up.pop(node, None)
+        self._outgoing.pop(node, None)
+        self._arrived = [(sender, messages) for sender, messages in self._arrived if sender != node]
+        for group in self.groups.values():
+            group.disconnected(node)
+
+    def receive(self, node: str, messages: Sequence[Any]) -> None:
+        """What a peer sent, for the next tick."""
+        self._arrived.append((node, messages))
+        self.wake()
+
+    def pause_s(self) -> float:
+        """How long nothing need be done unless something happens: then `on_time` is to be called."""
+        if all(group.is_alone for group in self.groups.values()):
+            return math.inf
+        return max(0.0, min(self._heartbeat_s, self._scan_s) - hooks.now_s())
+
+    def on_time(self) -> None:
+        """Mark whom the time calls. All leaders have one heartbeat, so that their messages share frames."""
+        now = hooks.now_s()
+        if now >= self._heartbeat_s:
+            self._heartbeat_s = now + HEARTBEAT_S
+            for group in self.groups.values():
+                if group.is_leader and not group.is_alone:
+                    group.heartbeat()
+                    self._dirty[group] = None
+        if now >= self._scan_s:
+            self._scan_s = now + SCAN_S
+            for group in self.groups.values():
+                if group.deadline_s < now:
+                    self._dirty[group] = None
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
     def tick(self) -> tuple[list[Record], list[Committed]]:
-        """Tick every dirty group once.
+        """Take in what arrived, then tick every dirty group once.
 
         Returns the records to be synced before anything else happens, and the entries that are committed and on
         disk already: they may be applied while the records are written.
         """
+        self._take_in()
         dirty, self._dirty = self._dirty, {}
         for group in dirty:
             self._before_tick[group.number]()
             group.tick()
-            if group.has_queued:
+            if group.has_more:
                 self._dirty[group] = None
-        self._ticked = list(dirty)
+        touched, self._touched = self._touched | dirty, {}
+        self._ticked = [(group, group.journal.last_index) for group in touched if group.journal.is_new]
         records = self.records[:]
         self.records.clear()  # in place: the journals hold on to this list
         return records, self._take_committed()
 
+    def _take_in(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for node, messages in arrived:
+            for message in messages:
+                try:
+                    wire.check(message)
+                except (ValueError, TypeError, Corruption) as error:
+                    log.error("a peer sent what is no raft message; it is dropped", peer=node, error=str(error))
+                    continue
+                group = self.groups.get(message[1])
+                if group is not None:
+                    group.receive(node, message)
+                    self._touched[group] = None
+                    if group.has_more:
+                        self._dirty[group] = None
+
     def synced(self) -> list[Committed]:
         """The records of the last tick are on disk. Returns the committed entries that waited for it."""
-        for group in self._ticked:
-            last = group.journal.last_index
-            if last > self._durable[group.number]:
-                self._durable[group.number] = last
-                if group.is_leader:
-                    self._dirty[group] = None
+        for group, last in self._ticked:
+            group.journal.synced(last)
+            if group.is_leader:
+                self._dirty[group] = None
         self._ticked = []
         return self._take_committed()
 
+    def take_outgoing(self) -> dict[str, list[wire.Message]]:
+        """What may be sent now, by node. For the end of a pass: what is in here promises what the pass wrote."""
+        outgoing, self._outgoing = self._outgoing, {}
+        return outgoing
+
+    def _send(self, node: str, message: wire.Message) -> None:
+        if node in self._up:
+            self._outgoing.setdefault(node, []).append(message)
+
     def _take_committed(self) -> list[Committed]:
-        held = [entry for entry in self._committed if entry.index > self._durable[entry.group]]
-        if not held:
-            ready, self._committed = self._committed, []
-            return ready
-        ready = [entry for entry in self._committed if entry.index <= self._durable[entry.group]]
+        groups = self.groups
+        ready: list[Committed] = []
+        held: list[Committed] = []
+        for entry in self._committed:
+            (ready if entry.index <= groups[entry.group].journal.durable else held).append(entry)
         self._committed = held
         return ready

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sandq.broker.broker import Broker, OpenTopic
+from sandq.broker.broker import Broker
+from sandq.broker.catalog import OpenTopic
 from sandq.broker.control import Control
 from sandq.model.errors import SandqError
 from sandq.protocol import requests_admin as admin
@@ -153,11 +154,7 @@ class ControlSession:
             "number": record.number,
             "kind": record.kind,
             "partitions": [
-                [
-                    at,
-                    partition.group,
-                    self._info.node_id if at in topic.partitions and topic.partitions[at].host.ready else None,
-                ]
+                [at, partition.group, self._broker.routes.leader(partition.group)]
                 for at, partition in enumerate(record.partitions)
             ],
             "initial_partitions": record.initial_partitions,

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from sandq.broker.broker import Broker
+from sandq.model.config_schema import Address
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     version: str
     node_id: str
-    cluster_uuid: str
     cluster_name: str
     store_uuid: str
     host: str
     port: int
     limits: dict[str, int]
     broker: Broker
+    up: Callable[[], Collection[str]]
+    """The nodes that this one has a connection to, itself included."""
 
-    def node(self) -> list[Any]:
-        """[node id, host, port] as METADATA carries it."""
-        return [self.node_id, self.host, self.port]
+    def nodes(self) -> list[list[Any]]:
+        """[node id, host, port] of each, as METADATA carries it."""
+        others = []
+        for node in self.broker.metadata.nodes.values():
+            if node.node_id != self.node_id and "client" in node.addresses:
+                address = Address.parse(node.addresses["client"])
+                others.append([node.node_id, address.host, address.port])
+        return [[self.node_id, self.host, self.port], *others]
+
+    @property
+    def cluster_uuid(self) -> str:
+        return self.broker.metadata.cluster_uuid or ""
 
     def cluster(self) -> dict[str, Any]:
         broker = self.broker
@@ -33,8 +44,9 @@ class ServerInfo:
             "node": self.node_id,
             "store_uuid": self.store_uuid,
             "version": self.version,
+            "metadata_leader": broker.metadata_host.leader,
             "nodes": [
-                {"node": node.node_id, "store_uuid": node.store_uuid, **node.addresses}
+                {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in self.up(), **node.addresses}
                 for node in broker.metadata.nodes.values()
             ],
             "topics": len(broker.topics()),
@@ -59,9 +71,9 @@ class NodeState:
         """Why it is not ready to work; None when it is."""
         if (failure := self.failure()) is not None:
             return failure
-        partitions = [part for topic in self._broker.topics() for part in topic.partitions.values()]
-        waiting = sum(not part.host.ready for part in partitions)
-        return f"{waiting} of {len(partitions)} partitions have no leader yet" if waiting else None
+        groups = [part.group for topic in self._broker.topics() for part in topic.record.partitions]
+        waiting = sum(self._broker.routes.leader(group) is None for group in groups)
+        return f"{waiting} of {len(groups)} partitions have no leader yet" if waiting else None
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """What Prometheus reads, and its content type."""

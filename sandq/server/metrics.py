@@ -20,7 +20,8 @@ import trio
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from sandq.broker.broker import Broker, OpenTopic
+from sandq.broker.broker import Broker
+from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock import ClockStatus
 from sandq.broker.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram

@@ -9,6 +9,8 @@ How it is kept honest (LevelDB 1.22, plyvel 1.5.1; every point has a test):
   is not needed.
 - plyvel's `Iterator` ends in silence at a damaged block when no readable row follows; its `RawIterator`
   raises. Checksums are verified on every read (measured: get 1.1 -> 2.7 us, scan 0.35 -> 0.56 us a row).
+- To close the database while another thread reads of a plyvel snapshot crashes the process. So each snapshot has a
+  lock, and `close` ends the snapshots first.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import plyvel
 
-from sandq.model.errors import Corruption, SandqError, StorageFailed
+from sandq.model.errors import ClosedError, Corruption, SandqError, StorageFailed
 
 from . import level_check
 from .files import flock, sync_directory
@@ -46,6 +50,9 @@ class LevelStores:
             self.path.mkdir(parents=True)
             sync_directory(self.path.parent)
         self._failure: str | None = None
+        self._closed = False
+        self._snapshots: weakref.WeakSet[LevelSnapshot] = weakref.WeakSet()
+        self._snapshots_lock = threading.Lock()
         self._lock = flock(self.path / LOCK)
         try:
             self._db = self._open(create)
@@ -111,6 +118,14 @@ class LevelStores:
         except plyvel.Error as error:
             raise self._read_error(error) from error
 
+    def snapshot(self) -> LevelSnapshot:
+        with self._snapshots_lock:
+            if self._closed:
+                raise ClosedError(f"the stores in {self.path} were closed")
+            snapshot = LevelSnapshot(self._db, self._read_error)
+            self._snapshots.add(snapshot)
+        return snapshot
+
     # writing
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
@@ -167,6 +182,10 @@ class LevelStores:
         return size
 
     def close(self) -> None:
+        with self._snapshots_lock:
+            self._closed = True
+            for snapshot in self._snapshots:
+                snapshot.close()
         self._db.close()
         if self._failure is None:
             # What compactions changed since the last flush is synced as well; the mark before is still good.
@@ -202,6 +221,46 @@ class LevelStores:
         failure = self._corrupt(error) if damaged else self._failed(operation, error)
         self._failure = self._failure or failure.message
         return failure
+
+
+class LevelSnapshot:
+    """`StoresSnapshot` of `LevelStores`. One that is forgotten without `close` is let go when Python collects it."""
+
+    def __init__(self, db: plyvel.DB, read_error: Callable[[plyvel.Error], SandqError]) -> None:
+        self._db = db
+        self._read_error = read_error
+        self._lock = threading.Lock()
+        self._snapshot = db.snapshot()
+
+    def scan(
+        self, start: bytes, stop: bytes, *, limit: int | None = None, max_bytes: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        with self._lock:
+            self._check()
+            if start >= stop or limit == 0:
+                return []
+            try:
+                # Read once, from one end to the other: nothing for the cache.
+                with self._snapshot.raw_iterator(verify_checksums=True, fill_cache=False) as rows:
+                    rows.seek(start)
+                    return _collect(rows, start, stop, limit, max_bytes, False)
+            except plyvel.Error as error:
+                raise self._read_error(error) from error
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        with self._lock:
+            self._check()
+            return int(self._db.approximate_size(start, stop))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._snapshot is not None:
+                self._snapshot.close()
+                self._snapshot = None
+
+    def _check(self) -> None:
+        if self._snapshot is None:
+            raise ClosedError("the snapshot of the stores was closed")
 
 
 def _collect(

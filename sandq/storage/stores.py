@@ -14,16 +14,37 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+
+from sandq.model.errors import ClosedError
 
 from .level_stores import LevelStores
 
-__all__ = ["Change", "LevelStores", "MemoryStores", "Row", "Stores"]
+__all__ = ["Change", "LevelStores", "MemoryStores", "Row", "Stores", "StoresSnapshot"]
 
 Row = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]
 """A row to put, or (value None) to delete."""
+
+
+class StoresSnapshot(Protocol):
+    """The rows as they stood at one moment, whatever is written afterwards. For any thread, one call at a time.
+    Raises `ClosedError` once it, or the stores, were closed."""
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int | None = None, max_bytes: int | None = None) -> list[Row]:
+        """As `Stores.scan`."""
+        ...
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        """Size on the disk of the rows with start <= key < stop, roughly: rows that no flush has seen yet may not
+        count."""
+        ...
+
+    def close(self) -> None:
+        """What was deleted meanwhile can be given back from here on. Again: does nothing."""
+        ...
 
 
 class Stores(Protocol):
@@ -44,6 +65,10 @@ class Stores(Protocol):
         after `limit` rows, or with the row that brings the values returned to `max_bytes`."""
         ...
 
+    def snapshot(self) -> StoresSnapshot:
+        """What has been written so far, to be read at leisure."""
+        ...
+
     def write(self, changes: Sequence[Change]) -> None:
         """All changes or none, in their order, after everything written before. Not synced."""
         ...
@@ -60,7 +85,9 @@ class Stores(Protocol):
         """Size on the disk, roughly."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends its snapshots too; one that is being read is waited for."""
+        ...
 
 
 class MemoryStores:
@@ -71,6 +98,7 @@ class MemoryStores:
         self._unflushed: list[list[Change]] = []
         self._rows = dict(self._flushed)
         self._keys = sorted(self._rows)
+        self._snapshots: weakref.WeakSet[MemorySnapshot] = weakref.WeakSet()
 
     def get(self, key: bytes) -> bytes | None:
         return self._rows.get(key)
@@ -84,17 +112,12 @@ class MemoryStores:
         max_bytes: int | None = None,
         reverse: bool = False,
     ) -> list[Row]:
-        first, last = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
-        positions = range(last - 1, first - 1, -1) if reverse else range(first, last)
-        rows: list[Row] = []
-        size = 0
-        for position in positions:
-            if (limit is not None and len(rows) >= limit) or (max_bytes is not None and rows and size >= max_bytes):
-                break
-            key = self._keys[position]
-            rows.append((key, self._rows[key]))
-            size += len(rows[-1][1])
-        return rows
+        return _scan(self._rows, self._keys, start, stop, limit, max_bytes, reverse)
+
+    def snapshot(self) -> MemorySnapshot:
+        snapshot = MemorySnapshot(self._rows)
+        self._snapshots.add(snapshot)
+        return snapshot
 
     def write(self, changes: Sequence[Change]) -> None:
         batch = [(bytes(key), value if value is None else bytes(value)) for key, value in changes]
@@ -121,7 +144,8 @@ class MemoryStores:
         return sum(len(key) + len(value) for key, value in self._rows.items())
 
     def close(self) -> None:
-        pass
+        for snapshot in self._snapshots:
+            snapshot.close()
 
     def crash(self, rng: random.Random) -> MemoryStores:
         """What a restart finds: some prefix of the writes, at or after the last flush."""
@@ -133,6 +157,49 @@ class MemoryStores:
         for batch in self._unflushed[:writes]:
             _apply(rows, batch)
         return MemoryStores(rows.items())
+
+
+class MemorySnapshot:
+    """`StoresSnapshot` of `MemoryStores`: a copy."""
+
+    def __init__(self, rows: Mapping[bytes, bytes]) -> None:
+        self._rows = dict(rows)
+        self._keys = sorted(self._rows)
+        self._closed = False
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int | None = None, max_bytes: int | None = None) -> list[Row]:
+        if self._closed:
+            raise ClosedError("the snapshot of the stores was closed")
+        return _scan(self._rows, self._keys, start, stop, limit, max_bytes, False)
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        return sum(len(key) + len(value) for key, value in self.scan(start, stop))
+
+    def close(self) -> None:
+        self._closed = True
+        self._rows, self._keys = {}, []
+
+
+def _scan(
+    content: Mapping[bytes, bytes],
+    keys: Sequence[bytes],
+    start: bytes,
+    stop: bytes,
+    limit: int | None,
+    max_bytes: int | None,
+    reverse: bool,
+) -> list[Row]:
+    first, last = bisect.bisect_left(keys, start), bisect.bisect_left(keys, stop)
+    positions = range(last - 1, first - 1, -1) if reverse else range(first, last)
+    rows: list[Row] = []
+    size = 0
+    for position in positions:
+        if (limit is not None and len(rows) >= limit) or (max_bytes is not None and rows and size >= max_bytes):
+            break
+        key = keys[position]
+        rows.append((key, content[key]))
+        size += len(rows[-1][1])
+    return rows
 
 
 def _apply(rows: dict[bytes, bytes], changes: Sequence[Change]) -> None:

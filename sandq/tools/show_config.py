@@ -73,7 +73,7 @@ def _shown(name: str, value: Any) -> Any:
         return {key: _shown(key, getattr(value, key)) for key in type(value).model_fields}
     if name.endswith("_ms"):
         return format_duration(value)
-    if "bytes" in name and isinstance(value, int):
+    if ("bytes" in name or name.endswith("_rate")) and isinstance(value, int):
         return size_text(value)
     return value
 

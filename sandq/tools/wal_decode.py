@@ -19,7 +19,7 @@ from sandq.model.batch import Batch, peek
 from sandq.model.errors import Corruption, InvalidRequest
 from sandq.model.times import format_instant
 from sandq.partition import commands as partition_commands
-from sandq.raft.group import MEMBERSHIP, NO_OP, REGULAR
+from sandq.raft.wire import MEMBERSHIP, NO_OP, REGULAR
 from sandq.storage.wal_format import Kind
 
 METADATA_GROUP = 0

@@ -1,4 +1,5 @@
-"""A batch that is sent again because its answer was lost meets its own messages: no conflict of unique keys."""
+"""A batch that is sent again because its answer was lost meets its own messages: no conflict of unique keys. Also when
+the partition has forgotten its producer, and would store it again."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import pytest
 
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
+from sandq.partition import producers
 from sandq.partition.log import Stored
 from tests.unit.partition.bench import Bench, T
 
@@ -19,8 +21,16 @@ def append(bench: Bench, at: int, on_conflict: int, *, sequence: int, producer_i
     return stored
 
 
+def forget(bench: Bench) -> None:
+    """Another producer comes where there is room for one."""
+    bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 5, 1, 1))
+    bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 6, 1, 1))
+
+
+@pytest.mark.parametrize("forgotten", (False, True), ids=("known", "forgotten"))
 @pytest.mark.parametrize("at", (1, 600), ids=("pending", "delivered"))
-def test_reject(at: int) -> None:
+def test_reject(at: int, forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS", 1)
     bench = Bench()
     bench.open()
     first = append(bench, 0, c.REJECT, sequence=1)
@@ -29,22 +39,29 @@ def test_reject(at: int) -> None:
         assert bench.values(bench.lease(at=500)) == ["a"]
     state = "delayed" if at < 500 else "delivered"
     for _ in range(2):
+        if forgotten:
+            forget(bench)
+        stored = bench.status().messages
         again = append(bench, at, c.REJECT, sequence=1)
-        assert (again.offsets, again.refused) == (first.offsets, [(1, state)])
+        assert (again.offsets, again.refused) == (first.offsets, [(1, state if forgotten else "delayed")])
+        assert bench.status().messages == stored
         bench.restart()
     assert append(bench, at, c.REJECT, sequence=2).refused == [(0, state), (1, state)], "another batch"
-    assert bench.status().messages == 1
 
 
-def test_replace() -> None:
+@pytest.mark.parametrize("forgotten", (False, True), ids=("known", "forgotten"))
+def test_replace(forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS", 1)
     bench = Bench()
     bench.open()
     batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"], Column.DELIVER_MS: [T + 500]})
     first = bench.apply(0, c.Append(batch, 7, 1, 1, c.REPLACE, split=True))[0]
+    if forgotten:
+        forget(bench)
     again = bench.apply(1, c.Append(batch, 7, 1, 1, c.REPLACE, split=True))[0]
     assert again == first
     assert bench.apply(2, c.Append(batch, 7, 1, 2, c.REPLACE, split=True))[0] != first, "another batch"
-    assert bench.status().messages == 1
+    assert bench.status().messages == (3 if forgotten else 1)
 
 
 def test_without_a_producer_id_nothing_is_known() -> None:

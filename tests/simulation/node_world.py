@@ -29,6 +29,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.timer import TimerPartition
 from sandq.partition.view import View
+from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
@@ -129,7 +130,7 @@ class Node:
             self._call(self.metadata, m.RegisterNode("n1", "store", {}))
             self._call(self.metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, topic.partitions[0].members[0])])
+        self.engine.install([(topic.partitions[0].group, Members(topic.partitions[0].members))])
         host = self.engine.open_partition(topic, 0)
         self._until(lambda: host.ready)
         return host

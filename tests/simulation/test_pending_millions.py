@@ -25,6 +25,7 @@ from sandq.model.errors import SandqError
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
+from sandq.raft import Members
 from sandq.storage.files import RealFiles
 from sandq.storage.level_stores import LevelStores
 from tests.simulation.node_world import START_MS, VirtualClock
@@ -69,7 +70,7 @@ class Drive:
         settings = parse_settings({"lease": "1h"}).record()
         self.call(metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
         topic = metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, topic.partitions[0].members[0])])
+        self.engine.install([(topic.partitions[0].group, Members(topic.partitions[0].members))])
         self.host: GroupHost = self.engine.open_partition(topic, 0)
         self._until(lambda: self.host.ready)
 

@@ -45,10 +45,11 @@ def test_three_nodes_make_one_cluster() -> None:
     nodes = [load_config(CONFIGS / f"node{number}.yaml", {}) for number in (1, 2, 3)]
     assert [node.node.id for node in nodes] == ["node1", "node2", "node3"]
     assert len({node.node.data_dir for node in nodes}) == 3
-    assert [node.cluster.bootstrap for node in nodes] == [True, False, False]
     assert {node.cluster.name for node in nodes} == {"sandq"}
+    assert {node.cluster.membership for node in nodes} == {"static"}
     ports = [address.port for node in nodes for address in vars(node.listen).values()]
     assert len(set(ports)) == 12
-    gossip = {node.listen.gossip for node in nodes}
+    listen = {node.node.id: (node.listen.peer, node.listen.client, node.listen.http) for node in nodes}
     for node in nodes:
-        assert set(node.cluster.seeds) == gossip - {node.listen.gossip}
+        peers = {peer.id: (peer.peer, peer.client, peer.http) for peer in node.cluster.peers}
+        assert peers == {name: addresses for name, addresses in listen.items() if name != node.node.id}

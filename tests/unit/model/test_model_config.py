@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sandq.model.config import Address, NodeConfig, environment_names, load_config
+from sandq.model.config_schema import is_loopback
 from sandq.model.errors import ConfigError
 from sandq.model.limits import DEFAULT, Limits
 
@@ -79,6 +80,39 @@ def test_a_whole_file(write) -> None:  # type: ignore[no-untyped-def]
     assert load_config(str(write(GOOD)), {}) == config
 
 
+def test_peers_beyond_this_machine_need_a_secret(write) -> None:  # type: ignore[no-untyped-def]
+    for host in ("127.0.0.1", "127.1.2.3", "[::1]", "localhost"):
+        load_config(write(f"{FOUND}listen: {{peer: '{host}:1'}}"), {})
+    for host in ("0.0.0.0", "[::]", "10.0.0.1", "node1.example"):
+        text = f"listen: {{peer: '{host}:1'}}\ncluster: {{bootstrap: true"
+        (found,) = mistakes(write(text + "}"))
+        assert found.startswith(
+            f"bad.yaml:2:10: cluster: listen.peer on {host.strip('[]')} needs secret_file, the secret"
+        )
+        load_config(write(text + ", secret_file: ./secret}"), {})
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::1%lo", True),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_what_is_on_this_machine(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected
+
+
 def test_static_membership(write) -> None:  # type: ignore[no-untyped-def]
     peer = "{id: node2, peer: 127.0.0.1:9191, client: 127.0.0.1:7171, http: 127.0.0.1:2109}"
     config = load_config(write(f"cluster: {{membership: static, peers: [{peer}]}}"), {})
@@ -117,7 +151,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 24 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 25 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:

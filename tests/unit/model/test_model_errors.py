@@ -26,10 +26,13 @@ CONTRACT = {
     ("LEASE_LOST", False, 409),
     ("DUPLICATE_KEY", False, 409),
     ("TOO_LATE", False, 409),
+    ("ALREADY_STORED", False, 409),
+    ("PRODUCER_FENCED", False, 409),
     ("RETRIABLE", True, 503),
     ("NOT_LEADER", True, 421),
     ("OVERLOADED", True, 503),
     ("UNAVAILABLE", True, 503),
+    ("OUT_OF_SEQUENCE", True, 503),
     ("TIMED_OUT", True, 504),
     ("CONNECTION_LOST", True, 503),
     ("STORAGE_FAILED", False, 507),
@@ -71,9 +74,9 @@ def test_over_the_wire_and_back(cls: type[SandqError]) -> None:
 
 
 def test_an_unknown_code_keeps_what_it_came_with() -> None:
-    error = from_wire("OUT_OF_SEQUENCE", "a gap", True, {"expected": 7})
+    error = from_wire("OF_LATER", "a gap", True, {"expected": 7})
     assert type(error) is SandqError
-    assert to_wire(error) == ("OUT_OF_SEQUENCE", "a gap", True, {"expected": 7})
+    assert to_wire(error) == ("OF_LATER", "a gap", True, {"expected": 7})
     assert SandqError.code == "INTERNAL"  # the class is untouched
     assert not SandqError.retriable
     assert from_wire("NEW", "x", False, None).details == {}

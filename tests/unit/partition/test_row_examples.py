@@ -9,7 +9,10 @@ import pytest
 from sandq.metadata.state import Partition, Topic
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import OutOfSequence
+from sandq.model.limits import FIXED
 from sandq.model.partitioning import ordering_hash
+from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -21,12 +24,13 @@ from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
 from sandq.partition.groups import Group
 from sandq.partition.holdings import Lease, Waiting
 from sandq.partition.jobs import Job
+from sandq.partition.producers import Producers
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.timer import TimerPartition
 from sandq.partition.unique import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
-from tests.unit.partition.bench import Bench, T, by_key
+from tests.unit.partition.bench import Bench, T, batch_of, by_key
 from tests.unit.storage.test_storage_format import PAGE, example
 
 OFFSET = offsets.pack(T, 7, 2, 3)
@@ -212,6 +216,25 @@ def test_state() -> None:
     assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
 
 
+def test_producers() -> None:
+    bench = Bench()
+    bench.open()
+    named = batch_of(["m"], due=[500], unique=["k"])
+    bench.apply(5, c.Append(batch_of(["a", "b"]), 77, 1, 1))
+    bench.apply(5, c.Append(named, 77, 1, 2, split=True))
+    bench.apply(6, c.Append(named, 77, 1, 3, split=True))
+    assert bench.rows(rows.PRODUCER) == [(example("producer-key"), example("producer-row"))]
+    assert bench.rows(rows.ANSWER) == [(example("answer-key"), example("answer-row"))]
+    dropped = view_of((rows.PRODUCER, example("dropped-row")), *bench.rows(rows.PRODUCER))
+    producers = Producers(0)
+    producers.load(dropped)
+    assert (len(producers), producers.next_ms) == (1, T + 6 + FIXED.producer_ttl_ms)
+    again = c.Append(named, 78, 1, RESENT | 1, split=True)
+    with pytest.raises(OutOfSequence):
+        producers.answered(again, T + FIXED.producer_retry_ms, dropped)
+    assert producers.answered(again, T + FIXED.producer_retry_ms + 1, dropped) is None
+
+
 def test_entry() -> None:
     entry = c.Entry.decode(example("entry"))
     assert (entry.now_ms, entry.clock_epoch) == (T, 0)
@@ -240,7 +263,7 @@ def test_the_page_has_every_row_and_command() -> None:
     """What the code knows stands on the page under its tag and number."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
-    assert len(tags) == 16
+    assert len(tags) == 18
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

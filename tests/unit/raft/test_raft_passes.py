@@ -9,15 +9,16 @@ import pytest
 from pysyncobj import syncobj
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.raft import Group, GroupJournal, Passes, ProposalFailed, hooks
+from sandq.raft import Group, GroupJournal, Members, Passes, ProposalFailed, hooks
 from sandq.storage.wal import Kind
 
 MEMBER = "n1#1"
+ALONE = Members((MEMBER,))
 
 
 def new_group(passes: Passes, number: int = 7, before_tick: Any = lambda: None) -> Group:
-    journal = GroupJournal.create(passes.records, number, [MEMBER])
-    return passes.add(number, MEMBER, [MEMBER], journal, applied=0, durable=False, before_tick=before_tick)
+    journal = GroupJournal.create(passes.records, number, ALONE)
+    return passes.add(number, MEMBER, journal, applied=0, before_tick=before_tick)
 
 
 def run_pass(passes: Passes) -> list[tuple[int, bytes]]:
@@ -85,8 +86,8 @@ def test_all_groups_share_one_pass() -> None:
 def test_a_restart_goes_on_behind_what_was_applied() -> None:
     passes = Passes()
     entries = [(b"\x01", 1, 0), (b"\x01", 2, 1), (b"\0a", 3, 1), (b"\0b", 4, 1)]
-    journal = GroupJournal(passes.records, 7, entries=entries, term=1, voted_for=MEMBER, voters=[MEMBER])
-    group = passes.add(7, MEMBER, [MEMBER], journal, applied=3, durable=True, before_tick=lambda: None)
+    journal = GroupJournal(passes.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
+    group = passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
     ready: list[tuple[int, bytes]] = []
     while passes.has_work:
         ready += run_pass(passes)
@@ -95,9 +96,9 @@ def test_a_restart_goes_on_behind_what_was_applied() -> None:
 
 def test_a_log_that_ends_below_what_was_applied_is_refused() -> None:
     passes = Passes()
-    journal = GroupJournal(passes.records, 7, entries=[(b"\x01", 1, 0)], voters=[MEMBER])
+    journal = GroupJournal(passes.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
     with pytest.raises(Corruption, match="the WAL has lost entries"):
-        passes.add(7, MEMBER, [MEMBER], journal, applied=3, durable=True, before_tick=lambda: None)
+        passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
 
 
 def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
@@ -113,8 +114,8 @@ def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
 
 def test_a_follower_refuses_and_never_forwards() -> None:
     passes = Passes()
-    journal = GroupJournal.create(passes.records, 7, [MEMBER, "n2#2"])
-    group = passes.add(7, MEMBER, [MEMBER, "n2#2"], journal, applied=0, durable=False, before_tick=lambda: None)
+    journal = GroupJournal.create(passes.records, 7, Members((MEMBER, "n2#2")))
+    group = passes.add(7, MEMBER, journal, applied=0, before_tick=lambda: None)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
     passes.tick()

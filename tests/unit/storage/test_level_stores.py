@@ -197,6 +197,38 @@ except SandqError as error:
 """
 
 
+READER = """
+import sys, threading
+from sandq.model.errors import ClosedError
+from sandq.storage import level_stores
+stores = level_stores.LevelStores(sys.argv[1])
+stores.write([(b"%08d" % number, b"." * 100) for number in range(20_000)])
+stores.flush()
+snapshot = stores.snapshot()
+inside = threading.Semaphore(0)
+collect = level_stores._collect
+def slowly(rows, *bounds):
+    inside.release()
+    while rows.valid():
+        rows.next()
+    return collect(rows, *bounds)
+level_stores._collect = slowly
+def read():
+    try:
+        while True:
+            snapshot.scan(b"0", b"9")
+    except ClosedError:
+        sys.stdout.write("closed\\n")
+threads = [threading.Thread(target=read) for _ in range(2)]
+for thread in threads:
+    thread.start()
+inside.acquire()
+stores.close()
+for thread in threads:
+    thread.join()
+"""
+
+
 def started(code: str, path: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=environment)
@@ -218,6 +250,13 @@ def test_killed_in_mid_run(tmp_path: Path) -> None:
         number = int(found.pop(b"n"))
         assert number >= flushed
         assert sorted(found) == [b"k%08d" % n for n in range(number + 1)]
+
+
+def test_closing_while_a_snapshot_is_being_read(tmp_path: Path) -> None:
+    """LevelDB alone: the process dies of it."""
+    with started(READER, tmp_path) as process:
+        assert process.communicate()[0] == "closed\n" * 2
+    assert process.returncode == 0
 
 
 # Another process
@@ -406,6 +445,18 @@ def test_damage_that_a_compaction_meets_ends_the_writing(sound: tuple[Path, list
         stores.flush()
     with pytest.raises(StorageFailed, match=table.name):
         stores.write([(b"a", b"1")])
+    stores.close()
+
+
+def test_damage_that_a_snapshot_meets_names_the_file(sound: tuple[Path, list[Row]], tmp_path: Path) -> None:
+    path = changed(sound, tmp_path)
+    table = sorted(path.glob("*.ldb"))[1]
+    content = bytearray(table.read_bytes())
+    content[50] ^= 1
+    table.write_bytes(content)
+    stores = LevelStores(path)
+    with pytest.raises(Corruption, match=table.name):
+        stores.snapshot().scan(b"", END)
     stores.close()
 
 

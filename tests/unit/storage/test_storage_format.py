@@ -8,6 +8,7 @@ from pathlib import Path
 import msgpack
 
 from sandq.storage import identity, keys, level_check, small_file, wal_format
+from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.wal import Kind, Wal
@@ -79,6 +80,16 @@ def test_the_identity_decodes_and_encodes() -> None:
     assert found == identity.Identity("n1", "6a204bd8-9f3c-4b7e-8a0e-0c2a2f0d6f11", None)
     identity.save(files, found)
     assert files.read("identity") == example("identity")
+
+
+def test_the_known_peers_decode_and_encode() -> None:
+    files = MemoryFiles()
+    files.replace("known-peers", example("known-peers"))
+    known = KnownPeers.open(files)
+    assert known.all() == {"n2": "6a204bd8-9f3c-4b7e-8a0e-0c2a2f0d6f11"}
+    files.remove("known-peers")
+    KnownPeers.open(files).pin("n2", "6a204bd8-9f3c-4b7e-8a0e-0c2a2f0d6f11")
+    assert files.read("known-peers") == example("known-peers")
 
 
 def test_the_mark_decodes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sandq.model.errors import ClosedError
 from sandq.storage.keys import store_range
 from sandq.storage.stores import Change, LevelStores, MemoryStores, Row, Stores
 
@@ -137,3 +139,84 @@ def test_the_twins_agree(tmp_path_factory: pytest.TempPathFactory, writes: list[
                     assert one == two
     finally:
         level.close()
+
+
+# Snapshots
+
+
+def test_a_snapshot_shows_nothing_of_what_is_written_later(stores: Stores) -> None:
+    stores.write(rows("a", "b", "c"))
+    snapshot = stores.snapshot()
+    stores.write([(b"a", b"new"), (b"b", None), (b"bb", b"new"), (b"d", b"new")])
+    stores.flush()
+    stores.compact(b"a", b"z")
+    assert snapshot.scan(b"", b"\xff") == rows("a", "b", "c")
+    later = stores.snapshot()
+    snapshot.close()
+    stores.write([(b"a", None)])
+    assert later.scan(b"", b"\xff") == [(b"a", b"new"), (b"bb", b"new"), *rows("c"), (b"d", b"new")]
+    later.close()
+
+
+def test_a_snapshot_is_scanned_as_the_stores_are(stores: Stores) -> None:
+    stores.write([(b"a", b"12345"), (b"b", b""), (b"c", b"12345"), (b"d", b"1")])
+    snapshot = stores.snapshot()
+    for start, stop in ((b"a", b"z"), (b"aa", b"d"), (b"b", b"b"), (b"c", b"b"), (b"", b"\xff")):
+        for limit in (None, 0, 1, 2, 9):
+            for size in (None, 0, 1, 5, 6, 99):
+                expected = stores.scan(start, stop, limit=limit, max_bytes=size)
+                assert snapshot.scan(start, stop, limit=limit, max_bytes=size) == expected
+    snapshot.close()
+
+
+def test_a_snapshot_knows_its_size_roughly(stores: Stores) -> None:
+    stores.write([(b"a%03d" % number, b"x" * 1000) for number in range(500)])
+    stores.flush()
+    snapshot = stores.snapshot()
+    assert 400_000 < snapshot.approximate_bytes(b"a", b"b") < 700_000
+    assert 100_000 < snapshot.approximate_bytes(b"a", b"a200") < 300_000
+    assert snapshot.approximate_bytes(b"b", b"c") < 1000
+    snapshot.close()
+
+
+def test_a_closed_snapshot_is_not_read(stores: Stores) -> None:
+    stores.write(rows("a"))
+    snapshot = stores.snapshot()
+    snapshot.close()
+    snapshot.close()
+    for read in (lambda: snapshot.scan(b"a", b"b"), lambda: snapshot.approximate_bytes(b"a", b"b")):
+        with pytest.raises(ClosedError, match="snapshot"):
+            read()
+    assert stores.scan(b"a", b"b") == rows("a")
+
+
+def test_closing_the_stores_ends_their_snapshots(stores: Stores) -> None:
+    stores.write(rows("a"))
+    kept, forgotten = stores.snapshot(), stores.snapshot()
+    del forgotten
+    stores.close()
+    with pytest.raises(ClosedError):
+        kept.scan(b"a", b"b")
+    kept.close()
+
+
+def test_a_snapshot_is_read_while_another_thread_writes(stores: Stores) -> None:
+    content = rows(*(f"{number:04}" for number in range(300)))
+    stores.write(content)
+    snapshot = stores.snapshot()
+    written = threading.Event()
+
+    def write() -> None:
+        for number in range(300):
+            stores.write([(b"%04d" % number, None), (b"%04d-" % number, b"")])
+        written.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        while not written.is_set():
+            assert snapshot.scan(b"0", b"9") == content
+    finally:
+        thread.join()
+    assert snapshot.scan(b"0", b"9") == content
+    snapshot.close()

@@ -1,0 +1,195 @@
+"""This node among the others: how the cluster is formed, and what flows over the connections to its peers.
+
+Static membership. A cluster is formed once, when all nodes that are named have met and none of them belongs to a
+cluster yet: a silent node is never taken for a new one. Each remembers the store UUIDs of the others from then on
+(`KnownPeers`), so that a node that lost its disk is nobody's voter under its old name. The first leader of the metadata
+group gives the cluster its UUID and registers the nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from sandq.metadata import commands as m
+from sandq.model.errors import SandqError
+from sandq.raft import Members, member_id
+from sandq.storage import identity
+from sandq.storage.files import Files
+from sandq.storage.identity import Identity
+from sandq.storage.known_peers import KnownPeers
+
+from .broker import Broker
+from .engine import METADATA_GROUP, Engine
+from .host import GroupHost
+from .peer_handshake import Peer, PeerIdentity
+from .peer_links import PeerLinks
+from .routes import Route
+from .runner import Runner
+from .snapshots import Snapshots
+
+log = structlog.get_logger("sandq.cluster")
+
+RAFT, ROUTES = 1, 2
+"""Kinds of frames between nodes."""
+FOUNDING_INCARNATION = 1
+REGISTER_PAUSE_S = 0.5
+TELL_WAITING_S = 5.0
+
+
+class Cluster:
+    def __init__(
+        self,
+        *,
+        name: str,
+        secret: bytes | None,
+        own: Identity,
+        addresses: Mapping[str, str],
+        peers: Mapping[str, Any],
+        files: Files,
+        engine: Engine,
+        runner: Runner,
+        broker: Broker,
+        snapshots: Snapshots,
+    ) -> None:
+        """`addresses`: where this node serves what. `peers`: node id -> address of its peer port; none: it is alone."""
+        self._own = own
+        self._addresses = dict(addresses)
+        self._peers = peers
+        self._files = files
+        self._engine = engine
+        self._runner = runner
+        self._broker = broker
+        self._changed = trio.Event()
+        self.snapshots = snapshots
+        self.links = PeerLinks(
+            cluster=name,
+            secret=secret,
+            identity=self._identity,
+            peers=peers,
+            known=KnownPeers.open(files),
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_frame=self._on_frame,
+            on_stream=snapshots.receive,
+        )
+        snapshots.open_stream = self.links.open_stream
+        engine.passes.room = self.links.room
+        runner.send = self._send
+        broker.tell = self._tell
+
+    @property
+    def up(self) -> Collection[str]:
+        """The nodes that can be reached, this one included."""
+        return {self._own.node, *self.links.up}
+
+    def _identity(self) -> PeerIdentity:
+        return PeerIdentity(self._own.node, self._own.store_uuid, self._own.cluster_uuid, self._addresses)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def _on_up(self, peer: Peer) -> None:
+        node = peer.identity.node_id
+        self._engine.passes.connected(node)
+        self._broker.routes.up(node)
+        self._wake()
+
+    def _on_down(self, node: str) -> None:
+        self._engine.passes.disconnected(node)
+        self._broker.routes.down(node)
+        self._wake()
+
+    def _on_frame(self, node: str, kind: int, body: Any) -> None:
+        if kind == RAFT and isinstance(body, tuple):
+            self._engine.passes.receive(node, body)
+        elif kind == ROUTES and isinstance(body, tuple):
+            self._broker.routes.heard(node, body)
+        else:
+            log.error("a peer sent a frame of a kind that is not known here; it is dropped", peer=node, kind=kind)
+
+    def _send(self, node: str, messages: Sequence[Any]) -> None:
+        self.links.send(node, RAFT, messages)
+
+    def _tell(self, node: str | None, routes: list[Route]) -> None:
+        for each in [node] if node is not None else list(self.links.up):
+            if routes:
+                self.links.send(each, ROUTES, routes)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # -- forming --------------------------------------------------------------------------------------------------
+
+    async def formed(self) -> Members:
+        """Wait until this node may take part in the metadata group; its founding members."""
+        if not self._has_taken_part:
+            with trio.CancelScope() as telling:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._tell_who_is_missing)
+                    while not await self._may_take_part():
+                        await self._changed.wait()
+                    telling.cancel()
+        names = sorted([self._own.node, *self._peers])
+        return Members(tuple(member_id(name, FOUNDING_INCARNATION) for name in names))
+
+    @property
+    def _has_taken_part(self) -> bool:
+        return not self._peers or self._engine.pointers.get(METADATA_GROUP) is not None
+
+    async def _may_take_part(self) -> bool:
+        """All are there and new; or one of a cluster has known this node from its founding on."""
+        up = self.links.up
+        for peer in up.values():
+            if peer.known and peer.identity.cluster_uuid is not None:
+                await self._adopt(peer.identity.cluster_uuid)
+                return True
+        return all(name in up and up[name].identity.cluster_uuid is None for name in self._peers)
+
+    async def _tell_who_is_missing(self) -> None:
+        while True:
+            await trio.sleep(TELL_WAITING_S)
+            missing = sorted(set(self._peers) - set(self.links.up))
+            log.warning("the cluster is formed once all its nodes have met", missing=missing)
+
+    async def _adopt(self, cluster_uuid: str) -> None:
+        """Belong to a cluster from now on, durably."""
+        if self._own.cluster_uuid == cluster_uuid:
+            return
+        own = dataclasses.replace(self._own, cluster_uuid=None)
+        if self._files.exists(identity.NAME):
+            join = lambda: identity.join_cluster(self._files, own, cluster_uuid)  # noqa: E731
+            self._own = await self._runner.on_maintenance(join)
+        else:
+            self._own = dataclasses.replace(own, cluster_uuid=cluster_uuid)
+
+    # -- registering ----------------------------------------------------------------------------------------------
+
+    async def run(self, metadata: GroupHost) -> None:
+        """Keep metadata right about the nodes, when this node leads it; and take the cluster's UUID from it."""
+        while True:
+            view = self._broker.metadata
+            try:
+                if view.cluster_uuid is not None:
+                    await self._adopt(view.cluster_uuid)
+                if metadata.ready:
+                    await self.register(metadata)
+            except SandqError as error:
+                log.warning("this node could not be registered; it is tried again", error=error.message)
+            with trio.move_on_after(REGISTER_PAUSE_S):
+                await self._changed.wait()
+
+    async def register(self, metadata: GroupHost) -> None:
+        """Write down the cluster's UUID, and who has connected, as they are now."""
+        view = self._broker.metadata
+        if view.cluster_uuid is None:
+            await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))
+        for peer in [self._identity(), *[peer.identity for peer in self.links.up.values()]]:
+            record = view.nodes.get(peer.node_id)
+            known = record is not None and (record.store_uuid, record.addresses) == (peer.store_uuid, peer.addresses)
+            if not known:
+                await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses)))

@@ -1,0 +1,27 @@
+"""Which log a replica starts with: what the WAL holds, or what its store was installed with."""
+
+from __future__ import annotations
+
+from sandq.raft import GroupJournal, Members
+from sandq.storage.pointers import StorePointer
+from sandq.storage.wal import Record, RecoveredGroup
+from sandq.storage.wal_restart import is_behind
+
+
+def open_journal(
+    records: list[Record], pointer: StorePointer, found: RecoveredGroup | None, applied: int
+) -> GroupJournal:
+    """`found` is what recovery gave for the group, `applied` what its store holds. The pointer wins over the log: a
+    crash may have come between the two. Term and vote are kept in any case."""
+    group, members = pointer.group, Members(pointer.voters, pointer.learners)
+    found = found or RecoveredGroup()
+    index, index_term = pointer.snapshot_index, pointer.snapshot_term
+    if index and is_behind(found, index, index_term, applied):
+        return GroupJournal.restart(
+            records, group, members, index=index, index_term=index_term, term=found.term, voted_for=found.voted_for
+        )
+    if not found.entries:
+        # Nothing of the group was ever synced but, at most, its base.
+        return GroupJournal.create(records, group, members)
+    members = Members(tuple(found.voters), tuple(found.learners))
+    return GroupJournal(records, group, members, entries=found.entries, term=found.term, voted_for=found.voted_for)

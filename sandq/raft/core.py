@@ -1,0 +1,106 @@
+"""PySyncObj's core with its storage, network, pickles and clock taken out. See hooks.py for what is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.transport import Transport
+
+from . import guards, hooks
+from .journal import GroupJournal, LogEntry
+from .members import Members
+from .wire import MEMBERSHIP, REGULAR
+
+FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
+NEVER = 1 << 62
+HEARTBEAT_S = 0.2
+LEADER_FALLBACK_S = 2.0
+MAX_APPEND_BYTES = 1 << 20
+MAX_APPLIED_ENTRIES = 4096
+"""In one tick; after a restart there may be many."""
+
+
+def _conf(journal: GroupJournal, on_state_changed: Callable[[int, int], None]) -> SyncObjConf:
+    return SyncObjConf(
+        autoTick=False,
+        journalFile=journal,
+        dynamicMembershipChange=True,
+        appendEntriesUseBatch=True,
+        appendEntriesBatchSizeBytes=NEVER,
+        appendEntriesPeriod=HEARTBEAT_S,
+        raftMinTimeout=guards.MIN_ELECTION_S,
+        raftMaxTimeout=guards.MAX_ELECTION_S,
+        leaderFallbackTimeout=LEADER_FALLBACK_S,
+        connectionTimeout=4.0,
+        logCompactionMinEntries=NEVER,
+        logCompactionMinTime=NEVER,
+        commandsWaitLeader=False,
+        commandsQueueSize=0,
+        useFork=False,
+        onStateChanged=on_state_changed,
+    )
+
+
+class Core(SyncObj):  # type: ignore[misc]
+    """No properties here: the library's constructor evaluates every one it finds."""
+
+    def __init__(
+        self,
+        member: str,
+        journal: GroupJournal,
+        transport: Transport,
+        *,
+        committed: Callable[[int, bytes], None],
+        state_changed: Callable[[int, int], None],
+        may_change: Callable[[Members], bool],
+    ) -> None:
+        self._journal = journal
+        self._committed = committed
+        self._may_change = may_change
+        hooks.install()
+        others = [hooks.member_node(voter) for voter in journal.members.voters if voter != member]
+        conf = _conf(journal, state_changed)
+        super().__init__(hooks.member_node(member), others, conf, nodeClass=hooks.Member, transport=transport)
+        hooks.check_attributes(self)
+        # Guard S6: the library's snapshots, which may fail and answer success, are out of its reach.
+        self._SyncObj__serializer = hooks.NoSerializer()
+        self._poller = hooks.NoPoller()
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> int:
+        """Guard S10: the library would unpickle and call; here an entry is handed on, with its index."""
+        index: int = self._SyncObj__raftLastApplied + 1
+        self._committed(index, command[1:] if command[0] == REGULAR else b"")
+        return index
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> Members | None:
+        """Guard S10: never unpickle."""
+        return Members.decode(command[1:]) if command[0] == MEMBERSHIP else None
+
+    def _SyncObj__changeCluster(self, request: Members) -> bool:
+        """Guard S3. The configuration itself follows from the log, see `Group`."""
+        return self._may_change(request)
+
+    def _SyncObj__doChangeCluster(self, request: Members, reverse: bool = False) -> bool:
+        return True
+
+    def _SyncObj__getEntries(
+        self,
+        fromIDx: int | None,
+        count: int | None = None,
+        maxSizeBytes: int | None = None,
+    ) -> Sequence[LogEntry]:
+        """Guard L4: bounds bytes without splitting entries."""
+        journal = self._journal
+        if fromIDx is None or fromIDx < journal.first_index:
+            return []
+        start = fromIDx - journal.first_index
+        if count is not None:
+            return journal[start : start + min(count, MAX_APPLIED_ENTRIES)]
+        if maxSizeBytes is None:
+            return journal[start:]
+        stop, size = start, 0
+        while stop < len(journal) and size < MAX_APPEND_BYTES:
+            size += len(journal[stop][0])
+            stop += 1
+        return journal[start:stop]

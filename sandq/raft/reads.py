@@ -1,0 +1,61 @@
+"""ReadIndex: a leader proves that it still leads, then reads what its state machine has applied by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+ReadDone = Callable[[int | None], None]
+"""With the index that must be applied before the read; None: this node leads no more."""
+
+
+class _Round(NamedTuple):
+    commit: int
+    after: int
+    """Answers to messages numbered above this one count: they were sent after the reads came."""
+    waiting: list[ReadDone]
+
+
+class Reads:
+    """One round serves all reads of a pass."""
+
+    def __init__(self) -> None:
+        self._gathered: list[ReadDone] = []
+        self._rounds: list[_Round] = []
+        self._heard: dict[str, int] = {}
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._gathered or self._rounds)
+
+    def ask(self, done: ReadDone) -> None:
+        self._gathered.append(done)
+
+    def begin(self, index: int, sent: int) -> bool:
+        """Start a round with what has gathered. `sent`: the number of the last message. Whether there was anything."""
+        if not self._gathered:
+            return False
+        self._rounds.append(_Round(index, sent, self._gathered))
+        self._gathered = []
+        return True
+
+    def heard(self, member: str, seq: int) -> None:
+        self._heard[member] = max(seq, self._heard.get(member, 0))
+
+    def finish(self, member: str, voters: Iterable[str]) -> None:
+        """Answer the rounds that a majority has confirmed."""
+        voters = list(voters)
+        while self._rounds:
+            first = self._rounds[0]
+            confirmed = sum([1 for v in voters if v == member or self._heard.get(v, 0) > first.after])
+            if 2 * confirmed <= len(voters):
+                return
+            self._rounds.pop(0)
+            for done in first.waiting:
+                done(first.commit)
+
+    def fail(self) -> None:
+        waiting = [done for round_ in self._rounds for done in round_.waiting] + self._gathered
+        self._rounds, self._gathered, self._heard = [], [], {}
+        for done in waiting:
+            done(None)

@@ -1,0 +1,73 @@
+"""What members of a group send to each other: tuples `(kind, group, from, to, fields...)`, msgpack in a frame.
+
+`from` and `to` are the incarnations of the two members: a message from or to another life of a replica is dropped.
+`seq` numbers a leader's messages to a group; its answer echoes it.
+
+| kind | fields |
+|---|---|
+| 0 APPEND | term, commit index, previous index, previous term, entries `(command, index, term)`, seq |
+| 1 ACK | term, next index, reset, success, seq |
+| 2 ALIVE | term, seq, lagging: only a sign of life; lagging: tell where your log ends |
+| 3 ALIVE_ACK | term, seq |
+| 4 VOTE_REQUEST | term, last index, last term, transfer: the leader asked for it |
+| 5 VOTE | term |
+| 6 PRE_VOTE_REQUEST | term that is wanted, last index, last term |
+| 7 PRE_VOTE | term that is wanted, granted, current term |
+| 8 TIMEOUT_NOW | term |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .members import Members
+
+APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW = range(9)
+REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
+"""First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
+NUMBERS_MOST = (1 << 63) - 1
+_FIELDS: dict[int, tuple[type, ...]] = {
+    APPEND: (int, int, int, int, tuple, int),
+    ACK: (int, int, bool, bool, int),
+    ALIVE: (int, int, bool),
+    ALIVE_ACK: (int, int),
+    VOTE_REQUEST: (int, int, int, bool),
+    VOTE: (int,),
+    PRE_VOTE_REQUEST: (int, int, int),
+    PRE_VOTE: (int, bool, int),
+    TIMEOUT_NOW: (int,),
+}
+
+Message = tuple[Any, ...]
+
+
+def check(message: Any) -> Message:
+    """Guard S10: nothing but these kinds, with fields of these types, goes on to the library. Raises ValueError."""
+    if type(message) is not tuple or len(message) < 4:
+        raise ValueError(f"{message!r:.80} is no raft message")
+    fields = _FIELDS.get(message[0])
+    if fields is None:
+        raise ValueError(f"a raft message of kind {message[0]!r:.20}")
+    types = (int, int, int, *fields)
+    if len(message) != len(types) + 1:
+        raise ValueError(f"a raft message of kind {message[0]} with {len(message)} fields")
+    for value, wanted in zip(message[1:], types, strict=True):
+        if type(value) is not wanted or (type(value) is int and not 0 <= value <= NUMBERS_MOST):
+            raise ValueError(
+                f"a raft message of kind {message[0]} with {value!r:.40} where a {wanted.__name__} belongs"
+            )
+    if message[0] == APPEND:
+        _check_entries(message[6], message[8])
+    return message
+
+
+def _check_entries(previous: int, entries: Sequence[Any]) -> None:
+    for index, entry in enumerate(entries, previous + 1):
+        command, at, term = entry
+        if type(command) is not bytes or not command or at != index or type(term) is not int:
+            raise ValueError(f"entry {index} of an append is none")
+        if command[0] > MEMBERSHIP:
+            raise ValueError(f"entry {index} of an append has type {command[0]}")
+        if command[0] == MEMBERSHIP:
+            Members.decode(command[1:])

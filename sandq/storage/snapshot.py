@@ -1,0 +1,193 @@
+"""The state of a partition on its way to another node: rows cut into chunks there, put into a store of its own here.
+
+The grammar of `Meta` and of a chunk stands in docs/protocol.md ("Between nodes"); both come in the envelope of the
+small files, so that what arrives is what was sent. Keys travel without the number of their store: the receiver has
+another one. Every chunk names the key that it goes on behind. So it can be taken at one place only, whatever was
+lost, repeated or begun again before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import lt
+from typing import Any
+
+import msgpack
+
+from sandq.model.errors import Corruption
+
+from . import small_file
+from .keys import STORE_PREFIX_BYTES, store_prefix, store_range
+from .stores import Row, Stores, StoresSnapshot
+
+META_MAGIC, META_VERSION = b"SANDQSNP", 1
+CHUNK_MAGIC, CHUNK_VERSION = b"SANDQCHK", 1
+SNAPSHOT_ID_BYTES = 16
+META_BYTES = 64 << 10
+"""A `Meta`, encoded, at most."""
+CHUNK_BYTES = 256 << 10
+"""Rows of a chunk, at most; a single larger one is alone in its chunk."""
+CHUNK_ROWS = 2048
+"""They are handled in Python: more would keep other threads waiting."""
+CHUNK_BYTES_AT_MOST = 32 << 20
+"""An encoded chunk: a row holds a batch of 16 MiB at most."""
+ROW_BYTES = 10
+"""What a row takes in a chunk beside its key and value, at most."""
+
+_MEMBER = re.compile(r"[^#]+#[0-9]+")
+_U32, _U64 = 2**32, 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is being sent: the state of `group` as of `index`."""
+
+    group: int
+    snapshot_id: bytes
+    """Random, 16 bytes: another one for each read view."""
+    index: int
+    term: int
+    """Of the entry at `index`."""
+    previous_term: int
+    """Of the entry before it."""
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+    total_bytes: int
+    """What the rows take on the sender's disk, roughly: for telling how far it is."""
+
+    def encode(self) -> bytes:
+        return small_file.encode(META_MAGIC, META_VERSION, [getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Meta:
+        """Raises Corruption."""
+        found = _decode(data, META_MAGIC, META_VERSION, META_BYTES, "a snapshot's description")
+        if not isinstance(found, list) or len(found) != len(fields(cls)):
+            raise _wrong(f"a snapshot's description is not a list of {len(fields(cls))}")
+        group, snapshot_id, index, term, previous_term, voters, learners, total_bytes = found
+        for name, number, above in (
+            ("group", group, _U32),
+            ("index", index, _U64),
+            ("term", term, _U64),
+            ("previous term", previous_term, _U64),
+            ("size", total_bytes, _U64),
+        ):
+            if type(number) is not int or not 0 <= number < above:
+                raise _wrong(f"a snapshot's {name} is {number!r:.40}")
+        if not isinstance(snapshot_id, bytes) or len(snapshot_id) != SNAPSHOT_ID_BYTES:
+            raise _wrong(f"a snapshot's id is {snapshot_id!r:.80}")
+        if index < 1 or previous_term > term:
+            raise _wrong(f"a snapshot of index {index}, whose term is {term}, and {previous_term} before it")
+        members = _members(voters), _members(learners)
+        return cls(group, snapshot_id, index, term, previous_term, *members, total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a store, one behind the other."""
+
+    data: bytes
+    """What is sent: the envelope around msgpack `[after, last, [key, value, key, value, ...]]`."""
+    position: bytes | None
+    """Key of its last row: the next chunk goes on behind it. None: there has been no row so far."""
+    last: bool
+
+
+class Exporter:
+    """Cuts a store, as it stands in a snapshot, into chunks. Blocks on the disk; for one thread at a time."""
+
+    def __init__(self, snapshot: StoresSnapshot, store: int) -> None:
+        self._snapshot = snapshot
+        self._start, self._stop = store_range(store)
+
+    @property
+    def total_bytes(self) -> int:
+        """For `Meta`."""
+        return self._snapshot.approximate_bytes(self._start, self._stop)
+
+    def chunk(self, after: bytes | None) -> Chunk:
+        """The rows behind the key `after` (None: from the first one on). The same rows for the same `after`, each
+        time. Raises ClosedError, Corruption."""
+        start = self._start if after is None else self._start + after + b"\0"
+        found = self._snapshot.scan(start, self._stop, limit=CHUNK_ROWS, max_bytes=CHUNK_BYTES)
+        taken = _fitting(found)
+        flat: list[bytes] = []
+        for key, value in found[:taken]:
+            flat += key[STORE_PREFIX_BYTES:], value
+        behind = found[taken - 1][0] + b"\0" if taken else start
+        last = not self._snapshot.scan(behind, self._stop, limit=1, max_bytes=1)
+        data = small_file.encode(CHUNK_MAGIC, CHUNK_VERSION, [after, last, flat])
+        return Chunk(data, flat[-2] if flat else after, last)
+
+
+class Importer:
+    """Fills a store with what `Exporter` gave. It is for the thread that writes to the stores."""
+
+    def __init__(self, stores: Stores, store: int) -> None:
+        """`store`: a new number, that no row has yet."""
+        self.store = store
+        self.position: bytes | None = None
+        """Key of the last row that was put there: the next chunk goes on behind it."""
+        self._stores = stores
+        self._prefix = store_prefix(store)
+
+    def add(self, data: bytes) -> bool:
+        """Put the rows of a chunk there, in one batch. Whether it was the last chunk; what was written is durable only
+        after a flush. Raises Corruption, and has written nothing, unless the chunk is whole and goes on at
+        `position`; StorageFailed."""
+        after, last, flat = self._decode(data)
+        keys = flat[::2]
+        if after != self.position:
+            raise _wrong(f"a chunk of rows behind {_hex(after)}, where those behind {_hex(self.position)} are next")
+        rising = keys if after is None else [after, *keys]
+        if not all(map(lt, rising, rising[1:])):
+            raise _wrong(f"the keys of the chunk behind {_hex(after)} do not rise")
+        if keys:
+            prefix = self._prefix
+            self._stores.write([(prefix + key, value) for key, value in zip(keys, flat[1::2], strict=True)])
+            self.position = keys[-1]
+        return last
+
+    def _decode(self, data: bytes) -> tuple[bytes | None, bool, list[bytes]]:
+        what = f"the chunk behind {_hex(self.position)}"
+        found = _decode(data, CHUNK_MAGIC, CHUNK_VERSION, CHUNK_BYTES_AT_MOST, what)
+        match found:
+            case [bytes() | None as after, bool() as last, list() as flat] if len(flat) % 2 == 0:
+                if set(map(type, flat)) <= {bytes}:
+                    return after, last, flat
+        raise _wrong(f"{what} holds no rows")
+
+
+def _fitting(rows: Sequence[Row]) -> int:
+    """How many of the rows go into a chunk: one at least."""
+    size = 0
+    for count, (key, value) in enumerate(rows):
+        size += len(key) + len(value) + ROW_BYTES
+        if size > CHUNK_BYTES and count:
+            return count
+    return len(rows)
+
+
+def _decode(data: bytes, magic: bytes, version: int, limit: int, what: str) -> Any:
+    if len(data) > limit:
+        raise _wrong(f"{what} has {len(data)} bytes, more than {limit}")
+    try:
+        return small_file.decode(data, magic, version, what)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _wrong(f"{what} cannot be read: {error!r}") from error
+
+
+def _members(names: object) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and _MEMBER.fullmatch(name) for name in names):
+        raise _wrong(f"a snapshot's members are {names!r:.80}")
+    return tuple(names)
+
+
+def _wrong(what: str) -> Corruption:
+    return Corruption(f"{what}: it is not what a node of this version sends")
+
+
+def _hex(key: bytes | None) -> str:
+    return "the beginning" if key is None else key.hex()

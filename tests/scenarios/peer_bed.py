@@ -1,0 +1,145 @@
+"""Nodes that do nothing but be linked, a network between them that can fail, and a peer made by hand."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from sandq.broker.peer_greeting import shake_hands
+from sandq.broker.peer_handshake import LINK, Introduced, Peer, PeerIdentity, Terms, dial
+from sandq.broker.peer_links import PeerLinks
+from sandq.broker.peer_stream import PeerStream
+from sandq.model.config import Address
+from sandq.storage.files import Files
+from sandq.storage.known_peers import KnownPeers
+from sandq.storage.memory_files import MemoryFiles
+
+SECRET = b"what all nodes of the cluster share"
+PATIENCE_S = 10.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Looks again and again: what is waited for happens in other tasks, on real sockets."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - many tasks have a part in it
+            await trio.sleep(0.002)
+
+
+class PeerNode:
+    """A node: `events` holds what its links called, in order."""
+
+    def __init__(
+        self, node_id: str, listener: trio.SocketListener, files: Files | None = None, store: str = ""
+    ) -> None:
+        self.node_id = node_id
+        self.listener = listener
+        self.address = Address("127.0.0.1", listener.socket.getsockname()[1])
+        self.known = KnownPeers.open(MemoryFiles() if files is None else files)
+        self.identity = PeerIdentity(node_id, store or f"store-{node_id}", None, {"client": "127.0.0.1:7170"})
+        self.events: list[tuple[Any, ...]] = []
+        self.on_frame: Callable[[str, int, Any], None] = lambda node, kind, body: self.events.append((kind, node, body))
+        self.on_up: Callable[[Peer], None] = lambda peer: self.events.append(("up", peer.identity.node_id, peer.known))
+        self.on_down: Callable[[str], None] = lambda node: self.events.append(("down", node))
+        self.on_stream: Callable[[str, PeerStream], Awaitable[None]] = self._echo
+        self.links: PeerLinks
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
+
+    async def _echo(self, node_id: str, stream: PeerStream) -> None:
+        while True:
+            await stream.send((node_id, await stream.receive()))
+
+    def names(self, node_id: str) -> list[Any]:
+        """What happened with one peer: "up", "down" and the bodies of frames."""
+        return [
+            event[2] if event[0] not in ("up", "down") else event[0] for event in self.events if event[1] == node_id
+        ]
+
+    async def run(self, peers: dict[str, Address], **options: Any) -> None:
+        settings: dict[str, Any] = {"cluster": "sandq", "secret": SECRET, **options}
+        self.links = PeerLinks(
+            identity=lambda: self.identity,
+            peers=peers,
+            known=self.known,
+            on_up=lambda peer: self.on_up(peer),
+            on_down=lambda node: self.on_down(node),
+            on_frame=lambda node, kind, body: self.on_frame(node, kind, body),
+            on_stream=lambda node, stream: self.on_stream(node, stream),
+            **settings,
+        )
+        try:
+            with self._scope:
+                await self.links.run([self.listener])
+        finally:
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        self._scope.cancel()
+        await self._stopped.wait()
+
+
+async def new_node(node_id: str, **options: Any) -> PeerNode:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    return PeerNode(node_id, listener, **options)
+
+
+@asynccontextmanager
+async def linked(*nodes: PeerNode, **options: Any) -> AsyncIterator[trio.Nursery]:
+    """Every node knows the address of every other one."""
+    addresses = {node.node_id: node.address for node in nodes}
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            peers = {name: address for name, address in addresses.items() if name != node.node_id}
+            nursery.start_soon(lambda node=node, peers=peers: node.run(peers, **options))
+        await trio.testing.wait_all_tasks_blocked()
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+class Network:
+    """What lies between a node and an address: bytes pass, unless they are `cut` in a direction."""
+
+    def __init__(self, to: Address) -> None:
+        self.to = to
+        self.accepted = 0
+        self.cut: set[str] = set()
+        self.address: Address
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.address = Address("127.0.0.1", listener.socket.getsockname()[1])
+        task_status.started()
+        await trio.serve_listeners(self._serve, [listener])
+
+    async def _serve(self, near: trio.SocketStream) -> None:
+        self.accepted += 1
+        async with near, await trio.open_tcp_stream(*self.to) as far, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pass, near, far, f"there {self.accepted}")
+            nursery.start_soon(self._pass, far, near, f"back {self.accepted}")
+
+    async def _pass(self, source: trio.SocketStream, sink: trio.SocketStream, direction: str) -> None:
+        """A cut swallows bytes, and the end as well."""
+        try:
+            async for data in source:
+                if direction not in self.cut:
+                    await sink.send_all(data)
+            if direction not in self.cut:
+                await sink.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await trio.aclose_forcefully(sink)
+
+
+@asynccontextmanager
+async def by_hand(
+    to: PeerNode, node_id: str, purpose: str = LINK, secret: bytes = SECRET
+) -> AsyncIterator[tuple[PeerStream, Introduced]]:
+    """A connection of a node that only this test is."""
+    identity = PeerIdentity(node_id, f"store-{node_id}", None, {})
+    terms = Terms("sandq", secret, lambda: identity, {to.node_id}, KnownPeers.open(MemoryFiles()))
+    async with await trio.open_tcp_stream(*to.address) as socket_stream:
+        stream = PeerStream(socket_stream)
+        yield stream, await shake_hands(stream, dial(terms, secrets.token_bytes(32), to.node_id, purpose))
