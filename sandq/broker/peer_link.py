@@ -81,14 +81,15 @@ class PeerLink:
                 nursery.cancel_scope.cancel()
 
     async def _read(self, on_frame: OnFrame) -> None:
-        while not self.why:
+        while True:
             try:
                 kind, body = _checked(await self._stream.receive())
             except SandqError as error:
                 self.close(error.message)
+            # What came before this side closed the link is not handed on any more either.
+            if self.why:
                 return
-            # A frame that was received before the link was closed by this side is not handed on either.
-            if kind != PING and not self.why:
+            if kind != PING:
                 on_frame(kind, body)
 
     async def _write(self) -> None:

@@ -89,7 +89,7 @@ class Lane:
         self._returned: list[Batch] = []
         self._flying: dict[Batch, tuple[Connection, int]] = {}  # in the order of their sequence; where and request id
         self._given_up = False  # whether some are done, and may still be in their place
-        self._gap: tuple[int, int] | None = None  # what was sent behind this one of its epoch was refused
+        self._gap: tuple[int, int] | None = None  # what was sent behind this one of its epoch cannot be stored
         self._failures = 0  # in a row
         self._resume_at = -math.inf
         self._last_error: SandqError | None = None
@@ -199,7 +199,7 @@ class Lane:
         while line and line[0].refused and line[0].unknown and not self._is_behind_gap(line[0]):
             forgotten.append(line.pop(0))
         if line and line[0].refused:
-            self._note_gap(line[0].epoch, line[0].sequence - 1)
+            self._gap = (line[0].epoch, line[0].sequence - 1)
         for batch in line:
             if self._is_behind_gap(batch):
                 self._begin_epoch(after=batch.epoch)
@@ -213,11 +213,6 @@ class Lane:
     def _is_behind_gap(self, batch: Batch) -> bool:
         gap = self._gap
         return gap is not None and batch.epoch == gap[0] and batch.sequence > gap[1]
-
-    def _note_gap(self, epoch: int, number: int) -> None:
-        """No sending of what comes after this number can have been stored."""
-        if self._gap is None or (epoch, number) < self._gap:
-            self._gap = (epoch, number)
 
     def _begin_epoch(self, after: int) -> None:
         if self._epoch == after:
@@ -309,8 +304,8 @@ class Lane:
         if batch.sequence and not isinstance(error, AlreadyStored):
             # Its number will never arrive: the broker would wait for it.
             self._begin_epoch(after=batch.epoch)
-            if not batch.unknown:
-                self._note_gap(*batch.order())
+            if not batch.unknown and self._gap is None:
+                self._gap = batch.order()
         self._finish(batch, None, error)
 
     def _finish(self, batch: Batch, offsets: Offsets | None, error: SandqError | None) -> None:

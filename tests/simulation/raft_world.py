@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from sandq.broker.journals import open_journal
-from sandq.raft import Committed, Group, Members, Passes, hooks, member_id, node_of
+from sandq.raft import Committed, Group, Members, Passes, core, hooks, member_id, node_of
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
@@ -28,6 +28,10 @@ STEP_S = 0.01
 SEGMENT_BYTES = 16_384
 KEEP_BYTES = 60
 """Of the log behind what a checkpoint has flushed: little, so that snapshots are needed."""
+
+
+ANSWERS_BEFORE_SYNC = False
+"""A fault to be found: what a pass has written is answered for before it is on the disk."""
 
 
 class WorldClock:
@@ -119,14 +123,19 @@ class RaftNode:
             self.passes.on_time()
             self.records, ready = self.passes.tick()
             self.ready.extend(ready)
+            if ANSWERS_BEFORE_SYNC:
+                self.release()
 
     def sync(self) -> None:
         if self.records is not None:
             self.wal.commit(self.records)
             self.ready.extend(self.passes.synced())
-            for node, messages in self.passes.take_outgoing().items():
-                self.world.network.send(self.name, node, messages)
+            self.release()
             self.records = None
+
+    def release(self) -> None:
+        for node, messages in self.passes.take_outgoing().items():
+            self.world.network.send(self.name, node, messages)
 
     def apply(self) -> None:
         for _ in range(self.world.rng.randint(0, len(self.ready))):
@@ -218,6 +227,10 @@ class RaftWorld:
         self.rng = random.Random(seed)
         self.clock = WorldClock()
         self._undo = hooks.replace_time(self.clock, self.rng)
+        # Small batches: a follower that is behind gets many of them.
+        core.MAX_APPEND_BYTES, self._append_bytes = self.rng.choice((10, 30, 1 << 20)), core.MAX_APPEND_BYTES
+        self.pace = self.rng.choice((0.1, 0.3, 0.7))
+        """How likely a step delivers over a connection: at a low one much is on its way at once."""
         self.names = names
         self.spare = f"n{len(names) + 1}"
         self.disks = {name: Disk() for name in (*names, self.spare)}
@@ -244,6 +257,7 @@ class RaftWorld:
 
     def close(self) -> None:
         self._undo()
+        core.MAX_APPEND_BYTES = self._append_bytes
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -441,7 +455,7 @@ class RaftWorld:
         if not calm:
             self._disturb()
         for pair in list(network.links):
-            if calm or rng.random() < 0.7:
+            if calm or rng.random() < self.pace:
                 network.deliver(*pair)
         for name in list(self.nodes):
             node = self.nodes.get(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,18 +20,24 @@ PEER = Peer(PeerIdentity("node2", "store-2", None, {}), False)
 
 
 class CountedStream(trio.abc.HalfCloseableStream):
-    """A stream that notes each `send_all`, and takes nothing while `stuck`."""
+    """A stream that notes each `send_all`, and takes nothing while `stuck`; while `leaking`, nothing arrives."""
 
     def __init__(self, inner: trio.StapledStream[Any, Any]) -> None:
         self.inner = inner
         self.sizes: list[int] = []
         self.stuck = False
+        self.leaking = False
+        self.on_send: Callable[[], None] = lambda: None
 
     async def send_all(self, data: Any) -> None:
         self.sizes.append(len(data))
+        self.on_send()
         if self.stuck:
             await trio.sleep_forever()
-        await self.inner.send_all(data)
+        elif self.leaking:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self.inner.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self.inner.wait_send_all_might_not_block()
@@ -97,9 +104,23 @@ async def test_what_waits_goes_out_together(autojump_clock: trio.testing.MockClo
             bed.link.send(1, number)
         await trio.testing.wait_all_tasks_blocked()
         assert len(bed.near.sizes) == 1
-        bed.link.send(1, b"x" * (2 * SEND_BYTES))
-        await trio.testing.wait_all_tasks_blocked()
-        assert max(bed.near.sizes) <= SEND_BYTES and bed.link.waiting_bytes == 0
+
+
+async def test_a_long_queue_is_not_copied_whole(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as bed:
+        bed.near.leaking = True
+        tracemalloc.start()
+        try:
+            for _ in range(24):
+                bed.link.send(1, bytes(SEND_BYTES))
+            queued, _ = tracemalloc.get_traced_memory()
+            assert queued > 24 * SEND_BYTES
+            tracemalloc.reset_peak()
+            await trio.testing.wait_all_tasks_blocked()
+            assert bed.link.waiting_bytes == 0
+            assert tracemalloc.get_traced_memory()[1] < queued + 4 * SEND_BYTES
+        finally:
+            tracemalloc.stop()
 
 
 async def test_a_sign_of_life_only_when_nothing_else_was_sent(autojump_clock: trio.testing.MockClock) -> None:
@@ -112,6 +133,26 @@ async def test_a_sign_of_life_only_when_nothing_else_was_sent(autojump_clock: tr
             await trio.sleep(PING_S / 5)
         assert [await bed.far.receive() for _ in range(50)] == [(1, number) for number in range(50)]
         assert bed.frames == [], "and it is handed to nobody"
+
+
+async def test_no_sign_of_life_for_what_was_queued_during_a_send(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as bed:
+        more = iter([2])
+        bed.near.on_send = lambda: [bed.link.send(1, number) for number in more] and None
+        bed.link.send(1, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(bed.near.sizes) == 2
+        assert [await bed.far.receive() for _ in range(2)] == [(1, 1), (1, 2)]
+
+
+async def test_closing_ends_it_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as bed:
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        bed.link.close("enough")
+        bed.link.close("another reason")
+        await bed.ended.wait()
+        assert trio.current_time() == began and bed.link.why == "enough"
 
 
 async def test_idle_links_stay(autojump_clock: trio.testing.MockClock) -> None:

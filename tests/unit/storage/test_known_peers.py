@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed
 from sandq.storage import small_file
 from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import MAGIC, NAME, VERSION, KnownPeers
 from sandq.storage.memory_files import Crashed, MemoryFiles
 
@@ -81,8 +83,8 @@ def test_a_failed_write_changes_nothing_here() -> None:
     assert known.get("n2") is None
 
 
-def test_pins_of_several_threads_are_all_kept() -> None:
-    files = MemoryFiles()
+def test_pins_of_several_threads_are_all_kept(tmp_path: Path) -> None:
+    files = RealFiles(tmp_path)  # whose syncs let the other threads run
     known = KnownPeers.open(files)
 
     def pin(number: int) -> bool:
