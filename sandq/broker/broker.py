@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 LEADERS_WAIT_S = 10.0
 """For all partitions of a new topic to be led."""
+OTHERS_WAIT_S = 2.0
+"""For the other nodes to know of a change before it is answered."""
 LEASE_MS_RANGE = (1_000, 43_200_000)
 KINDS = ("timer",)
 
@@ -60,6 +62,8 @@ class Broker:
         self.routes = Routes(config.node.id, lambda node, routes: self.tell(node, routes))
         self.tell: Callable[[str | None, list[Route]], None] = lambda node, routes: None
         """Where routes for one other node, or (None) all, go; set by who has connections to them."""
+        self.until_others_followed: Callable[[int], Awaitable[None]] = _at_once
+        """Waits until the other nodes that can be reached have done what metadata said at an index."""
         self.catalog = Catalog(engine, runner, clock, timers, config, stats, self.routes)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
@@ -163,7 +167,12 @@ class Broker:
     async def _change(self, command: m.Command) -> Any:
         """Change metadata; returns once this node has done what it says then."""
         result = await self.metadata_host.call(command)
-        await self.catalog.until_followed(self.metadata.applied_index)
+        index = self.metadata.applied_index
+        # The others learn with the next message what is committed: now, not with the next heartbeat.
+        self.metadata_host.hurry()
+        await self.catalog.until_followed(index)
+        with trio.move_on_after(OTHERS_WAIT_S):
+            await self.until_others_followed(index)
         return result
 
     async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:
@@ -300,6 +309,10 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions."""
         return await self._runner.ask(question)
+
+
+async def _at_once(index: int) -> None:
+    """There is nobody else."""
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -68,6 +68,7 @@ class Catalog:
         self.by_group: dict[int, PartitionDelivery] = {}
         self.followed_index = 0
         """What metadata had applied when this node did last what it says."""
+        self.on_followed: Callable[[int], None] = lambda index: None
         self._engine = engine
         self._runner = runner
         self._clock = clock
@@ -106,7 +107,7 @@ class Catalog:
     def topic(self, name: str) -> OpenTopic:
         topic = self.topics.get(name)
         if topic is None:
-            if name in self.view.topics:
+            if name in self.view.topics or not self._is_current:
                 raise Unavailable(f"topic {name!r} is being opened; ask again in a moment", topic=name)
             raise UnknownTopic(f"there is no topic {name!r}", topic=name)
         return topic
@@ -132,11 +133,20 @@ class Catalog:
         for topic in self.topics.values():
             if partition < len(topic.record.partitions) and topic.record.partitions[partition].group == group:
                 return self.partition(topic.record.name, partition)
+        if not self._is_current:
+            raise Unavailable("this node does not know yet what partitions there are; ask again in a moment")
         raise LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
         """The node that leads a partition, as far as is known here."""
         return self._routes.leader(topic.record.partitions[partition].group)
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether this node knows everything that metadata has ever acknowledged. A term begins with an entry of its
+        own behind all of those, so one that has applied anything of this term has applied them."""
+        group = self._metadata.group
+        return group.leader is not None and group.journal.term_at(self.view.applied_index) == group.term
 
     # -- following metadata ---------------------------------------------------------------------------------------
 
@@ -170,6 +180,7 @@ class Catalog:
                 await self._open(topic)
         await self._remove(self._deleted(view))
         self.followed_index = view.applied_index
+        self.on_followed(self.followed_index)
         self._followed.set()
         self._followed = trio.Event()
 

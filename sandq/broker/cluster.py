@@ -18,6 +18,7 @@ import trio
 from sandq.metadata import commands as m
 from sandq.model.errors import SandqError
 from sandq.raft import Members, member_id
+from sandq.raft.wire import size_of
 from sandq.storage import identity
 from sandq.storage.files import Files
 from sandq.storage.identity import Identity
@@ -34,11 +35,13 @@ from .snapshots import Snapshots
 
 log = structlog.get_logger("sandq.cluster")
 
-RAFT, ROUTES = 1, 2
+RAFT, ROUTES, FOLLOWED = 1, 2, 3
 """Kinds of frames between nodes."""
 FOUNDING_INCARNATION = 1
 REGISTER_PAUSE_S = 0.5
 TELL_WAITING_S = 5.0
+FRAME_BYTES = 4 << 20
+"""The messages of a pass go in one frame, unless they are larger than this."""
 
 
 class Cluster:
@@ -81,6 +84,10 @@ class Cluster:
         engine.passes.room = self.links.room
         runner.send = self._send
         broker.tell = self._tell
+        broker.until_others_followed = self._until_others_followed
+        broker.catalog.on_followed = self._tell_followed
+        self._followed: dict[str, int] = {}
+        """What of metadata each peer has done."""
 
     @property
     def up(self) -> Collection[str]:
@@ -96,11 +103,13 @@ class Cluster:
         node = peer.identity.node_id
         self._engine.passes.connected(node)
         self._broker.routes.up(node)
+        self.links.send(node, FOLLOWED, self._broker.catalog.followed_index)
         self._wake()
 
     def _on_down(self, node: str) -> None:
         self._engine.passes.disconnected(node)
         self._broker.routes.down(node)
+        self._followed.pop(node, None)
         self._wake()
 
     def _on_frame(self, node: str, kind: int, body: Any) -> None:
@@ -108,11 +117,32 @@ class Cluster:
             self._engine.passes.receive(node, body)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
+        elif kind == FOLLOWED and type(body) is int:
+            self._followed[node] = body
+            self._wake()
         else:
             log.error("a peer sent a frame of a kind that is not known here; it is dropped", peer=node, kind=kind)
 
     def _send(self, node: str, messages: Sequence[Any]) -> None:
-        self.links.send(node, RAFT, messages)
+        """In frames that are not much larger than one message needs to be."""
+        frame: list[Any] = []
+        size = 0
+        for message in messages:
+            frame.append(message)
+            size += size_of(message)
+            if size >= FRAME_BYTES:
+                self.links.send(node, RAFT, frame)
+                frame, size = [], 0
+        if frame:
+            self.links.send(node, RAFT, frame)
+
+    def _tell_followed(self, index: int) -> None:
+        for node in self.links.up:
+            self.links.send(node, FOLLOWED, index)
+
+    async def _until_others_followed(self, index: int) -> None:
+        while any(self._followed.get(node, 0) < index for node in self.links.up):
+            await self._changed.wait()
 
     def _tell(self, node: str | None, routes: list[Route]) -> None:
         for each in [node] if node is not None else list(self.links.up):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,7 +36,6 @@ from .peer_handshake import (
     Peer,
     PeerIdentity,
     Refusal,
-    Steps,
     Terms,
     accept,
     dial,
@@ -173,8 +172,11 @@ class PeerLinks:
         except (OSError, UnicodeError) as error:
             raise ConnectionLost(f"cannot connect to {node_id} at {address}: {error}") from None
         try:
-            steps = dial(self._terms, secrets.token_bytes(NONCE_BYTES), node_id, purpose)
-            return stream, await self._introduce(stream, steps)
+            with _in_time():
+                steps = dial(self._terms, secrets.token_bytes(NONCE_BYTES), node_id, purpose)
+                introduced = await shake_hands(stream, steps)
+            await self._remember(introduced)
+            return stream, introduced
         except BaseException:
             await stream.aclose()
             raise
@@ -207,12 +209,15 @@ class PeerLinks:
             return None
         self._greeting += 1
         try:
-            host = _host(socket_stream)
-            if self._this_machine_only and not is_loopback(host):
-                await refuse(stream, _far(host))
-            if await self._turned_away(stream):
-                return None
-            return await self._introduce(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
+            with _in_time():
+                host = _host(socket_stream)
+                if self._this_machine_only and not is_loopback(host):
+                    await refuse(stream, _far(host))
+                if await self._turned_away(stream):
+                    return None
+                introduced = await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
+            await self._remember(introduced)
+            return introduced
         except ConnectionLost as error:
             log.debug("a connection to the peer port ended before it was introduced", error=error.message)
         except SandqError as error:
@@ -223,13 +228,11 @@ class PeerLinks:
         return None
 
     async def _turned_away(self, stream: PeerStream) -> bool:
-        with trio.move_on_after(HANDSHAKE_S):
-            head = await stream.peek(peer_strangers.HEAD_BYTES)
-            answer = peer_strangers.answer(head, self._terms.identity().addresses)
-            if answer:
-                await stream.farewell(answer)
-            return bool(answer)
-        return True
+        head = await stream.peek(peer_strangers.HEAD_BYTES)
+        answer = peer_strangers.answer(head, self._terms.identity().addresses)
+        if answer:
+            await stream.farewell(answer)
+        return bool(answer)
 
     async def _serve_stream(self, stream: PeerStream, node_id: str) -> None:
         if self._streams >= STREAMS_MOST:
@@ -245,16 +248,10 @@ class PeerLinks:
 
     # Both.
 
-    async def _introduce(self, stream: PeerStream, steps: Steps) -> Introduced:
-        """Shake hands, and remember whom with. Raises SandqError."""
-        try:
-            with trio.fail_after(HANDSHAKE_S):
-                introduced = await shake_hands(stream, steps)
-        except trio.TooSlowError:
-            raise ConnectionLost(f"no handshake within {HANDSHAKE_S:g} s") from None
+    async def _remember(self, introduced: Introduced) -> None:
+        """Durably when this returns. Raises SandqError."""
         identity = introduced.peer.identity
         await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
-        return introduced
 
     async def _carry(self, stream: PeerStream, peer: Peer) -> None:
         """Be the link with a peer until it ends."""
@@ -295,6 +292,16 @@ class PeerLinks:
             refused_by="the peer" if isinstance(error, Refusal) and error.by_peer else "this node",
             remedy=_REMEDIES.get(reason, "see the error"),
         )
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """For all that comes before two nodes are introduced."""
+    try:
+        with trio.fail_after(HANDSHAKE_S):
+            yield
+    except trio.TooSlowError:
+        raise ConnectionLost(f"no handshake within {HANDSHAKE_S:g} s") from None
 
 
 def _far(where: str) -> Refusal:

@@ -142,8 +142,6 @@ class Batch:
             return None
         state, id_text = self.offsets.conflicts[position], self._offset_text(position)
         text = f"a message has this unique key already: {id_text}, which is {state}"
-        if self.unknown:
-            text += " (an answer was lost before, and the batch sent again: it may be this very message)"
         return DuplicateKey(text, id=id_text, state=state)
 
     @property

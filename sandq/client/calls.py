@@ -88,8 +88,8 @@ class _Node:
         return found[attempt % len(found)] if found else None
 
     def failed(self, error: SandqError) -> None:
-        hint = error.details.get("node_id")
-        if isinstance(error, NotLeader) and isinstance(hint, str) and self._cluster.knows(hint):
+        hint = _hint(self._cluster, error)
+        if hint is not None:
             self._node_id = hint
 
 
@@ -115,9 +115,19 @@ class _Leader:
     def failed(self, error: SandqError) -> None:
         if isinstance(error, _STALE):
             self._cluster.refresh(self._topic)
-        hint = error.details.get("node_id")
-        if isinstance(error, NotLeader) and isinstance(hint, str):
-            self._hint = hint
+        self._hint = _hint(self._cluster, error)
+
+
+def _hint(cluster: Cluster, error: SandqError) -> str | None:
+    """The node that one which does not lead names, if it can be reached: it tells the address, too."""
+    if not isinstance(error, NotLeader):
+        return None
+    node_id, host, port = (error.details.get(name) for name in ("node_id", "host", "port"))
+    if not isinstance(node_id, str):
+        return None
+    if isinstance(host, str) and type(port) is int:
+        cluster.introduce(node_id, (host, port))
+    return node_id if cluster.knows(node_id) else None
 
 
 async def _call(cluster: Cluster, route: _Route, build: Build, idempotent: bool) -> Frame:

@@ -204,6 +204,11 @@ class Cluster:
         }
         return connection
 
+    def introduce(self, node_id: str, address: Address) -> None:
+        """Another node says that this one is there."""
+        if node_id not in self._links:
+            self._want(node_id, address)
+
     def _want(self, node_id: str, address: Address) -> None:
         """Have a link to a node that is said to be at this address."""
         link = self._links.get(node_id)

@@ -27,6 +27,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 
 import anyio
 
@@ -120,6 +121,7 @@ class Lane:
         if self._returned or self._gap is not None:
             if self._flying:
                 return
+            self.expire(now)
             self._line_up()
         if not self._waiting or now < self._resume_at:
             return
@@ -146,6 +148,7 @@ class Lane:
             for batch in late:
                 if not batch.done:
                     self._give_up(batch)
+        self._drop_given_up()
 
     def abandon(self, error: Callable[[Batch], SandqError]) -> None:
         """Fail everything that is not done: the producer is left without waiting."""
@@ -256,11 +259,15 @@ class Lane:
 
     # What ends.
 
+    def _sent(self) -> list[Batch]:
+        """What has a number: a few."""
+        again = takewhile(lambda batch: batch.sequence, self._waiting)
+        return [*self._flying, *self._returned, *again]
+
     def _heads(self) -> list[Batch]:
-        """The oldest of each place where a batch can be, of those that are not done."""
-        places = (self._flying, self._returned, self._waiting)
-        heads = [next((batch for batch in place if not batch.done), None) for place in places]
-        return [batch for batch in heads if batch is not None]
+        """Those whose time may be over next: what was sent, and the oldest that was not."""
+        unsent = next((batch for batch in self._waiting if not batch.sequence), None)
+        return [batch for batch in (*self._sent(), unsent) if batch is not None and not batch.done]
 
     def _deadline(self, batch: Batch) -> float:
         due = batch.opened_at + self._options.delivery_timeout_s
@@ -268,7 +275,7 @@ class Lane:
 
     def _give_up(self, batch: Batch) -> None:
         batch.unknown = batch.unknown or batch in self._flying
-        error = self._expired(batch, self._options.delivery_timeout_s)
+        error = self._expired(batch, self._deadline(batch) - batch.opened_at)
         if batch.unknown:
             batch.finish(None, error)
             self._given_up = True
@@ -279,13 +286,16 @@ class Lane:
         self._fail(batch, error)
 
     def _drop_given_up(self) -> None:
-        """What was given up keeps its place as long as there is something behind it, or may be."""
+        """What was given up keeps its place while something is behind it, and while it may be sent again."""
         if not self._given_up:
             return
-        sent = [*self._flying, *self._returned, *(batch for batch in self._waiting if batch.sequence)]
-        if all(batch.done for batch in sent):
-            self._given_up = False
-            for batch in sent:
+        self._given_up = is_needed = False
+        for batch in sorted(self._sent(), key=Batch.order, reverse=True):
+            if not batch.done:
+                is_needed = True
+            elif is_needed and self._clock() < batch.sent_at + RETRY_S:
+                self._given_up = True
+            else:
                 self._leave(batch)
 
     def _leave(self, batch: Batch) -> None:

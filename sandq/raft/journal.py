@@ -8,6 +8,7 @@ import msgpack
 from pysyncobj.journal import Journal
 
 from sandq.storage.wal import Kind, Record, RecoveredGroup
+from sandq.storage.wal_restart import restart_at
 
 from .members import Members
 from .wire import MEMBERSHIP, NO_OP
@@ -82,11 +83,11 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         its first entry, whose term alone counts."""
         if index_term > term:
             term, voted_for = index_term, None
-        journal = cls(records, group, members, term=term, voted_for=voted_for)
-        records.append((Kind.TRUNCATE, group, 0, 0, b""))
-        journal.setCurrentTerm(term, voted_for)
-        journal._base(index, index_term)
-        journal.add(_NO_OP, index, index_term)
+        vote = msgpack.packb(voted_for)
+        records += restart_at(group, term, vote, index, index_term, members.encode(), _NO_OP)
+        entries = [(_NO_OP, index, index_term)]
+        journal = cls(records, group, members, entries=entries, term=term, voted_for=voted_for)
+        journal.durable = 0
         return journal
 
     def recovered(self) -> RecoveredGroup:

@@ -42,6 +42,12 @@ _FIELDS: dict[int, tuple[type, ...]] = {
 Message = tuple[Any, ...]
 
 
+def size_of(message: Message) -> int:
+    """About how many bytes a message takes."""
+    entries = message[8] if message[0] == APPEND else ()
+    return 64 + sum([len(entry[0]) + 24 for entry in entries])
+
+
 def check(message: Any) -> Message:
     """Guard S10: nothing but these kinds, with fields of these types, goes on to the library. Raises ValueError."""
     if type(message) is not tuple or len(message) < 4:

@@ -60,6 +60,8 @@ class Connection:
         self._stream = stream
         self._gate = gate
         self._stats = stats if stats is not None else ClientStats()
+        self.add_hint: Callable[[SandqError], None] = lambda error: None
+        """Adds to an error what its receiver may want to know; set by the session."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
         # What is answered is answered in other tasks, too.
@@ -116,6 +118,7 @@ class Connection:
         elif not request_id:
             self._stats.errors[error.code] += 1
         self._tell(request_id, mark, error)
+        self.add_hint(error)
         self.send(encode_error(request_id, error))
 
     def _tell(self, request_id: int, mark: Mark | None, error: SandqError) -> None:

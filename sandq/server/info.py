@@ -8,6 +8,7 @@ from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.model.config_schema import Address
+from sandq.model.errors import NotLeader, SandqError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,14 @@ class ServerInfo:
     @property
     def cluster_uuid(self) -> str:
         return self.broker.metadata.cluster_uuid or ""
+
+    def add_hint(self, error: SandqError) -> None:
+        """Who names another node says where it is."""
+        named = error.details.get("node_id")
+        if isinstance(error, NotLeader) and named is not None:
+            for node_id, host, port in self.nodes():
+                if node_id == named:
+                    error.details.update(host=host, port=port)
 
     def cluster(self) -> dict[str, Any]:
         broker = self.broker

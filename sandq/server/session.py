@@ -33,6 +33,7 @@ class ClientSession:
         self.greeted = False
         self._broker = broker
         self._connection = connection
+        connection.add_hint = info.add_hint
         self._info = info
         self._control = ControlSession(broker, connection, info)
         self._subscriptions: dict[int, tuple[str, Subscription]] = {}

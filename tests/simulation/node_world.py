@@ -36,6 +36,7 @@ from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
 from tests.simulation.oracle import GROUPS, Oracle, Sent
 from tests.simulation.owner import Owner
+from tests.simulation.repeats import Repeater
 
 START_MS = 1_800_000_000_000
 CONSUMERS = ("c1", "c2")
@@ -248,6 +249,10 @@ class Node:
         split = self.owner.add_columns(sent, columns)
         on_conflict = rng.choice((c.REJECT, c.REPLACE, c.IGNORE))
         self.oracle.sent.update((s.payload, s) for s in sent)
+        batch = encode(columns, relative=relative)
+        if self.world.repeater.takes(on_conflict):
+            self.world.repeater.produce(self, sent, batch, on_conflict, split)
+            return
         if on_conflict == c.REPLACE:
             for message in sent:
                 self.owner.may_replace(message)
@@ -258,7 +263,6 @@ class Node:
             assert not isinstance(result, SandqError), result
             self.owner.stored(sent, result, on_conflict)
 
-        batch = encode(columns, relative=relative)
         self.host.submit(c.Append(batch, on_conflict=on_conflict, split=split), done, messages=len(sent))
 
     def settle(self) -> None:
@@ -355,6 +359,8 @@ class Node:
             group.generation = 0  # of the process, not of the state
         live.log.deleted = 0  # likewise
         assert loaded.status(view) == live.status(view)
+        known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
+        assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
         for group_id, group in live.book.groups.items():
             twin = loaded.book.groups[group_id]
             assert twin.row() == group.row()
@@ -380,6 +386,7 @@ class World:
         self.settings = self._settings()
         self.oracle = Oracle(self.clock, self.settings["ordering"] == "key")
         self.numbers = count()
+        self.repeater = Repeater(seed)
         self.segment_bytes = self.rng.choice((4096, 16_384, 262_144))
         self.crashes = 0
 
@@ -407,6 +414,7 @@ class World:
         self.files.crash_after(rng.randint(1, steps), inside=rng.random() < 0.5)
         try:
             node = Node(self)
+            self.repeater.repeat(node)
             for _ in range(4 * steps):
                 self._act(node)
         except (Crashed, StorageFailed):
@@ -432,6 +440,7 @@ class World:
         ]
         action = self.rng.choices([a for a, _ in actions], [w for _, w in actions])[0]
         action()
+        self.repeater.act(node)
 
     def heal(self) -> Node:
         """No more crashes: everything acknowledged must be delivered, acked and then trimmed."""
@@ -439,10 +448,11 @@ class World:
         self.disk = self.files
         node = Node(self)
         node.owner.drop_others()
+        self.repeater.repeat(node)
         for _ in range(5000):
             node.owner.redrive_all()
             idle = not node.engine.passes.has_work and not node.tasks and not node.published
-            if idle and node.host.status.messages == 0 and not self.oracle.missing():
+            if idle and node.host.status.messages == 0 and not (self.oracle.missing() or self.repeater.unanswered):
                 break
             node.credit()
             for _ in range(len(node.held)):
@@ -450,6 +460,7 @@ class World:
                 node._ack(held, held.messages)
             node.drive()
             if idle:
+                self.repeater.repeat(node)
                 at_ms = node.timers.next_ms()
                 self.clock.ms = max(self.clock.ms + 1, at_ms if at_ms is not None else 0)
                 node.timers.fire()

@@ -34,6 +34,8 @@ class Sent:
     """It may come or not: a cancel was not answered, or a job may have taken it."""
     cancelled: bool = False
     """Its cancel was confirmed: it must not come."""
+    seen_at: bytes | None = None
+    """Where it stood when it was delivered before its producer had an answer."""
 
 
 @dataclass
@@ -69,8 +71,10 @@ class Oracle:
             assert not sent.cancelled, f"{payload!r} was cancelled and comes"
             assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
             assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
-            where = sent.offset if not sent.moving and not sent.vague else None
-            assert where in (None, offset), f"{payload!r} is at another offset than its producer was told"
+            if not sent.moving and not sent.vague:
+                assert sent.offset in (None, offset), f"{payload!r} is at another offset than its producer was told"
+                assert sent.seen_at in (None, offset) or sent.offset, f"{payload!r} was stored twice"
+                sent.seen_at = offset
             assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
             holder = self.holders.get((group, payload))
             self._check_order(group, sent, delivery)

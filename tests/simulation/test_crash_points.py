@@ -1,4 +1,5 @@
-"""Random crash points: what was acknowledged is delivered, what was acked never comes again, nothing is early."""
+"""Random crash points: what was acknowledged is delivered, what was acked never comes again, nothing is early, and what
+a producer sends again is stored once."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_many_seeds(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_random_crash_points(block: int) -> None:
-    crashes = deliveries = redeliveries = 0
+    crashes = deliveries = redeliveries = repeated = 0
     for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
         try:
             world = run_world(seed)
@@ -56,6 +57,8 @@ def test_random_crash_points(block: int) -> None:
         crashes += world.crashes
         deliveries += world.oracle.deliveries
         redeliveries += world.oracle.redeliveries
+        repeated += world.repeater.repeated
     assert crashes == LIVES * SEEDS // 10
     assert deliveries > 1000
     assert redeliveries > 0
+    assert repeated > 0

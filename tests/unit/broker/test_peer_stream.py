@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.broker import peer_strangers
+from sandq.broker.peer_greeting import shake_hands
+from sandq.broker.peer_handshake import Refusal, Steps
 from sandq.broker.peer_stream import ARRAY_ITEMS, BULK_SILENCE_S, FRAME_BYTES, PeerStream, decode, encode
 from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError, WrongPort
 from sandq.protocol.frames import FrameReader, decode_error
@@ -158,6 +160,28 @@ async def test_last_words_are_read_before_the_end(autojump_clock: trio.testing.M
     began = trio.current_time()
     await stream.farewell(b"bye")
     assert trio.current_time() - began == 1, "not for ever"
+
+
+async def test_a_refusal_is_sent_by_the_side_that_refuses_only() -> None:
+    def refused_by(by_peer: bool) -> Steps:
+        yield b"hello"
+        raise Refusal("cluster", "why", by_peer=by_peer)
+
+    for by_peer, expected in ((True, b""), (False, Refusal("cluster", "why").frame())):
+        stream, far = pair()
+        await far.send_all(frame("anything"))
+        async with trio.open_nursery() as nursery:
+
+            async def shake(stream: PeerStream = stream, by_peer: bool = by_peer) -> None:
+                with pytest.raises(Refusal, match="why"):
+                    await shake_hands(stream, refused_by(by_peer))
+                await stream.aclose()
+
+            nursery.start_soon(shake)
+            said = b"".join([part async for part in far])
+            await far.aclose()
+        _, _, after = said.partition(b"hello")
+        assert after[4:] == expected
 
 
 # ------------------------------------------------------------------------------------------------- strangers

@@ -26,6 +26,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.partitioning import partition_for
+from sandq.model.sequence import number_of
 from sandq.protocol.frames import Type
 from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
 
@@ -289,10 +290,11 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
         first = {}
         for frame in server.of_type(Type.PRODUCE):
             assert tuple(frame[4:6]) == server.produced[0][2:4]
-            first.setdefault(frame[6], frame[8])
-            assert first[frame[6]] == frame[8]  # the same batch under the same number
+            number = number_of(frame[6])
+            first.setdefault(number, frame[8])
+            assert first[number] == frame[8]  # the same batch under the same number
         assert sorted(first) == [1, 2, 3, 4, 5, 6]
-        unique = {request.sequence: request for request in server.produced}
+        unique = {number_of(request.sequence): request for request in server.produced}
         assert [value for number in sorted(unique) for value in Batch.parse(unique[number].batch).values()] == [
             str(number).encode() for number in range(6000)
         ]

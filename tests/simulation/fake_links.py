@@ -1,0 +1,96 @@
+"""Connections between simulated nodes: late, cut, stalled; in a share of the worlds worse than any connection is."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgpack
+
+from sandq.raft import Passes
+
+LATE_FRAMES = 20
+"""Of a connection, that come once more."""
+
+
+class Peer(Protocol):
+    passes: Passes
+
+
+class Network:
+    """One connection for each pair; what is sent over it arrives in order, or the connection is lost with all of it."""
+
+    def __init__(self, nodes: Mapping[str, Peer], rng: random.Random, *, repeats: float = 0.0) -> None:
+        """`repeats`: how likely a frame comes once more, behind later ones. No connection does that, and Raft's
+        promises do not rest on it."""
+        self._nodes = nodes
+        self._rng = rng
+        self._repeats = repeats
+        self._links: dict[tuple[str, str], deque[Any]] = {}
+        self._late: dict[tuple[str, str], list[Any]] = {}
+        self.stalled: set[tuple[str, str]] = set()
+
+    def send(self, sender: str, receiver: str, messages: list[Any]) -> None:
+        queue = self._links.get((sender, receiver))
+        if queue is not None:
+            # As over the wire: nothing is shared.
+            queue.append(msgpack.unpackb(msgpack.packb(messages), use_list=False))
+
+    def deliver(self, pace: float) -> None:
+        """Over each connection with this chance: some of what is on its way."""
+        for pair, queue in list(self._links.items()):
+            if self._rng.random() < pace and pair not in self.stalled:
+                self._deliver(pair, queue)
+
+    def _deliver(self, pair: tuple[str, str], queue: deque[Any]) -> None:
+        rng, (sender, receiver) = self._rng, pair
+        passes, late = self._nodes[receiver].passes, self._late[pair]
+        for _ in range(rng.randint(1, len(queue)) if queue else 0):
+            frame = queue.popleft()
+            passes.receive(sender, frame)
+            if self._repeats and rng.random() < self._repeats and len(late) < LATE_FRAMES:
+                late.append(frame)
+        if late and rng.random() < 0.1:
+            passes.receive(sender, late.pop(rng.randrange(len(late))))
+
+    def link(self, a: str, b: str) -> None:
+        if (a, b) in self._links or a not in self._nodes or b not in self._nodes:
+            return
+        for x, y in ((a, b), (b, a)):
+            self._links[x, y], self._late[x, y] = deque(), []
+            self._nodes[x].passes.connected(y)
+
+    def cut(self, a: str, b: str) -> None:
+        for x, y in ((a, b), (b, a)):
+            self.stalled.discard((x, y))
+            if self._links.pop((x, y), None) is not None and x in self._nodes:
+                self._nodes[x].passes.disconnected(y)
+
+    def isolate(self, name: str) -> None:
+        for other in sorted({name for pair in self._links for name in pair}):
+            self.cut(name, other)
+
+    def renew(self) -> None:
+        """Every two nodes have a new connection."""
+        self._repeats = 0.0
+        for a in sorted(self._nodes):
+            for b in sorted(self._nodes):
+                if a < b:
+                    self.cut(a, b)
+                    self.link(a, b)
+
+    def disturb(self) -> None:
+        """Perhaps something happens to a connection."""
+        a, b = self._rng.sample(sorted(self._nodes), 2) if len(self._nodes) > 1 else ("", "")
+        chance = self._rng.random()
+        if chance < 0.01:
+            self.cut(a, b)
+        elif chance < 0.02:
+            self.stalled.add((a, b))
+        elif chance < 0.025:
+            self.isolate(a)
+        elif chance < 0.1:
+            self.stalled.discard((a, b))
+            self.link(a, b)
