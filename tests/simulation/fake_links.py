@@ -27,7 +27,7 @@ class Network:
         promises do not rest on it."""
         self._nodes = nodes
         self._rng = rng
-        self._repeats = repeats
+        self.repeats = repeats
         self._links: dict[tuple[str, str], deque[Any]] = {}
         self._late: dict[tuple[str, str], list[Any]] = {}
         self.stalled: set[tuple[str, str]] = set()
@@ -50,7 +50,7 @@ class Network:
         for _ in range(rng.randint(1, len(queue)) if queue else 0):
             frame = queue.popleft()
             passes.receive(sender, frame)
-            if self._repeats and rng.random() < self._repeats and len(late) < LATE_FRAMES:
+            if self.repeats and rng.random() < self.repeats and len(late) < LATE_FRAMES:
                 late.append(frame)
         if late and rng.random() < 0.1:
             passes.receive(sender, late.pop(rng.randrange(len(late))))
@@ -74,7 +74,6 @@ class Network:
 
     def renew(self) -> None:
         """Every two nodes have a new connection."""
-        self._repeats = 0.0
         for a in sorted(self._nodes):
             for b in sorted(self._nodes):
                 if a < b:

@@ -291,7 +291,7 @@ class RaftWorld:
             (0.30, self.produce),
             (0.10, self.read),
             (self._crash_chance, self.crash),
-            (0.002, self.lose_power),
+            (0.0007, self.lose_power),
             (0.1, self.restart),
             (0.004, self.transfer),
             (0.03, self.change),
@@ -328,6 +328,7 @@ class RaftWorld:
         for name in self.names:
             if name not in self.nodes:
                 self.start(name)
+        self.network.repeats = 0.0
         self.network.renew()
         before = len(self.acked)
         for turn in range(3000):
