@@ -127,7 +127,7 @@ class Snapshots:
         exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
         size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        meta = Meta(host.number, snapshot_id, index, term, 0, members.voters, members.learners, size)
+        meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
 
     # -- receiving ------------------------------------------------------------------------------------------------
@@ -192,7 +192,6 @@ class _Store:
                 self._number,
                 meta.index,
                 meta.term,
-                0,
                 meta.voters,
                 meta.learners,
             )

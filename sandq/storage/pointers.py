@@ -2,7 +2,7 @@
 
 Body (envelope: small_file.py, magic "SANDQPTR", version 1), msgpack::
 
-    [next store number, [[group, incarnation, store, S, term of S, term of S-1, [voters], [learners]], ...]]
+    [next store number, [[group, incarnation, store, S, term of S, [voters], [learners]], ...]]
 
 Pointers are sorted by group. On a restart the pointer wins over the log: the store holds the group's state
 as of S or later, and the log of the group goes on behind it. Store numbers begin at 1 and are never reused.
@@ -33,7 +33,6 @@ class StorePointer:
     store: int
     snapshot_index: int = 0
     snapshot_term: int = 0
-    previous_term: int = 0
     voters: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
 
@@ -44,11 +43,10 @@ def _pointer(
     store: int,
     snapshot_index: int,
     snapshot_term: int,
-    previous_term: int,
     voters: list[str],
     learners: list[str],
 ) -> StorePointer:
-    numbers = group, incarnation, store, snapshot_index, snapshot_term, previous_term
+    numbers = group, incarnation, store, snapshot_index, snapshot_term
     return StorePointer(*numbers, tuple(voters), tuple(learners))
 
 
@@ -114,7 +112,6 @@ class Pointers:
                 pointer.store,
                 pointer.snapshot_index,
                 pointer.snapshot_term,
-                pointer.previous_term,
                 list(pointer.voters),
                 list(pointer.learners),
             ]

@@ -50,8 +50,6 @@ class Meta:
     index: int
     term: int
     """Of the entry at `index`."""
-    previous_term: int
-    """Of the entry before it."""
     voters: tuple[str, ...]
     learners: tuple[str, ...]
     total_bytes: int
@@ -66,22 +64,21 @@ class Meta:
         found = _decode(data, META_MAGIC, META_VERSION, META_BYTES, "a snapshot's description")
         if not isinstance(found, list) or len(found) != len(fields(cls)):
             raise _wrong(f"a snapshot's description is not a list of {len(fields(cls))}")
-        group, snapshot_id, index, term, previous_term, voters, learners, total_bytes = found
+        group, snapshot_id, index, term, voters, learners, total_bytes = found
         for name, number, above in (
             ("group", group, _U32),
             ("index", index, _U64),
             ("term", term, _U64),
-            ("previous term", previous_term, _U64),
             ("size", total_bytes, _U64),
         ):
             if type(number) is not int or not 0 <= number < above:
                 raise _wrong(f"a snapshot's {name} is {number!r:.40}")
         if not isinstance(snapshot_id, bytes) or len(snapshot_id) != SNAPSHOT_ID_BYTES:
             raise _wrong(f"a snapshot's id is {snapshot_id!r:.80}")
-        if index < 1 or previous_term > term:
-            raise _wrong(f"a snapshot of index {index}, whose term is {term}, and {previous_term} before it")
+        if index < 1:
+            raise _wrong("a snapshot of index 0")
         members = _members(voters), _members(learners)
-        return cls(group, snapshot_id, index, term, previous_term, *members, total_bytes)
+        return cls(group, snapshot_id, index, term, *members, total_bytes)
 
 
 @dataclass(frozen=True, slots=True)

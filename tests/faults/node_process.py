@@ -1,4 +1,4 @@
-"""A real node in a process of its own, to be killed and started again over the same data."""
+"""A real node in a process of its own, to be killed, held up and started again over the same data."""
 
 from __future__ import annotations
 
@@ -26,17 +26,26 @@ def free_port() -> int:
 
 
 class NodeProcess:
-    """`program` runs the node; what it prints goes to `log`."""
+    """`program` runs the node, behind the command `launcher`; what it prints goes to `log`."""
 
-    def __init__(self, directory: Path, *, program: tuple[str, ...] = ("-m", "sandq.cli"), **environ: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        program: tuple[str, ...] = ("-m", "sandq.cli"),
+        launcher: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
+        **environ: str,
+    ) -> None:
         self.directory = directory
+        self.host = host
         self.port = free_port()
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
-        self._program = program
+        self._command = (*launcher, sys.executable, *program)
         self._environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
-            "SANDQ_LISTEN__CLIENT": f"127.0.0.1:{self.port}",
+            "SANDQ_LISTEN__CLIENT": self.address,
             "SANDQ_LISTEN__HTTP": "none",
             "PYTHONPATH": str(ROOT),
             **environ,
@@ -45,12 +54,12 @@ class NodeProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def start(self, *, wait: bool = True) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *self._program], env=self._environ, stdout=log, stderr=log, cwd=self.directory
+                self._command, env=self._environ, stdout=log, stderr=log, cwd=self.directory
             )
         if wait:
             self.wait_until_it_serves()
@@ -62,22 +71,35 @@ class NodeProcess:
             if self._process.poll() is not None:
                 raise AssertionError(f"the node ended with {self._process.returncode}:\n{self.output()}")
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.02)
         raise AssertionError(f"the node does not serve after {START_S} s:\n{self.output()}")
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self.signal(signal.SIGKILL)
+        self.ended()
+
+    def pause(self) -> None:
+        """It stands still, and knows nothing of it afterwards."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
+        self.signal(signal.SIGTERM)
+        return self.ended()
 
     def ended(self) -> int:
         """Wait for it to end by itself; the exit code."""
@@ -85,7 +107,7 @@ class NodeProcess:
         return self._process.wait(timeout=30)
 
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self.runs:
             self.kill()
 
     def output(self) -> str:

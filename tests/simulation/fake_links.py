@@ -80,9 +80,17 @@ class Network:
                     self.cut(a, b)
                     self.link(a, b)
 
+    def freeze(self) -> None:
+        """Two parts of the cluster hear nothing of each other for a while, and all of it later."""
+        names = sorted(self._nodes)
+        part = set(self._rng.sample(names, self._rng.randint(1, len(names) - 1)))
+        self.stalled |= {pair for pair in self._links if (pair[0] in part) != (pair[1] in part)}
+
     def disturb(self) -> None:
         """Perhaps something happens to a connection."""
-        a, b = self._rng.sample(sorted(self._nodes), 2) if len(self._nodes) > 1 else ("", "")
+        if len(self._nodes) < 2:
+            return
+        a, b = self._rng.sample(sorted(self._nodes), 2)
         chance = self._rng.random()
         if chance < 0.01:
             self.cut(a, b)
@@ -90,6 +98,10 @@ class Network:
             self.stalled.add((a, b))
         elif chance < 0.025:
             self.isolate(a)
+        elif chance < 0.03:
+            self.freeze()
+        elif chance < 0.04:
+            self.stalled.clear()
         elif chance < 0.1:
             self.stalled.discard((a, b))
             self.link(a, b)

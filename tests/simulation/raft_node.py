@@ -177,7 +177,7 @@ class RaftNode:
         StateMachine(self.disk.stores, store).install(rows, index)
         self.disk.stores.flush()
         self.pointers.update(
-            put=[StorePointer(GROUP, incarnation, store, index, term, 0, members.voters, members.learners)]
+            put=[StorePointer(GROUP, incarnation, store, index, term, members.voters, members.learners)]
         )
         self.passes.remove(old)
         self.ready.clear()

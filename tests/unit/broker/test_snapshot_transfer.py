@@ -50,7 +50,7 @@ INSTALLED = Answer(Verdict.INSTALLED)
 
 
 def meta(*, snapshot_id: bytes = bytes(16), group: int = GROUP, index: int = 41) -> Meta:
-    return Meta(group, snapshot_id, index, 3, 2, ("n1#1", "n2#4"), ("n3#9",), 1)
+    return Meta(group, snapshot_id, index, 3, ("n1#1", "n2#4"), ("n3#9",), 1)
 
 
 # A connection
@@ -190,7 +190,7 @@ class TargetSink:
         target.stores.flush()
         target.step()
         members = meta.voters, meta.learners
-        pointer = StorePointer(meta.group, 4, self.importer.store, meta.index, meta.term, meta.previous_term, *members)
+        pointer = StorePointer(meta.group, 4, self.importer.store, meta.index, meta.term, *members)
         target.pointers.update(put=[pointer])
         target.step()
 

@@ -18,7 +18,7 @@ def test_pointers_are_found_again() -> None:
     pointers = Pointers.open(files)
     assert pointers.all() == [] and pointers.get(1) is None
     assert list(pointers.mint(3)) == [1, 2, 3]
-    nine = StorePointer(9, 1, 1, 40, 3, 2, ("a#1",), ("b#2",))
+    nine = StorePointer(9, 1, 1, 40, 3, ("a#1",), ("b#2",))
     five = StorePointer(5, 2, 3)
     pointers.update(put=[nine, five])
     again = Pointers.open(files.crash(random.Random(0)), create=False)
@@ -74,7 +74,7 @@ def test_every_flipped_bit_is_refused(name: str) -> None:
     identity.open_identity(files, "n1")
     pointers = Pointers.open(files)
     pointers.mint()
-    pointers.update(put=[StorePointer(1, 1, 1, 5, 5, 5, ("a#1",))])
+    pointers.update(put=[StorePointer(1, 1, 1, 5, 5, ("a#1",))])
     content = files.read(name)
     flipped = [
         content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]

@@ -66,7 +66,7 @@ def test_the_pointers_decode_and_encode() -> None:
     files = MemoryFiles()
     files.replace("stores", example("pointers"))
     pointers = Pointers.open(files)
-    pointer = StorePointer(7, 4, 2, 41, 3, 2, *MEMBERS)
+    pointer = StorePointer(7, 4, 2, 41, 3, *MEMBERS)
     assert pointers.all() == [pointer]
     pointers.update(put=[pointer])
     assert files.read("stores") == example("pointers")

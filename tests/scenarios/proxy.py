@@ -1,0 +1,88 @@
+"""A TCP proxy between a client and a node that loses what a test wants lost: it knows frames, and cuts a connection in
+the moment when an answer to a PRODUCE would pass, or the PRODUCE itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgpack
+import trio
+
+from sandq.protocol.frames import Type
+
+Judge = Callable[[int], bool]
+"""Whether the connection is cut instead of letting the n-th PRODUCE (or answer to one), from 0 on, pass."""
+
+
+class Proxy:
+    """`async with proxy_to(port) as proxy`; clients connect to `proxy.port`."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        """The node's port."""
+        self.port = 0
+        self.requests = self.answers = 0
+        """PRODUCEs, and answers to them, that came here."""
+        self.lost = trio.Event()
+        """Set once something was cut off."""
+        self.cut_request: Judge = lambda n: False
+        self.cut_answer: Judge = lambda n: False
+
+    async def serve(self, client: trio.SocketStream) -> None:
+        try:
+            node = await trio.open_tcp_stream("127.0.0.1", self.target)
+        except OSError:
+            await trio.aclose_forcefully(client)
+            return
+        produced: set[int] = set()
+        async with client, node, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pass_on, client, node, produced, True, nursery.cancel_scope)
+            nursery.start_soon(self._pass_on, node, client, produced, False, nursery.cancel_scope)
+
+    async def _pass_on(
+        self,
+        source: trio.SocketStream,
+        sink: trio.SocketStream,
+        produced: set[int],
+        is_request: bool,
+        scope: trio.CancelScope,
+    ) -> None:
+        buffer = b""
+        try:
+            while data := await source.receive_some(1 << 16):
+                buffer += data
+                while len(buffer) >= 4 and len(buffer) >= (end := 4 + int.from_bytes(buffer[:4], "big")):
+                    frame, buffer = buffer[:end], buffer[end:]
+                    if self._is_lost(frame, produced, is_request):
+                        self.lost.set()
+                        return
+                    await sink.send_all(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            scope.cancel()
+
+    def _is_lost(self, frame: bytes, produced: set[int], is_request: bool) -> bool:
+        kind, request_id, *_ = msgpack.unpackb(frame[4:], raw=False, strict_map_key=False)
+        if is_request and kind == Type.PRODUCE:
+            produced.add(request_id)
+            self.requests += 1
+            return self.cut_request(self.requests - 1)
+        if not is_request and kind == Type.REPLY and request_id in produced:
+            self.answers += 1
+            return self.cut_answer(self.answers - 1)
+        return False
+
+
+@asynccontextmanager
+async def proxy_to(target: int) -> AsyncIterator[Proxy]:
+    proxy = Proxy(target)
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), proxy.serve, 0)
+        proxy.port = listeners[0].socket.getsockname()[1]
+        try:
+            yield proxy
+        finally:
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,94 @@
+"""Answers to PRODUCEs are lost, by a proxy that cuts the connection: everything is stored once, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import DuplicateKey
+from sandq.node import Serving, run_node
+from tests.scenarios.proxy import Proxy, proxy_to
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import PATIENCE_S
+
+
+@asynccontextmanager
+async def through(node: Serving) -> AsyncIterator[tuple[Proxy, sandq.Client]]:
+    """A proxy before the node, and a client behind it."""
+    async with proxy_to(node.client_port) as proxy, sandq.connect(f"127.0.0.1:{proxy.port}") as client:
+        await client.admin.create_topic("t")
+        yield proxy, client
+
+
+async def stored(client: sandq.Client) -> list[tuple[str, bytes]]:
+    """Id and value of everything, in the order of the log."""
+    return [(message.id, message.value or b"") async for message in client.messages("t").list()]
+
+
+@pytest.mark.parametrize("lost", [[0], [2, 3], [1, 4, 6, 9]], ids=str)
+@pytest.mark.parametrize("what", ["answer", "request"])
+async def test_what_a_producer_sends_is_stored_once(node: Serving, lost: list[int], what: str) -> None:
+    async with through(node) as (proxy, client):
+        setattr(proxy, f"cut_{what}", lost.__contains__)
+        async with client.producer("t", linger=0) as producer:
+            receipts = []
+            for number in range(40):
+                receipts.append(await producer.send(b"%d" % number))
+                if number % 4 == 3:
+                    await producer.flush()
+            ids = [await receipt for receipt in receipts]
+        assert await stored(client) == [(ids[number], b"%d" % number) for number in range(40)]
+        assert proxy.requests > 10 and proxy.answers > len(lost), "batches were lost on their way"
+
+
+async def test_with_batches_in_flight(node: Serving) -> None:
+    async with through(node) as (proxy, client):
+        proxy.cut_answer = lambda n: n % 7 == 3
+        async with client.producer("t") as producer:
+            ids = await (await producer.send_many([b"%d" % number for number in range(20_000)]))
+        assert await stored(client) == [(ids[number], b"%d" % number) for number in range(20_000)]
+
+
+async def test_a_single_message_is_stored_once(node: Serving) -> None:
+    async with through(node) as (proxy, client):
+        proxy.cut_answer = lambda n: n < 3
+        first = await client.produce("t", b"one")
+        proxy.cut_request = lambda n: n == 4
+        second = await client.produce("t", b"two", delay="1h")
+        assert await stored(client) == [(first, b"one"), (second, b"two")]
+        assert proxy.answers == 5
+
+
+async def test_a_conflict_is_answered_as_the_first_time(node: Serving) -> None:
+    async with through(node) as (proxy, client):
+        proxy.cut_answer = lambda n: n in (0, 2)
+        first = await client.produce("t", b"one", unique_key="u", delay="1h")
+        with pytest.raises(DuplicateKey) as refused:
+            await client.produce("t", b"two", unique_key="u", delay="1h")
+        assert refused.value.details == {"id": first, "state": "delayed"}
+        assert await stored(client) == [(first, b"one")]
+
+
+async def test_a_node_that_starts_again_remembers(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        first_life = await stack.enter_async_context(AsyncExitStack())
+        node = await first_life.enter_async_context(run_node(small_config(tmp_path)))
+        proxy, client = await stack.enter_async_context(through(node))
+        before = await client.produce("t", b"before")
+        proxy.cut_answer = lambda n: True
+        async with client.producer("t") as producer:
+            receipts = await producer.send_many([b"a", b"b"])
+            with trio.fail_after(PATIENCE_S):
+                await proxy.lost.wait()  # it is stored, and nobody knows
+            proxy.target = 1
+            await first_life.aclose()
+            proxy.cut_answer = lambda n: False
+            node = await stack.enter_async_context(run_node(small_config(tmp_path)))
+            proxy.target = node.client_port
+            ids = await receipts
+        assert await stored(client) == [(before, b"before"), (ids[0], b"a"), (ids[1], b"b")]
