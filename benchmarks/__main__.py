@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 import sandq
+from benchmarks import cluster
 from benchmarks.consume import consume, consume_client
 from benchmarks.lateness import KINDS, lateness
 from benchmarks.memory import memory
@@ -34,6 +35,12 @@ MEASURES: dict[str, Measure] = {
     "trimming": trimming,
     **{kind.name: partial(lateness, kind) for kind in KINDS},
     "memory": memory,
+    "cluster_1000": cluster.batched,
+    "cluster_entries": cluster.entries,
+    "cluster_100KB": cluster.large,
+    "cluster_commit": cluster.commit,
+    "cluster_idle": cluster.idle,
+    "cluster_failover": cluster.failover,
 }
 
 

@@ -64,6 +64,10 @@ class Node:
         self._environ["SANDQ_LISTEN__HTTP"] = "none"
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 
+    def configure(self, **settings: str) -> None:
+        """More SANDQ_ variables, for the next start."""
+        self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
+
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"

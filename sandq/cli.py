@@ -6,13 +6,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import click
 
 import sandq
 from sandq.tools.running import Root
+
+EXIT_AT_ONCE = 130
+"""Told a second time to stop."""
 
 
 @click.group("sandq", cls=Root, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -132,19 +135,36 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     open_files.raise_limit()
 
-    async def serve() -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    async def serve(stop: trio.Event, starting: trio.CancelScope) -> None:
+        with starting:
             async with run_node(config) as serving:
                 click.echo(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
                 click.echo(f"clients: {serving.client_host}:{serving.client_port}")
                 if serving.http is not None:
                     host, port = serving.http
                     click.echo(f"HTTP: http://{f'[{host}]' if ':' in host else host}:{port}")
-                async for _ in signals:
-                    click.echo("stopping")
-                    break
+                started.append(True)
+                await stop.wait()
 
-    trio.run(serve)
+    async def run() -> None:
+        stop, starting = trio.Event(), trio.CancelScope()
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(until_told, signals, stop, starting)
+                await serve(stop, starting)
+                nursery.cancel_scope.cancel()
+
+    async def until_told(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:
+        async for _ in signals:
+            if stop.is_set():
+                os._exit(EXIT_AT_ONCE)  # told twice: the log is as after a crash, and the next start replays it
+            click.echo("stopping")
+            stop.set()
+            if not started:
+                starting.cancel()  # it may wait for other nodes
+
+    started: list[bool] = []
+    trio.run(run)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """One node: what it is made of, and in which order it starts and stops (floor F6).
 
 Start: lock the data directory - identity - stores - WAL - threads and passes - peers - metadata - partitions - serve.
-Stop: listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
+Stop: hand over leaderships - listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ async def _serving(
         serving.start_soon(broker.catalog.sweep)
         async with _serving_http(config, broker, metrics, web, Address(host, port)):
             yield Serving(host, port, web_address, data_dir, broker, metrics)
+            await cluster.hand_over()
         serving.cancel_scope.cancel()
 
 

@@ -39,6 +39,8 @@ RAFT, ROUTES, FOLLOWED = 1, 2, 3
 """Kinds of frames between nodes."""
 FOUNDING_INCARNATION = 1
 REGISTER_PAUSE_S = 0.5
+HAND_OVER_S = 3.0
+HAND_OVER_PAUSE_S = 0.05
 TELL_WAITING_S = 5.0
 FRAME_BYTES = 4 << 20
 """The messages of a pass go in one frame, unless they are larger than this."""
@@ -152,6 +154,19 @@ class Cluster:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+    async def hand_over(self) -> None:
+        """Before this node stops: let others lead what it leads, as far as there are others, for a moment."""
+        others = set(self.links.up)
+        with trio.move_on_after(HAND_OVER_S):
+            while others and (led := [h for h in self._engine.hosts.values() if self._can_leave(h)]):
+                for host in led:
+                    host.hand_over(others)
+                await trio.sleep(HAND_OVER_PAUSE_S)
+
+    @staticmethod
+    def _can_leave(host: GroupHost) -> bool:
+        return host.group.is_leader and not host.group.is_only_voter
 
     # -- forming --------------------------------------------------------------------------------------------------
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import trio
 
-from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut
+from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
-from sandq.raft import Group, Passes, ProposalFailed
+from sandq.raft import Group, Passes, ProposalFailed, node_of
 
 from .applier import Apply
 from .replica import Replica
@@ -56,6 +56,7 @@ class GroupHost:
         self.on_ready: Callable[[bool], None] = lambda ready: None
         """Called when this node begins to lead the group and may answer for it, and when it ceases to."""
         self._was_ready = False
+        self._leaving = False
         self._readers: list[trio.Event] = []
         self.failed: StorageFailed | None = None
         self.pinned: dict[str, int] = {}
@@ -88,6 +89,15 @@ class GroupHost:
     def leader(self) -> str | None:
         """The node that leads the group, as far as is known here."""
         return self.group.leader
+
+    def hand_over(self, nodes: Collection[str]) -> None:
+        """Take nothing more, and let the member on one of these nodes that has most of the log lead as soon as it has
+        all of it. To be called again until this node leads no more."""
+        self._leaving = True
+        voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
+        if voters:
+            self.group.transfer(max(voters, key=self.group.match_index))
+        self._passes.mark(self.group)
 
     def hurry(self) -> None:
         """Let the other members hear at once what is committed."""
@@ -123,6 +133,8 @@ class GroupHost:
         if self.failed is not None:
             raise self.failed
         self.check_ready()
+        if self._leaving:
+            raise Unavailable("this node stops, and hands its leaderships over; ask again in a moment")
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

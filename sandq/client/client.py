@@ -70,8 +70,8 @@ class Client:
         share batches.
 
         The arguments are those of `Producer.send`; for many messages use `producer`. Retriable errors are raised
-        after `delivery_timeout`; the message then says whether the outcome is unknown. Delivery is at least once: a
-        retry after a lost connection may store the message twice. DuplicateKey: a message has the `unique_key`.
+        after `delivery_timeout`; the message then says whether the outcome is unknown. However often it is sent again
+        after lost answers, it is stored once. DuplicateKey: a message has the `unique_key`.
         """
         refuse_later(later)
         producer = await self._producer_of(topic)

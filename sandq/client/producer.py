@@ -37,7 +37,7 @@ class Producer:
 
     Error handling: `send` raises at once what is wrong with the message itself. What goes wrong later is raised by
     its receipt: retriable errors only after `delivery_timeout`, and then the message says whether the outcome is
-    unknown.
+    unknown. However often a message is sent again after lost answers, it is stored once.
 
     Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
     instant and those with a delay travel in batches apart, and so do those with a ttl and those with a unique key (for

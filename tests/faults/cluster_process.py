@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+import signal
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -17,6 +19,8 @@ NAMES = ("node1", "node2", "node3")
 LOOPBACK = dict.fromkeys(NAMES, "127.0.0.1")
 PATIENCE_S = 30.0
 _LOOK_S = 0.05
+
+T = TypeVar("T")
 
 
 class ClusterProcess:
@@ -42,12 +46,12 @@ class ClusterProcess:
                 for other in NAMES
                 if other != name
             ]
-            node.set(
-                NODE__ID=name,
-                LISTEN__PEER=peers[name],
-                CLUSTER__MEMBERSHIP="static",
-                CLUSTER__PEERS=f"[{', '.join(others)}]",
-            )
+            node.environ |= {
+                "SANDQ_NODE__ID": name,
+                "SANDQ_LISTEN__PEER": peers[name],
+                "SANDQ_CLUSTER__MEMBERSHIP": "static",
+                "SANDQ_CLUSTER__PEERS": f"[{', '.join(others)}]",
+            }
 
     def start(self, *names: str) -> None:
         """Start them, or all, and wait until they serve."""
@@ -59,7 +63,7 @@ class ClusterProcess:
     def kill(self, *names: str) -> None:
         """SIGKILL to them, or all, at the same moment."""
         for name in names or NAMES:
-            self.nodes[name].signal_kill()
+            self.nodes[name].signal(signal.SIGKILL)
         for name in names or NAMES:
             self.nodes[name].ended()
 
@@ -71,5 +75,41 @@ class ClusterProcess:
         for node in self.nodes.values():
             node.close()
 
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def connect(self, *names: str, **options: Any) -> Any:
+        """A client that knows these nodes' addresses, or all."""
+        return sandq.connect(*[self.nodes[name].address for name in names or NAMES], **options)
+
+    async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
+        """A topic with a replica on each node, once they know each other."""
+        await until(client.admin.cluster, lambda info: len(info["nodes"]) == len(NAMES))
+        await client.admin.create_topic(topic, partitions=partitions, replicas=len(NAMES), **settings)
+
+    async def leader(self, client: sandq.Client, topic: str = "t", *, but: str | None = None) -> str:
+        """Who leads partition 0, once it is another than `but`."""
+
+        async def asked() -> str | None:
+            return (await client.admin.topic(topic)).partitions[0].leader
+
+        found = await until(asked, lambda leader: leader not in (None, but))
+        assert found is not None
+        return found
+
+    def others(self, name: str) -> tuple[str, str]:
+        first, second = (other for other in NAMES if other != name)
+        return first, second
+
     def output(self) -> str:
         return "\n".join(f"--- {name}\n{node.output()}" for name, node in self.nodes.items())
+
+
+async def until(ask: Callable[[], Awaitable[T]], check: Callable[[T], bool]) -> T:
+    """Ask again and again, until the answer is right."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            with contextlib.suppress(SandqError):
+                answer = await ask()
+                if check(answer):
+                    return answer
+            await trio.sleep(_LOOK_S)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.cluster_process import ClusterProcess
 from tests.faults.node_process import NodeProcess
 
 
@@ -23,3 +24,17 @@ def make_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     yield make
     for node in nodes:
         node.close()
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[Callable[..., ClusterProcess]]:
+    """Makes clusters that end with the test."""
+    clusters: list[ClusterProcess] = []
+
+    def make(**options: Any) -> ClusterProcess:
+        clusters.append(ClusterProcess(tmp_path, **options))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()

@@ -43,7 +43,7 @@ class NodeProcess:
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
         self._command = (*launcher, sys.executable, *program)
-        self._environ = os.environ | {
+        self.environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,
             "SANDQ_LISTEN__HTTP": "none",
@@ -59,7 +59,7 @@ class NodeProcess:
     def start(self, *, wait: bool = True) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, env=self._environ, stdout=log, stderr=log, cwd=self.directory
+                self._command, env=self.environ, stdout=log, stderr=log, cwd=self.directory
             )
         if wait:
             self.wait_until_it_serves()

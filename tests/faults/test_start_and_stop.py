@@ -68,7 +68,7 @@ def test_a_data_directory_in_use_by_another_process(make_node: MakeNode) -> None
     first, second = make_node(), make_node()
     first.start()
     second.data_dir = first.data_dir
-    second._environ["SANDQ_NODE__DATA_DIR"] = str(first.data_dir)
+    second.environ["SANDQ_NODE__DATA_DIR"] = str(first.data_dir)
     second.start(wait=False)
     assert second.ended() == 1
     assert "another process uses the data directory" in second.output()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,10 +27,10 @@ async def through(node: Serving) -> AsyncIterator[tuple[Proxy, sandq.Client]]:
 
 async def stored(client: sandq.Client) -> list[tuple[str, bytes]]:
     """Id and value of everything, in the order of the log."""
-    return [(message.id, message.value or b"") async for message in client.messages("t").list()]
+    return [(message.id, message.value or b"") async for message in client.messages("t").list(values=True)]
 
 
-@pytest.mark.parametrize("lost", [[0], [2, 3], [1, 4, 6, 9]], ids=str)
+@pytest.mark.parametrize("lost", [[0], [1, 2, 5, 8]], ids=str)
 @pytest.mark.parametrize("what", ["answer", "request"])
 async def test_what_a_producer_sends_is_stored_once(node: Serving, lost: list[int], what: str) -> None:
     async with through(node) as (proxy, client):
@@ -50,8 +50,8 @@ async def test_with_batches_in_flight(node: Serving) -> None:
     async with through(node) as (proxy, client):
         proxy.cut_answer = lambda n: n % 7 == 3
         async with client.producer("t") as producer:
-            ids = await (await producer.send_many([b"%d" % number for number in range(20_000)]))
-        assert await stored(client) == [(ids[number], b"%d" % number) for number in range(20_000)]
+            ids = await (await producer.send_many([b"%d" % number for number in range(10_000)]))
+        assert await stored(client) == [(ids[number], b"%d" % number) for number in range(10_000)]
 
 
 async def test_a_single_message_is_stored_once(node: Serving) -> None:
@@ -74,21 +74,37 @@ async def test_a_conflict_is_answered_as_the_first_time(node: Serving) -> None:
         assert await stored(client) == [(first, b"one")]
 
 
+class Life:
+    """One life of a node, from its start to `end`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._end, self._ended = trio.Event(), trio.Event()
+
+    async def run(self, task_status: trio.TaskStatus[Serving]) -> None:
+        async with run_node(small_config(self._directory)) as node:
+            task_status.started(node)
+            await self._end.wait()
+        self._ended.set()
+
+    async def end(self) -> None:
+        self._end.set()
+        await self._ended.wait()
+
+
 async def test_a_node_that_starts_again_remembers(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        first_life = await stack.enter_async_context(AsyncExitStack())
-        node = await first_life.enter_async_context(run_node(small_config(tmp_path)))
-        proxy, client = await stack.enter_async_context(through(node))
-        before = await client.produce("t", b"before")
-        proxy.cut_answer = lambda n: True
-        async with client.producer("t") as producer:
-            receipts = await producer.send_many([b"a", b"b"])
-            with trio.fail_after(PATIENCE_S):
-                await proxy.lost.wait()  # it is stored, and nobody knows
-            proxy.target = 1
-            await first_life.aclose()
-            proxy.cut_answer = lambda n: False
-            node = await stack.enter_async_context(run_node(small_config(tmp_path)))
-            proxy.target = node.client_port
-            ids = await receipts
-        assert await stored(client) == [(before, b"before"), (ids[0], b"a"), (ids[1], b"b")]
+    first, second = Life(tmp_path), Life(tmp_path)
+    async with trio.open_nursery() as nursery:
+        async with through(await nursery.start(first.run)) as (proxy, client):
+            before = await client.produce("t", b"before")
+            proxy.cut_answer = lambda n: True
+            async with client.producer("t") as producer:
+                receipts = await producer.send_many([b"a", b"b"])
+                with trio.fail_after(PATIENCE_S):
+                    await proxy.lost.wait()  # it is stored, and nobody knows
+                await first.end()
+                proxy.cut_answer = lambda n: False
+                proxy.target = (await nursery.start(second.run)).client_port
+                ids = await receipts
+            assert await stored(client) == [(before, b"before"), (ids[0], b"a"), (ids[1], b"b")]
+        await second.end()

@@ -1,0 +1,123 @@
+"""Producing and consuming under faults, and what clients were told meanwhile: kept here, outside of the brokers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+import sandq
+from sandq.errors import SandqError
+
+WORKERS = 2
+DRAIN_S = 60.0
+SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
+"""Of a topic under load: what a fault takes from a consumer comes again soon, and never dies."""
+
+
+@dataclass
+class Record:
+    """What clients were told."""
+
+    stored: dict[bytes, str] = field(default_factory=dict)
+    """Payload -> offset, of produces that were acknowledged."""
+    due_ms: dict[bytes, int] = field(default_factory=dict)
+    delivered: dict[bytes, set[str]] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Id -> number of its last attempt."""
+    acked: set[str] = field(default_factory=set)
+    """Ids whose ack was confirmed."""
+    unsure: set[str] = field(default_factory=set)
+    """Ids of which an ack failed: it may have been applied, its answer lost with the connection and its lease over."""
+    faults: list[str] = field(default_factory=list)
+    redelivered: int = 0
+    produced: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
+
+    def deliver(self, message: sandq.Message) -> None:
+        value = message.value or b""
+        now_ms = time.time() * 1000
+        if now_ms < self.due_ms[value] - 1:
+            self.faults.append(f"{value!r} came {self.due_ms[value] - now_ms:.1f} ms early")
+        if message.id in self.acked:
+            self.faults.append(f"{value!r} was acked and came again")
+        last = self.attempts.get(message.id, 0)
+        if message.attempt <= last:
+            self.faults.append(f"{value!r} came again as attempt {message.attempt}, after attempt {last}")
+        self.attempts[message.id] = message.attempt
+        self.redelivered += message.id in self.delivered.setdefault(value, set())
+        self.delivered[value].add(message.id)
+
+    def settled(self) -> bool:
+        return all(offset in self.acked or offset in self.unsure for offset in self.stored.values())
+
+    def judge(self, seed: int, *, least: int = 1000) -> None:
+        """Nothing acknowledged lost, nothing early, nothing doubled; and there was something to lose."""
+        lost = [value for value, offset in self.stored.items() if offset not in self.acked | self.unsure]
+        unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
+        doubled = [value for value, ids in self.delivered.items() if len(ids) > 1]
+        assert self.faults == [], f"seed {seed}"
+        assert unseen == [], f"seed {seed}: {len(unseen)} of {len(self.stored)} acknowledged messages never came"
+        assert lost == [], f"seed {seed}: {len(lost)} of {len(self.stored)} acknowledged messages were never acked"
+        assert doubled == [], f"seed {seed}: a retry of the producer was stored again"
+        assert len(self.stored) >= least
+
+
+async def produce(client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event) -> None:
+    async with client.producer("t") as producer:
+        number = 0
+        pending: list[tuple[bytes, sandq.Receipt]] = []
+        while not stop.is_set():
+            for _ in range(rng.choice((1, 5, 50))):
+                value = b"m%d" % number
+                number += 1
+                delay_ms = rng.choice((0, 0, 20, 300))
+                record.due_ms[value] = int(time.time() * 1000) + delay_ms
+                pending.append((value, await producer.send(value, deliver_at=record.due_ms[value])))
+            await trio.sleep(0.01)
+            for value, receipt in pending[:40]:
+                record.stored[value] = await receipt
+            del pending[:40]
+        for value, receipt in pending:
+            record.stored[value] = await receipt
+
+
+async def consume(client: sandq.Client, record: Record) -> None:
+    async with client.subscribe("t", group="g", credit=100) as subscription, trio.open_nursery() as nursery:
+        async for message in subscription:
+            record.deliver(message)
+            nursery.start_soon(ack, message, record)
+
+
+async def ack(message: sandq.Message, record: Record) -> None:
+    try:
+        await message.ack()
+    except SandqError:
+        record.unsure.add(message.id)  # it comes again, unless the ack was applied
+    else:
+        record.acked.add(message.id)
+    if record.produced and record.settled():
+        record.done.set()
+
+
+@asynccontextmanager
+async def under_load(client: sandq.Client, rng: random.Random) -> AsyncIterator[Record]:
+    """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked."""
+    record = Record()
+    async with trio.open_nursery() as consuming:
+        for _ in range(WORKERS):
+            consuming.start_soon(consume, client, record)
+        stop = trio.Event()
+        async with trio.open_nursery() as producing:
+            producing.start_soon(produce, client, record, rng, stop)
+            yield record
+            stop.set()
+        record.produced = True
+        with trio.move_on_after(DRAIN_S):
+            if not record.settled():
+                await record.done.wait()
+        consuming.cancel_scope.cancel()

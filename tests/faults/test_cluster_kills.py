@@ -1,0 +1,50 @@
+"""kill -9 of leaders, of followers and of all three nodes at once, under load."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from tests.faults.cluster_process import NAMES, ClusterProcess
+from tests.faults.load import SETTINGS, under_load
+
+SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "1048576", "SANDQ_STORAGE__CHECKPOINT_BYTES": "1000000"}
+SHORT = ("leader", "follower", "all")
+LONG = ("leader", "leader", "follower", "all", "leader", "follower", "leader", "all", "all", "leader") * 2
+
+
+@pytest.mark.parametrize(
+    ("seed", "victims"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in range(2, 6))]
+)
+def test_nothing_is_lost_early_or_doubled(
+    seed: int, victims: tuple[str, ...], make_cluster: Callable[..., ClusterProcess]
+) -> None:
+    cluster = make_cluster(**SMALL)
+    cluster.start()
+    rng = random.Random(seed)
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.create(client, partitions=3, **SETTINGS)
+            async with under_load(client, rng) as record:
+                for victim in victims:
+                    await trio.sleep(rng.uniform(0.2, 0.7))
+                    leader = await cluster.leader(client)
+                    names = {
+                        "leader": (leader,),
+                        "follower": (rng.choice(cluster.others(leader)),),
+                        "all": NAMES,
+                    }[victim]
+                    await trio.to_thread.run_sync(cluster.kill, *names)
+                    if victim == "leader":
+                        await cluster.leader(client, but=leader)
+                    else:
+                        await trio.sleep(rng.uniform(0, 0.5))
+                    await trio.to_thread.run_sync(cluster.start, *names)
+        record.judge(seed)
+
+    trio.run(scenario)
+    assert [cluster.nodes[name].stop() for name in NAMES] == [0, 0, 0], cluster.output()
