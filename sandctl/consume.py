@@ -124,7 +124,7 @@ async def _until_none_can_be_leased(
             yield taken, partial(_ack_taken, leases, taken)
         if found:
             continue
-        message = await _next(subscription, 0)
+        message = subscription.take_arrived()
         if message is None:
             return
         yield message, _acking(message)
@@ -145,7 +145,7 @@ async def _until_the_group_has_none(
             yield message, _acking(message)
         rows = [row for row in await client.admin.groups(topic) if row.get("group") == group]
         asked += 1
-        message = await _next(subscription, 0)
+        message = subscription.take_arrived()
         if message is not None:
             yield message, _acking(message)
         elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):

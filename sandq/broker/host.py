@@ -130,7 +130,7 @@ class GroupHost:
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
         """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
-        if self.failed is not None:
+        if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
         if self._leaving:
@@ -224,9 +224,11 @@ class GroupHost:
             self._answer(request, result)
 
     def fail(self, error: StorageFailed) -> None:
-        """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown."""
+        """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown: who
+        has other members to go on with asks those."""
         self.failed = error
-        self._drop(self._proposals, error)
+        alone = self.group.is_only_voter
+        self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
         self.group.reads.fail()
 
     def close(self, error: SandqError) -> None:

@@ -40,6 +40,12 @@ RETRY_S = 1.0
 OpenStream = Callable[[str], AbstractAsyncContextManager[PeerStream]]
 
 
+def needing(host: GroupHost) -> list[str]:
+    """Members that this node is to send a snapshot. It leads, and may not be ready yet: when all that are up need one,
+    it has no majority before."""
+    return [] if host.failed is not None else sorted(host.group.lagging)
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """A state to send."""
@@ -68,7 +74,7 @@ class Snapshots:
         async with trio.open_nursery() as nursery:
             while True:
                 for number, host in list(self._engine.hosts.items()):
-                    for member in sorted(host.group.lagging):
+                    for member in needing(host):
                         if (number, member) not in self._sending:
                             self._sending.add((number, member))
                             nursery.start_soon(self._send, host, member)
@@ -77,7 +83,7 @@ class Snapshots:
     async def _send(self, host: GroupHost, member: str) -> None:
         try:
             async with self._outlet.slots:
-                if host.ready and member in host.group.lagging:
+                if member in needing(host):
                     await self._send_to(host, member)
         except (SandqError, OSError) as error:
             log.warning("a snapshot was not sent", group=host.number, to=member, error=str(error))

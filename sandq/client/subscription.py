@@ -129,8 +129,14 @@ class Subscription:
 
     def take_ready(self) -> Message | None:
         """The short way, for one after another: the next message, when nothing special is the matter."""
-        if self._arrivals and self._is_open and time.monotonic() - self._yielded_at <= YIELD_S and self._error is None:
-            return self._arrivals[0].take(Message)
+        return self.take_arrived() if time.monotonic() - self._yielded_at <= YIELD_S else None
+
+    def take_arrived(self) -> Message | None:
+        """The next message if it has come already; never waits."""
+        while self._arrivals and self._is_open and self._error is None:
+            message = self._take_message()
+            if message is not None:
+                return message
         return None
 
     @property
