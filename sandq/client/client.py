@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import anyio
 import anyio.abc
 
 from sandq.client.admin import Admin
+from sandq.client.batching import Receipts
 from sandq.client.checks import Headers, Value, refuse_later
 from sandq.client.cluster import Cluster
 from sandq.client.dead import DeadLetters
@@ -87,6 +88,11 @@ class Client:
             on_conflict=on_conflict,
         )
         return await receipt
+
+    async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
+        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",
+        "key", ...). `await receipts` gives their offsets, or raises what failed first; each of them can be awaited."""
+        return await (await self._producer_of(topic)).send_many(messages)
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
         """`async with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""

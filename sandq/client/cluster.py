@@ -35,6 +35,7 @@ from sandq.protocol.requests import Metadata
 log = logging.getLogger("sandq.client")
 
 _ASK_AGAIN_S = 0.5  # at most: a new leader is there about a second after the old one went
+_ASK_TIMEOUT_S = 1.0  # at first, then doubled: who was asked may stand still, and another node know
 
 
 class Cluster:
@@ -281,7 +282,8 @@ class Cluster:
                 self._wanted.update(dict.fromkeys(topics))
                 await self._try_servers()
             for topic in topics if connections else ():
-                if not await self._ask(connections[attempt % len(connections)], topic):
+                timeout_s = min(self.options.timeout_s, _ASK_TIMEOUT_S * 2.0 ** min(attempt, 10))
+                if not await self._ask(connections[attempt % len(connections)], topic, timeout_s):
                     self._wanted[topic] = None
             self._notify()
             # A pause also after an answer: somebody may ask in a loop until a leader is found.
@@ -300,10 +302,10 @@ class Cluster:
             except SandqError as error:
                 log.debug("%s", error)
 
-    async def _ask(self, connection: Connection, topic: str) -> bool:
+    async def _ask(self, connection: Connection, topic: str, timeout_s: float) -> bool:
         """Whether there was an answer about the topic."""
         try:
-            frame = await connection.call(Metadata([topic]).frame, timeout_s=self.options.timeout_s)
+            frame = await connection.call(Metadata([topic]).frame, timeout_s=timeout_s)
             reply = MetadataReply.parse(frame)
             found = [record for record in reply.topics if record.name == topic]
             if not found:

@@ -119,7 +119,7 @@ class Metrics:
         now_s = self._broker.clock.now_ms() // 1000
         asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
         for topic in self._broker.topics():
-            for delivery in topic.partitions.values():
+            for delivery in topic.led().values():
                 host, status = delivery.host, delivery.host.status
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
@@ -179,7 +179,7 @@ class Metrics:
 
     def _topic_seen(self, topic: OpenTopic) -> TopicSeen:
         partitions = []
-        for delivery in topic.partitions.values():
+        for delivery in topic.led().values():
             status = delivery.host.status
             known_for, _, count = self._came_due.get(delivery.host.number, (None, 0, 0))
             came_due = count if known_for is status else 0

@@ -225,13 +225,12 @@ async def _produce(
 async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
     results: list[Found] = []
     first: SandqError | None = None
-    async with client.producer(topic, linger=0) as producer:
-        for receipt in await producer.send_many(messages):
-            try:
-                results.append(_stored(await receipt))
-            except SandqError as error:
-                first = first or error
-                results.append({"error": _error(error)})
+    for receipt in await client.produce_many(topic, messages):
+        try:
+            results.append(_stored(await receipt))
+        except SandqError as error:
+            first = first or error
+            results.append({"error": _error(error)})
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first

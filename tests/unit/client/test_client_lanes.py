@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 
 from sandq.client import lanes
+from sandq.client.options import Options
 from sandq.model.errors import InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
+from sandq.model.limits import FIXED
 from sandq.model.sequence import number_of
 from sandq.partition import producers
 from tests.unit.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
@@ -61,6 +63,7 @@ def test_what_came_behind_one_that_was_refused_for_now(bed: LaneBed, error: Over
 
 
 def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
+    assert Options().in_flight_batches <= FIXED.producer_answers
     for _ in range(8):
         bed.send()
     assert len(bed.wire.requests) == 5

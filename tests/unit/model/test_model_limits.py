@@ -8,6 +8,7 @@ from sandq.model.batch import MAX_MESSAGES
 from sandq.model.limits import DEFAULT, FIXED, Limits
 from sandq.model.names import MAX_NAME_CHARS
 from sandq.model.offsets import PARTITION_MAX, PLACE_MAX, TOKEN_PLACE_MAX
+from sandq.model.sequence import RESENT, is_resent, number_of
 
 
 def test_the_designs_figures() -> None:
@@ -15,6 +16,7 @@ def test_the_designs_figures() -> None:
     assert (DEFAULT.message_bytes, DEFAULT.batch_bytes, DEFAULT.frame_bytes) == (8 * mib, 16 * mib, 32 * mib)
     assert (DEFAULT.key_bytes, DEFAULT.headers_bytes) == (65_536, 65_536)
     assert (DEFAULT.partitions_per_topic, FIXED.groups_per_topic) == (4096, 1000)
+    assert (FIXED.producers, FIXED.producer_ttl_ms, FIXED.producer_answers) == (10_000, 7 * 86_400_000, 5)
 
 
 def test_defaults_fit_the_formats() -> None:
@@ -23,6 +25,13 @@ def test_defaults_fit_the_formats() -> None:
     assert DEFAULT.partitions_per_topic - 1 <= PARTITION_MAX
     assert DEFAULT.entry_messages - 1 <= PLACE_MAX
     assert FIXED.entry_grants - 1 <= TOKEN_PLACE_MAX
+
+
+def test_a_batchs_number_and_the_flag_beside_it() -> None:
+    for number in (1, 7, RESENT - 1):
+        assert (number_of(number), is_resent(number)) == (number, False)
+        assert (number_of(number | RESENT), is_resent(number | RESENT)) == (number, True)
+        assert number | RESENT < 2**64
 
 
 def test_frozen() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from sandq.model.errors import Corruption
 from sandq.raft import Members, ProposalFailed, guards, wire
 from sandq.raft import transport as transport_module
-from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES, Core
-from sandq.raft.inputs import Inputs
+from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES
 from tests.unit.raft.table import GROUP, NO_OP, Table, entry
 
 ABC = ("a", "b", "c")
@@ -280,9 +280,8 @@ def test_s7_term_and_vote_are_records_before_the_vote_is_sent(table: Table) -> N
     ],
 )
 def test_s10_nothing_else_goes_on_to_the_library(message: Any) -> None:
-    with pytest.raises(Exception, match=".") as refused:
+    with pytest.raises((ValueError, TypeError, Corruption)):
         wire.check(message)
-    assert type(refused.value).__name__ in ("ValueError", "TypeError", "Corruption")
 
 
 # -- L1, L2, L3, L4 ---------------------------------------------------------------------------------------------------
@@ -329,9 +328,7 @@ def resets(table: Table) -> int:
     return counted
 
 
-def test_l2_answers_to_what_was_sent_before_a_reset_are_old_news(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_l2_answers_to_what_was_sent_before_a_reset_are_old_news(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resets(table) == 1
     monkeypatch.setattr(guards, "is_fresh_reset", lambda *args: True)
     with Table(*ABC) as other:
@@ -409,7 +406,7 @@ def test_l5_without_the_votes_before(table: Table, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Election, "_ask", lambda self, members: None)
     monkeypatch.setattr(guards, "leader_is_fresh", lambda *args: False)
-    risen, leads = back_from_an_island(table)
+    risen, _ = back_from_an_island(table)
     assert risen > 0, "without the guard a healthy leader is deposed"
 
 

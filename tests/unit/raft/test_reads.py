@@ -1,0 +1,102 @@
+"""Linearizable reads: an answer only once a majority has confirmed the leader after the question came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sandq.raft import wire
+from sandq.raft.core import LEADER_FALLBACK_S
+from tests.unit.raft.table import Table
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    with Table("a", "b", "c") as table:
+        table.elect("a")
+        yield table
+
+
+def ask(table: Table, name: str = "a") -> list[int | None]:
+    answers: list[int | None] = []
+    table.groups[name].read_index(answers.append)
+    return answers
+
+
+def test_a_majority_confirms(table: Table) -> None:
+    group = table.groups["a"]
+    group.propose(b"x", lambda index, failure: None)
+    table.settle()
+    answers = ask(table)
+    table.tick("a")
+    assert answers == [], "nobody has confirmed yet"
+    table.deliver(only_to=("b",))
+    table.deliver(only_to=("a",))
+    table.tick("a")
+    assert answers == [group.commit_index]
+
+
+def test_answers_to_what_was_sent_before_do_not_count(table: Table) -> None:
+    table.heartbeat("a")
+    table.deliver()  # their answers are on the way
+    answers = ask(table)
+    table.tick("a")
+    asked = table.messages(wire.APPEND)
+    assert asked, "it asks at once"
+    for sender, to, message in table.messages(wire.ACK):
+        table.groups[to].receive(sender, message)
+    table.groups["a"].tick()
+    assert answers == []
+    table.settle()
+    assert len(answers) == 1
+
+
+def test_one_round_serves_all_that_came_before_a_pass(table: Table) -> None:
+    first, second = ask(table), ask(table)
+    table.tick("a")
+    sent = len(table.messages(wire.APPEND))
+    assert sent == 2, "one message to each"
+    table.settle()
+    assert len(first) == len(second) == 1
+
+
+def test_a_deposed_leader_answers_nothing(table: Table) -> None:
+    answers = ask(table)
+    table.tick("a")
+    table.queue.clear()
+    table.now_s += LEADER_FALLBACK_S + 1
+    table.tick("a")
+    assert answers == [None]
+    assert ask(table, "b") == [None], "nor does a follower"
+
+
+def test_not_before_the_no_op_of_its_term_is_committed(table: Table) -> None:
+    """Until then it may not know of what was acknowledged in the term before."""
+    table.queue.clear()
+    other = table.groups["b"]
+    for group in table.groups.values():
+        group._inputs.heard_s = 0.0
+    other._core._SyncObj__raftElectionDeadline = 0
+    while not other.is_leader:
+        table.tick("b")
+        table.deliver(drop=(wire.APPEND,))
+    answers = ask(table, "b")
+    for _ in range(3):
+        table.tick("b")
+        table.deliver(drop=(wire.APPEND,))
+    assert answers == []
+    other.disconnected("c")
+    other.connected("c")
+    table.heartbeat("b")
+    table.settle()
+    assert answers == [other.term_start]
+
+
+def test_the_only_voter_needs_nobody() -> None:
+    with Table("a") as table:
+        table.tick("a")
+        table.tick("a")
+        answers = ask(table)
+        table.tick("a")
+        assert answers == [table.groups["a"].commit_index]
