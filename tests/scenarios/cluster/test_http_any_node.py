@@ -1,0 +1,36 @@
+"""HTTP on every node answers for the whole cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from tests.scenarios.cluster.three import NAMES, eventually, three_nodes
+
+
+async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path, LISTEN__HTTP="127.0.0.1:0") as nodes:
+        for serving in nodes.running.values():
+            await eventually(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
+        urls = {name: f"http://{nodes.running[name].http}" for name in NAMES}
+        async with httpx.AsyncClient(timeout=20) as web:
+            made = await web.post(f"{urls['node2']}/topics", json={"name": "t", "partitions": 3, "replicas": 3})
+            assert made.status_code == 201, made.text
+            for number in range(9):
+                url = f"{urls[NAMES[number % 3]]}/topics/t/{number // 3}"
+                stored = await web.post(url, json={"text": f"m{number}"})
+                assert stored.status_code == 201, stored.text
+            leaders = (await web.get(f"{urls['node3']}/topics/t")).json()["leaders"]
+            assert sorted(leaders) == list(NAMES)
+            got = []
+            while len(got) < 9:
+                url = f"{urls[NAMES[len(got) % 3]]}/topics/t/groups/g/lease"
+                leased = await web.post(url, json={"max": 10, "wait": "5s", "ack": True})
+                assert leased.status_code == 200, leased.text
+                got += [message["text"] for message in leased.json()["messages"]]
+            assert sorted(got) == [f"m{number}" for number in range(9)]
+            for url in urls.values():
+                ready = await web.get(f"{url}/readyz")
+                assert ready.status_code == 200, ready.text
+                assert len((await web.get(f"{url}/cluster/nodes")).json()["nodes"]) == 3
