@@ -1,1 +1,2 @@
-"""The demo: a real node, thousands of reminders, two workers, a kill -9 half way, and a verdict. `python -m demo`."""
+"""The demo: three real nodes, thousands of reminders, two workers, a leader killed half way, and a verdict.
+`python -m demo`."""

@@ -1,4 +1,4 @@
-"""`python -m demo`: see `--help`. Exit codes: 0 all kept, 1 something lost or early, 2 bad input, 130 interrupted."""
+"""`python -m demo`: see `--help`. Exit codes: 0 all kept, 1 lost, doubled or early, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 
 from demo import line_scene, line_view
+from demo.cluster import Cluster
 from demo.line_report import LineLedger
 from demo.lines import BadInput, Survey, survey
 from demo.node import Node
@@ -31,7 +32,7 @@ EXIT_INTERRUPTED = 130
 _LARGE_BYTES = 50_000_000
 
 S = TypeVar("S", Scene, line_scene.LineScene)
-Run = Callable[[Node, Console], Awaitable[int]]
+Run = Callable[[Path, Console], Awaitable[int]]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,17 +56,17 @@ Run = Callable[[Node, Console], Awaitable[int]]
     help="Fit everything into this time. Default: times as they are, or shortened to fit into 40 seconds (a file: 30; "
     "lines without a time come within 5).",
 )
-@click.option("--no-kill", is_flag=True, help="Let the node live (with a file it lives in any case).")
-@click.option("--keep", is_flag=True, help="Keep the node's data and log, and say where.")
+@click.option("--no-kill", is_flag=True, help="Let all nodes live (with a file they live in any case).")
+@click.option("--keep", is_flag=True, help="Keep the nodes' data and logs, and say where.")
 def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: bool, keep: bool) -> None:
-    """A node, thousands of reminders, two workers; kill -9 half way; and a verdict.
+    """Three nodes, thousands of reminders, two workers; kill -9 of a leader half way; and a verdict.
 
-    The node is a process of its own with its data in a temporary directory. What the broker confirmed, delivered and
-    got acked is recorded here, outside of it. Exit code 1 when anything was lost or early.
+    Each node is a process of its own with its data in a temporary directory. What the broker confirmed, delivered and
+    got acked is recorded here, outside of it. Exit code 1 when anything was lost, stored twice or early.
 
-    With --input FILE each line of that file is a message, as it stands; empty lines are skipped. A line that is a JSON
-    object may have "text" (or "value"), "key", and "deliver_at" or "delay". The verdict then says whether each line was
-    delivered exactly as often as it stands in the file, and none early.
+    With --input FILE each line of that file is a message to a single node, as it stands; empty lines are skipped. A
+    line that is a JSON object may have "text" (or "value"), "key", and "deliver_at" or "delay". The verdict then says
+    whether each line was delivered exactly as often as it stands in the file, and none early.
     """
     console = Output()
     try:
@@ -77,16 +78,13 @@ def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: b
     directory = Path(tempfile.mkdtemp(prefix="sandq-demo-"))
     code = EXIT_FAILED
     try:
-        node = Node(directory)
         try:
-            code = anyio.run(run, node, console, backend="trio")
+            code = anyio.run(run, directory, console, backend="trio")
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
-        finally:
-            node.stop()
     finally:
         if keep or code == EXIT_FAILED:
-            console.print(f"The node's data and log: {directory}", highlight=False, soft_wrap=True)
+            console.print(f"Data and logs of the nodes: {directory}", highlight=False, soft_wrap=True)
         else:
             shutil.rmtree(directory, ignore_errors=True)
     sys.exit(code)
@@ -99,11 +97,15 @@ def _with_reminders(path: Path, seconds: float | None, kill: bool) -> Run:
     found: list[Reminder] = read_reminders(path)
     planned = plan(found, seconds)
 
-    async def run(node: Node, console: Console) -> int:
-        scene = Scene(node, found, planned, kill, Ledger(len(found)))
+    async def run(directory: Path, console: Console) -> int:
+        cluster = Cluster(directory)
+        scene = Scene(cluster, found, planned, kill, Ledger(len(found)))
         if planned.scale != 1:
             scene.note(f"delays are multiplied by {planned.scale:.3g}, to fit into {planned.total_s:.0f} s")
-        code = await _perform(scene, console, play, show)
+        try:
+            code = await _perform(scene, console, play, show)
+        finally:
+            cluster.stop()
         total = verdict(scene.ledger)
         if code == EXIT_INTERRUPTED:
             console.print(
@@ -128,10 +130,14 @@ def _with_file(path: Path, seconds: float | None, console: Console) -> Run:
         console.print(f"reading {path} ({path.stat().st_size:,} bytes)", highlight=False, soft_wrap=True)
     found = survey(path, int(now_ms()))
 
-    async def run(node: Node, console: Console) -> int:
+    async def run(directory: Path, console: Console) -> int:
+        node = Node(directory)
         scene = line_scene.LineScene(node, found, seconds, LineLedger(found.lines))
         line_view.print_input(scene, console)
-        code = await _perform(scene, console, line_scene.play, line_view.show)
+        try:
+            code = await _perform(scene, console, line_scene.play, line_view.show)
+        finally:
+            node.stop()
         ledger = scene.ledger
         if code == EXIT_INTERRUPTED:
             console.print(

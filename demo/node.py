@@ -51,8 +51,16 @@ def free_port() -> int:
 class Node:
     """One node over `directory`: data and log live there. `settings` are SANDQ_ variables without the prefix."""
 
-    def __init__(self, directory: Path, *, program: tuple[str, ...] = ("-m", "demo.node"), **settings: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str = "the node",
+        program: tuple[str, ...] = ("-m", "demo.node"),
+        **settings: str,
+    ) -> None:
         self.directory = directory
+        self.name = name
         self.port = free_port()
         self.log_file = directory / "node.log"
         self._program = program
@@ -71,6 +79,11 @@ class Node:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and not killed or stopped since."""
+        return self._process is not None
 
     @property
     def pid(self) -> int | None:
@@ -101,7 +114,7 @@ class Node:
     def check(self) -> None:
         """NodeFailed when it has ended without having been told to."""
         if self._process is not None and self._process.poll() is not None:
-            raise NodeFailed(f"the node ended with exit code {self._process.returncode}:\n{self.last_lines()}")
+            raise NodeFailed(f"{self.name} ended with exit code {self._process.returncode}:\n{self.last_lines()}")
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end: nothing is flushed, nothing is said to anybody."""
@@ -137,7 +150,7 @@ class Node:
 
     def too_slow(self) -> NodeFailed:
         """What to raise when it does not serve in time."""
-        return NodeFailed(f"the node does not serve after {START_S:g} s:\n{self.last_lines()}")
+        return NodeFailed(f"{self.name} does not serve after {START_S:g} s:\n{self.last_lines()}")
 
     def last_lines(self) -> str:
         """The end of its log."""

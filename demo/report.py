@@ -1,7 +1,7 @@
 """What the demo knows by itself, outside of the broker, and the arithmetic of its verdict. No clock is read here.
 
-A *receipt* is the broker's word that a reminder is stored; it names the message by its offset. A reminder may be
-stored twice, as two messages, when the producer had to try again after its connection broke. Times are epoch
+A *receipt* is the broker's word that a reminder is stored; it names the message by its offset. A reminder that is
+stored twice, as two messages, would be a retry of the producer that the broker did not know again. Times are epoch
 milliseconds; lateness is the first delivery minus the moment asked for, in milliseconds, negative when early.
 """
 
@@ -12,27 +12,34 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from sandq.model import offsets
+
 EARLY_TOLERANCE_MS = 1.0
 """Two processes read one clock at two moments, and the broker whole milliseconds of it."""
 RECENT_MS = 5000.0
 
 
 @dataclass(slots=True)
-class Outage:
-    """A time without the node: from the kill until workers and producer are served again."""
+class Failover:
+    """From the kill of a node until the partitions that it led are served by others."""
 
+    node: str
+    partitions: frozenset[int]
+    """Those it led."""
     killed_ms: float
-    served_ms: float | None = None
-    """The node took connections again."""
+    led_ms: float | None = None
+    """Each of them has another leader."""
     delivered_ms: float | None = None
-    """The first delivery after that."""
+    """The first delivery out of them after that."""
     confirmed_ms: float | None = None
-    """The first receipt after that."""
+    """The first receipt for them after that."""
 
-    def delayed(self, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
+    def delayed(self, partition: int, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
         """Whether a message that was due, delivered and confirmed at these moments was late because of it: no worker
         could be given it, or its producer could not store it in time.
         """
+        if partition not in self.partitions:
+            return False
         if delivered_ms >= self.killed_ms and (self.delivered_ms is None or due_ms <= self.delivered_ms):
             return True
         if confirmed_ms is None or self.confirmed_ms is None:
@@ -48,7 +55,7 @@ class Ledger:
     due_ms: dict[str, int] = field(default_factory=dict)
     """Reminder -> the moment asked for."""
     receipts: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Message -> (reminder, moment), of those whose storing was confirmed."""
+    """Message -> (reminder, moment), of those whose storing was confirmed. A message is named by its offset."""
     failed: dict[str, str] = field(default_factory=dict)
     """Reminder -> why it could not be produced."""
     delivered: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -57,7 +64,7 @@ class Ledger:
     """Messages whose ack was confirmed."""
     open: set[str] = field(default_factory=set)
     """Messages with a receipt and without a confirmed ack."""
-    outages: list[Outage] = field(default_factory=list)
+    failovers: list[Failover] = field(default_factory=list)
     by_worker: Counter[str] = field(default_factory=Counter)
     redelivered: int = 0
     after_ack: int = 0
@@ -76,26 +83,21 @@ class Ledger:
         """Delivered, and no ack confirmed."""
         return len(self.delivered) - len(self.acked)
 
-    @property
-    def recovered(self) -> bool:
-        """Whether something was delivered after the last outage."""
-        return bool(self.outages) and self.outages[-1].delivered_ms is not None
-
     def confirm(self, reminder: str, message: str, now_ms: float) -> None:
         """A receipt came."""
         self.receipts[message] = reminder, now_ms
-        outage = self.outages[-1] if self.outages else None
-        if outage is not None and outage.confirmed_ms is None and outage.served_ms is not None:
-            outage.confirmed_ms = now_ms
+        failover = self._failover_of(message)
+        if failover is not None and failover.confirmed_ms is None:
+            failover.confirmed_ms = now_ms
         if message not in self.acked:
             self.open.add(message)
 
     def deliver(self, worker: str, reminder: str, message: str, now_ms: float) -> None:
         """A worker was given a message."""
         self.by_worker[worker] += 1
-        outage = self.outages[-1] if self.outages else None
-        if outage is not None and outage.delivered_ms is None and outage.served_ms is not None:
-            outage.delivered_ms = now_ms
+        failover = self._failover_of(message)
+        if failover is not None and failover.delivered_ms is None:
+            failover.delivered_ms = now_ms
         if message in self.delivered:
             self.redelivered += 1
             self.after_ack += message in self.acked
@@ -107,10 +109,22 @@ class Ledger:
         while self.recent and self.recent[0][0] < now_ms - RECENT_MS:
             self.recent.popleft()
 
+    def _failover_of(self, message: str) -> Failover | None:
+        """The last one, when it is of the message's partition and others lead that by now."""
+        last = self.failovers[-1] if self.failovers else None
+        if last is None or last.led_ms is None or partition_of(message) not in last.partitions:
+            return None
+        return last
+
     def ack(self, message: str) -> None:
         """The broker confirmed an ack."""
         self.acked.add(message)
         self.open.discard(message)
+
+
+def partition_of(message: str) -> int:
+    """An offset says it itself."""
+    return offsets.unpack(offsets.from_text(message)).partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +167,10 @@ class Verdict:
     stored_twice: int
     early: int
     all: Lateness
-    while_up: Lateness
-    while_down: Lateness
-    """Those that were late because the node was down, until workers and producer had found it again."""
-    outages: tuple[Outage, ...]
+    undisturbed: Lateness
+    in_failover: Lateness
+    """Those that were late because their partition had lost its leader, until the next one was found."""
+    failovers: tuple[Failover, ...]
 
     @property
     def faults(self) -> list[str]:
@@ -165,6 +179,7 @@ class Verdict:
             (self.lost, "{} lost: stored, and never delivered"),
             (self.early, "{} delivered before their time"),
             (self.after_ack, "{} delivered again although their ack had been confirmed"),
+            (self.stored_twice, "{} stored twice: a retry of the producer was taken for another message"),
             (self.failed, "{} could not be produced"),
         )
         faults = [text.format(f"{count:,}") for count, text in checks if count]
@@ -180,8 +195,8 @@ class Verdict:
 
 def verdict(ledger: Ledger) -> Verdict:
     """Add it all up."""
-    up: list[float] = []
-    down: list[float] = []
+    undisturbed: list[float] = []
+    in_failover: list[float] = []
     early = 0
     for message, (reminder, delivered_ms) in ledger.delivered.items():
         due_ms = ledger.due_ms.get(reminder)
@@ -190,8 +205,9 @@ def verdict(ledger: Ledger) -> Verdict:
         early += delivered_ms - due_ms < -EARLY_TOLERANCE_MS
         receipt = ledger.receipts.get(message)
         confirmed_ms = receipt[1] if receipt is not None else None
-        delayed = any(outage.delayed(due_ms, delivered_ms, confirmed_ms) for outage in ledger.outages)
-        (down if delayed else up).append(delivered_ms - due_ms)
+        partition = partition_of(message)
+        delayed = any(failover.delayed(partition, due_ms, delivered_ms, confirmed_ms) for failover in ledger.failovers)
+        (in_failover if delayed else undisturbed).append(delivered_ms - due_ms)
     lost = sum(message not in ledger.delivered for message in ledger.receipts)
     reminders = Counter(reminder for reminder, _ in ledger.delivered.values())
     return Verdict(
@@ -205,8 +221,8 @@ def verdict(ledger: Ledger) -> Verdict:
         after_ack=ledger.after_ack,
         stored_twice=sum(count - 1 for count in reminders.values()),
         early=early,
-        all=Lateness.of(up + down),
-        while_up=Lateness.of(up),
-        while_down=Lateness.of(down),
-        outages=tuple(ledger.outages),
+        all=Lateness.of(undisturbed + in_failover),
+        undisturbed=Lateness.of(undisturbed),
+        in_failover=Lateness.of(in_failover),
+        failovers=tuple(ledger.failovers),
     )

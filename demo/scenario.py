@@ -1,6 +1,6 @@
-"""What happens in the demo: schedule, deliver, kill, restart, and wait until everything is settled.
+"""What happens in the demo: schedule, deliver, kill a leader, go on, bring it back, and wait until all is settled.
 
-All of it is an ordinary program with `sandq.connect`; only starting and killing the node is not.
+All of it is an ordinary program with `sandq.connect`; only starting and killing nodes is not.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
 import anyio.abc
 
 import sandq
+from demo.cluster import Cluster
 from demo.node import POLL_S, START_S, Node, NodeFailed
 from demo.reminders import Plan, Reminder
-from demo.report import Ledger, Outage
+from demo.report import Failover, Ledger
 from sandq.errors import SandqError
 
 TOPIC = "reminders"
@@ -26,9 +28,11 @@ PARTITIONS = 4
 LEASE = "3s"
 CREDIT = 200
 HANDLING_S = 0.02
-"""What a worker takes for a reminder, so that some are in its hands when the node is killed."""
-DOWN_S = 0.5
-"""Between the kill and the restart."""
+"""What a worker takes for a reminder, so that some are in its hands when a leader is killed."""
+AWAY_PART = 0.1
+"""Of the whole time the killed node stays away, after others lead what it led."""
+LOOK_S = 0.1
+"""Between two looks at who leads."""
 STALLED_S = 12.0
 """Nothing happens any more although something is missing: it is lost. Longer than leases and back-offs."""
 _TICK_S = 0.02
@@ -43,13 +47,13 @@ def now_ms() -> float:
 class Scene:
     """The state of the demo, for whoever shows it."""
 
-    node: Node
+    cluster: Cluster
     reminders: list[Reminder]
     plan: Plan
     kill: bool
     ledger: Ledger
     began: float = field(default_factory=time.monotonic)
-    phase: str = "starting the node"
+    phase: str = "starting three nodes"
     sent: int = 0
     notes: deque[str] = field(default_factory=deque)
     """Lines about what happened."""
@@ -57,9 +61,11 @@ class Scene:
     clock_moved_ms: float = 0.0
     """How far the wall clock went astray during the demo; lateness is told by it."""
     done: bool = False
+    leaders: dict[int, str | None] = field(default_factory=dict)
+    """Of each partition, as the cluster told last."""
     half_way: anyio.Event = field(default_factory=anyio.Event)
-    back: anyio.Event = field(default_factory=anyio.Event)
-    """A worker was given something after the kill."""
+    accident_over: bool = False
+    """The node that was killed is back."""
 
     @property
     def elapsed_s(self) -> float:
@@ -71,15 +77,16 @@ class Scene:
 
 
 async def play(scene: Scene) -> None:
-    """The whole scene; NodeFailed when the node lets us down, SandqError when a request does."""
-    await start_node(scene, "the node serves")
+    """The whole scene; NodeFailed when a node lets us down, SandqError when a request does."""
+    async with anyio.create_task_group() as starting:
+        for node in scene.cluster.nodes.values():
+            starting.start_soon(start_node, scene, node)
     scene.phase = "running"
     wall_ms, began = now_ms(), time.monotonic()
-    async with sandq.connect(scene.node.address, name="scheduler", delivery_timeout="30s") as client:
-        await client.admin.create_topic(
-            TOPIC, partitions=PARTITIONS, lease=LEASE, backoff={"kind": "fixed", "first": "200ms"}, max_attempts=None
-        )
+    async with sandq.connect(*scene.cluster.addresses, name="scheduler", delivery_timeout="30s") as client:
+        await form(scene, client)
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look, scene, client)
             for worker in WORKERS:
                 await tasks.start(work, scene, worker)
             async with anyio.create_task_group() as acts:
@@ -92,15 +99,67 @@ async def play(scene: Scene) -> None:
     scene.phase = "done"
 
 
-async def start_node(scene: Scene, what: str) -> None:
-    """Start the node and wait until it takes connections."""
+async def start_node(scene: Scene, node: Node) -> None:
+    """Start a node and wait until it takes connections."""
     began = time.monotonic()
-    scene.node.start()
-    while not scene.node.serves():
+    node.start()
+    while not node.serves():
         if time.monotonic() - began > START_S:
-            raise scene.node.too_slow()
+            raise node.too_slow()
         await anyio.sleep(POLL_S)
-    scene.note(f"{what} on {scene.node.address} (process {scene.node.pid}, {time.monotonic() - began:.2f} s to start)")
+    scene.note(f"{node.name} serves on {node.address} (process {node.pid}, {time.monotonic() - began:.2f} s to start)")
+
+
+async def form(scene: Scene, client: sandq.Client) -> None:
+    """Make the topic, once all nodes know each other: a replica on each."""
+    nodes = len(scene.cluster.nodes)
+    with anyio.fail_after(START_S):
+        while len((await client.admin.cluster())["nodes"]) < nodes:  # noqa: ASYNC110 - the nodes tell each other
+            await anyio.sleep(POLL_S)
+    await client.admin.create_topic(
+        TOPIC,
+        partitions=PARTITIONS,
+        replicas=nodes,
+        lease=LEASE,
+        backoff={"kind": "fixed", "first": "200ms"},
+        max_attempts=None,
+    )
+    await see_leaders(scene, client)
+    scene.note(f"a cluster: {PARTITIONS} partitions, {nodes} replicas of each, led by {who_leads(scene)}")
+
+
+# Who leads.
+
+
+async def look(scene: Scene, client: sandq.Client) -> None:
+    """Ask again and again who leads."""
+    while True:
+        await anyio.sleep(LOOK_S)
+        with suppress(SandqError):  # who was asked has gone, say
+            await see_leaders(scene, client)
+
+
+async def see_leaders(scene: Scene, client: sandq.Client) -> None:
+    record = await client.admin.topic(TOPIC)
+    scene.leaders = {row.partition: row.leader for row in record.partitions}
+
+
+def led_by(scene: Scene, name: str) -> frozenset[int]:
+    """The partitions that a node leads."""
+    return frozenset(partition for partition, leader in scene.leaders.items() if leader == name)
+
+
+def who_leads(scene: Scene) -> str:
+    leads = {name: ", ".join(map(str, sorted(led_by(scene, name)))) for name in scene.cluster.nodes}
+    return ", ".join(f"{name} ({partitions})" for name, partitions in leads.items() if partitions)
+
+
+def named(partitions: frozenset[int]) -> str:
+    """Partitions, as text."""
+    if not partitions:
+        return "no partition"
+    word = "partition" if len(partitions) == 1 else "partitions"
+    return f"{word} {', '.join(map(str, sorted(partitions)))}"
 
 
 # The producer.
@@ -141,7 +200,7 @@ async def confirm(ledger: Ledger, receiver: anyio.abc.ObjectReceiveStream[tuple[
 async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     """Take reminders of the group, as they come due, and handle many at a time."""
     async with (
-        sandq.connect(scene.node.address, name=worker) as client,
+        sandq.connect(*scene.cluster.addresses, name=worker) as client,
         client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription,
         anyio.create_task_group() as tasks,
     ):
@@ -152,8 +211,6 @@ async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[N
             scene.ledger.deliver(worker, reminder, message.id, arrived_ms)
             if len(scene.ledger.delivered) * 2 >= len(scene.reminders):
                 scene.half_way.set()
-            if scene.ledger.recovered:
-                scene.back.set()
             tasks.start_soon(handle, scene.ledger, message)
 
 
@@ -172,21 +229,32 @@ async def handle(ledger: Ledger, message: sandq.Message) -> None:
 
 
 async def kill_half_way(scene: Scene) -> None:
-    """SIGKILL when half of the reminders were delivered; then a new process over the same data."""
-    ledger, node = scene.ledger, scene.node
+    """SIGKILL to a leader when half of the reminders were delivered; later a new process over its data."""
+    ledger = scene.ledger
     await scene.half_way.wait()
-    outage = Outage(now_ms())
-    ledger.outages.append(outage)
+    victim = scene.cluster.nodes[max(scene.cluster.nodes, key=lambda name: len(led_by(scene, name)))]
+    failover = Failover(victim.name, led_by(scene, victim.name), now_ms())
+    ledger.failovers.append(failover)
+    others = scene.cluster.nodes.keys() - {victim.name}
     waiting, handled = len(ledger.open) - ledger.in_flight, ledger.in_flight
-    node.kill()
-    scene.note(f"kill -9: {waiting:,} reminders were waiting in the node, {handled} being handled by the workers")
-    scene.phase = "the node is down"
-    await anyio.sleep(DOWN_S)
-    await start_node(scene, "started again over the same data: it serves")
-    outage.served_ms = now_ms()
+    victim.kill()
+    scene.phase = f"{victim.name} is dead"
+    scene.note(
+        f"kill -9 of {victim.name}, leader of {named(failover.partitions)}: {waiting:,} reminders wait in the cluster, "
+        f"{handled} are in the workers' hands"
+    )
+    while not all(scene.leaders.get(partition) in others for partition in failover.partitions):  # noqa: ASYNC110
+        await anyio.sleep(POLL_S)
+    failover.led_ms = now_ms()
+    scene.note(
+        f"{failover.led_ms - failover.killed_ms:.0f} ms after the kill all partitions are led by {who_leads(scene)}: "
+        "two of three go on"
+    )
+    await anyio.sleep(scene.plan.total_s * AWAY_PART)
+    await start_node(scene, victim)
+    scene.note(f"{victim.name} is back over its own data, and catches up with the others")
     scene.phase = "running"
-    await scene.back.wait()
-    scene.note(f"the first reminder after the kill was delivered {now_ms() - outage.killed_ms:.0f} ms after it")
+    scene.accident_over = True
 
 
 async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
@@ -195,13 +263,11 @@ async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
     events, moved_at = ledger.events, time.monotonic()
     while True:
         await anyio.sleep(_TICK_S)
-        if scene.phase == "running":
-            scene.node.check()
+        scene.cluster.check()
         if ledger.events != events:
             events, moved_at = ledger.events, time.monotonic()
         all_sent = scene.sent == len(scene.reminders) == len(ledger.receipts) + len(ledger.failed)
-        restarted = any(outage.served_ms is not None for outage in ledger.outages)
-        if all_sent and not ledger.open and (restarted or not scene.kill):
+        if all_sent and not ledger.open and (scene.accident_over or not scene.kill):
             break
         waits_for_due = now_ms() < scene.last_due_ms
         if not waits_for_due and time.monotonic() - moved_at > STALLED_S:

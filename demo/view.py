@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from demo.report import EARLY_TOLERANCE_MS, Lateness, Outage, Verdict
-from demo.scenario import WORKERS, Scene
+from demo.report import EARLY_TOLERANCE_MS, Failover, Lateness, Verdict
+from demo.scenario import WORKERS, Scene, led_by, named
 
 LIVE_S = 0.1
 PLAIN_S = 1.0
@@ -61,6 +61,7 @@ async def _plain(scene: Scene, console: Console) -> None:
                 await anyio.sleep(LIVE_S)
                 if scene.done:
                     return
+            print_notes(scene.notes, console)
             console.print(_line(scene), highlight=False, soft_wrap=True)
     finally:
         print_notes(scene.notes, console)
@@ -89,14 +90,14 @@ def _recent(scene: Scene) -> Lateness:
 def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
     while scene.notes:
         notes.append(scene.notes.popleft())
-    ledger, node = scene.ledger, scene.node
+    ledger = scene.ledger
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", min_width=9)
     table.add_column(min_width=_BAR)
     table.add_column()
-    down = scene.phase == "the node is down"
-    state = Text("killed", style="bold red") if down else Text(f"process {node.pid}", style="green")
-    table.add_row("node", state, node.address)
+    for name, node in scene.cluster.nodes.items():
+        state = Text(f"process {node.pid}", style="green") if node.runs else Text("not running", style="bold red")
+        table.add_row(name, state, f"leads {named(led_by(scene, name))}")
     for name, count, style in (
         ("scheduled", len(ledger.receipts), "cyan"),
         ("delivered", len(ledger.delivered), "yellow"),
@@ -112,7 +113,7 @@ def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
         f"p50 {recent.p50_ms:.1f} ms   p99 {recent.p99_ms:.1f} ms   least {recent.least_ms:.1f} ms",
         f"the last {recent.count:,}, within 5 s",
     )
-    title = f"sandq demo   {scene.elapsed_s:.0f} s of about {scene.plan.total_s + 2:.0f} s"
+    title = f"sandq demo   {scene.elapsed_s:.0f} s of about {scene.plan.total_s + 4:.0f} s"
     log = Text("\n".join(notes), style="dim", no_wrap=True, overflow="ellipsis")
     return Panel(Group(table, Text(), log), title=title, title_align="left", expand=False)
 
@@ -143,39 +144,39 @@ def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
     if found.faults:
         console.print(f"FAILED: {'; '.join(found.faults)}", style="bold red", highlight=False, soft_wrap=True)
     else:
-        killed = " across a kill -9" if found.outages else ""
+        killed = " across a kill -9 of a leader" if found.failovers else ""
         console.print(f"PASSED: nothing lost, nothing early{killed}", style="bold green", highlight=False)
 
 
 def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
     """Name and text of each line of the verdict."""
+    twice = "delivered twice: the first lease ended before its ack got through"
     rows = [
         ("produced", f"{found.produced:,} of {found.planned:,} (confirmed by the broker)"),
         ("delivered", f"{found.delivered:,}, acked {found.acked:,}"),
         ("lost", f"{found.lost:,}"),
-        ("redelivered", f"{found.redelivered:,} (the lease ended before the ack)"),
+        ("doubled", f"{found.stored_twice:,}"),
+        ("redelivered", f"{found.redelivered:,}" + (f" ({twice})" if found.redelivered else "")),
         (
             "early",
             f"{found.early:,} (by more than {EARLY_TOLERANCE_MS:g} ms; least lateness {found.all.least_ms:.1f} ms)",
         ),
         ("lateness", _lateness(found.all)),
     ]
-    if found.stored_twice:
-        rows.insert(1, ("stored twice", f"{found.stored_twice:,} (the producer tried again after the kill)"))
-    for outage in found.outages:
-        rows.append(("  node up", _lateness(found.while_up)))
-        rows.append(("  node down", f"{_lateness(found.while_down)}: late because the node was down"))
-        rows.append(("outage", f"from the kill to {_outage(outage)}"))
+    for failover in found.failovers:
+        rows.append(("  failover", f"{_lateness(found.in_failover)}: {named(failover.partitions)} had no leader"))
+        rows.append(("  the rest", _lateness(found.undisturbed)))
+        rows.append(("failover", f"from the kill of {failover.node} to {_moments(failover)}"))
     return rows
 
 
-def _outage(outage: Outage) -> str:
+def _moments(failover: Failover) -> str:
     moments = (
-        ("the restarted node serving", outage.served_ms),
-        ("the first delivery", outage.delivered_ms),
-        ("the first receipt", outage.confirmed_ms),
+        ("new leaders", failover.led_ms),
+        ("the first delivery", failover.delivered_ms),
+        ("the first receipt", failover.confirmed_ms),
     )
-    return ", ".join(f"{name} {at_ms - outage.killed_ms:.0f} ms" for name, at_ms in moments if at_ms is not None)
+    return ", ".join(f"{name} {at_ms - failover.killed_ms:.0f} ms" for name, at_ms in moments if at_ms is not None)
 
 
 def _lateness(found: Lateness) -> str:

@@ -41,7 +41,7 @@ def info() -> None:
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
-    """List the nodes: where each serves, and how many partitions it leads.
+    """List the nodes: whether each can be reached, where it serves, and how many partitions it leads.
 
     \b
       sandctl cluster nodes
@@ -56,7 +56,7 @@ def nodes(limit: int | None) -> None:
         {**row, "leads": leads[row.get("node")], "asked": row.get("node") == found.get("node")}
         for row in found.get("nodes") or ()
     ]
-    columns = {"node": "NODE", "client": "CLIENTS", "http": "HTTP", "leads": "LEADS", "store_uuid": "STORE"}
+    columns = {"node": "NODE", "up": "UP", "client": "CLIENTS", "http": "HTTP", "leads": "LEADS", "store_uuid": "STORE"}
     show_rows(rows, columns, limit)
 
 

@@ -82,6 +82,8 @@ class Admin:
         """One topic; UnknownTopic when there is none of this name."""
         check_name("topic", name)
         reply = MetadataReply.parse(await call(self._cluster, Metadata([name]).frame))
+        for node in reply.nodes:  # its leaders may be asked next, by a client that has met only one of them
+            self._cluster.introduce(node.node_id, (node.host, node.port))
         for record in reply.topics:
             if record.name == name:
                 return record

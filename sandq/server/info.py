@@ -56,7 +56,7 @@ class ServerInfo:
             "metadata_leader": broker.metadata_host.leader,
             "nodes": [
                 {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in self.up(), **node.addresses}
-                for node in broker.metadata.nodes.values()
+                for _, node in sorted(broker.metadata.nodes.items())
             ],
             "topics": len(broker.topics()),
             "clock_alarm": broker.clock.alarm,

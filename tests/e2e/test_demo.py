@@ -51,13 +51,17 @@ def left(tmp_path: Path) -> list[Path]:
 def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
     done = demo(environ, "--reminders", str(reminders), "--seconds", "4")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "kill -9: " in done.stdout
+    assert re.search(r"kill -9 of node\d, leader of partitions? \d", done.stdout)
+    assert re.search(r"\d+ ms after the kill all partitions are led by node\d \(\d", done.stdout)
+    assert re.search(r"node\d is back over its own data", done.stdout)
     assert "produced    120 of 120" in done.stdout
     assert "lost        0\n" in done.stdout
     assert "early       0 " in done.stdout
     assert re.search(r"lateness    p50 [\d.]+ ms, p99 [\d.]+ ms", done.stdout)
-    assert "late because the node was down" in done.stdout
-    assert "PASSED: nothing lost, nothing early across a kill -9" in done.stdout
+    assert "doubled     0\n" in done.stdout
+    assert re.search(r"  failover  (p50|none)", done.stdout) and "  the rest  p50 " in done.stdout
+    assert re.search(r"failover    from the kill of node\d to new leaders \d+ ms", done.stdout)
+    assert "PASSED: nothing lost, nothing early across a kill -9 of a leader\n" in done.stdout
     assert "\x1b" not in done.stdout  # plain lines where there is no terminal
     assert left(tmp_path) == []
 
@@ -69,7 +73,7 @@ def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, 
     assert "PASSED: nothing lost, nothing early\n" in done.stdout
     (kept,) = left(tmp_path)
     assert str(kept) in done.stdout
-    assert (kept / "data").is_dir()
+    assert all((kept / name / "data").is_dir() for name in ("node1", "node2", "node3"))
 
 
 def test_bad_input_is_named(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
@@ -131,19 +135,20 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, environ: dict[str, str], con
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_the_node_never_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
+def test_no_node_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
     command = [sys.executable, "-m", "demo"]
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:
-            node = _node_that_delivers(process.stdout)
+            nodes = _nodes_that_deliver(process.stdout)
             process.send_signal(how)
             assert process.wait(timeout=30) == (130 if how is signal.SIGINT else -signal.SIGKILL)
         finally:
             process.kill()
+    assert len(nodes) == 3
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and _runs(node):
+    while time.monotonic() < deadline and any(map(_runs, nodes)):
         time.sleep(0.05)
-    assert not _runs(node)
+    assert not any(map(_runs, nodes))
     if how is signal.SIGINT:
         assert left(tmp_path) == []
 
@@ -158,14 +163,13 @@ def test_who_reads_along_may_go(tmp_path: Path, environ: dict[str, str], reminde
     assert left(tmp_path) == []
 
 
-def _node_that_delivers(output: Iterable[str] | None) -> int:
-    """The process number of the demo's node, once something was delivered."""
-    node = 0
+def _nodes_that_deliver(output: Iterable[str] | None) -> list[int]:
+    """The process numbers of the demo's nodes, once something was delivered."""
+    nodes: list[int] = []
     for line in output or ():
-        found = re.search(r"\(process (\d+)", line)
-        node = int(found[1]) if found else node
-        if node and re.search(r"delivered [1-9]", line):
-            return node
+        nodes += map(int, re.findall(r"\(process (\d+)", line))
+        if nodes and re.search(r"delivered [1-9]", line):
+            return nodes
     raise AssertionError("the demo ended")
 
 

@@ -1,8 +1,11 @@
-"""Every command of docs/operations.md and the HTTP lines of the README, in order, beside a node with HTTP."""
+"""Every command of docs/operations.md, in order, beside a node with HTTP, those about three nodes beside three; and the
+HTTP lines of the README."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +14,20 @@ import pytest
 from tests.e2e.test_command_pages import Shell
 from tests.e2e.test_http_page import wait_for
 from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.faults.shipped_cluster import ShippedCluster
+
+CLUSTER, DIES, LOST = (
+    "## A cluster of three nodes",
+    "### When a node of the cluster dies",
+    "### When a node of the cluster has lost its disk",
+)
 
 
-def commands(page: str) -> list[str]:
-    text = (ROOT / page).read_text(encoding="utf-8")
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def commands(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.match(r"    (sandq|sandctl|curl) ", line)]
 
 
@@ -39,14 +52,40 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_operations(shell: Shell) -> None:
-    lines = commands("docs/operations.md")
+    before, _, rest = read("docs/operations.md").partition(CLUSTER)
+    lines = commands(before + rest.partition("\n## ")[2])
     assert len(lines) > 12
     for line in lines:
         shell(line)
 
 
+def test_three_nodes(tmp_path: Path) -> None:
+    section = read("docs/operations.md").partition(CLUSTER)[2].partition("\n## ")[0]
+    together, _, rest = section.partition(DIES)
+    starts = [line for line in commands(together) if line.startswith("sandq ")]
+    assert starts == [f"sandq --config configs/node{number}.yaml" for number in (1, 2, 3)]
+    cluster = ShippedCluster(tmp_path)
+    try:
+        cluster.start()
+        shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
+        for line in commands(together)[len(starts) :]:
+            shell(line)
+        assert shell("sandctl cluster nodes -o json").count('"up": true') == 3
+        cluster.nodes["node2"].kill()
+        said = [shell(line) for line in commands(rest.partition(LOST)[0])]
+        assert '"up": false' in shell("sandctl cluster nodes -o json")
+        assert "17 parcels" in said[-1] and "17 more" in said[-1]
+        shutil.rmtree(cluster.nodes["node2"].data_dir)
+        cluster.nodes["node2"].start(wait=False)
+        while "returned with another data directory" not in cluster.nodes["node1"].output():
+            time.sleep(0.05)
+        assert cluster.nodes["node2"].runs
+    finally:
+        cluster.close()
+
+
 def test_the_http_lines_of_the_readme(shell: Shell) -> None:
-    lines = commands("README.md")
+    lines = commands(read("README.md"))
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]
     assert '"text":"{\\"hello\\":\\"world\\"}"' in last

@@ -15,6 +15,8 @@ from sandq.errors import SandqError
 
 WORKERS = 2
 DRAIN_S = 60.0
+GOES_ON_S = 30.0
+MORE = 200
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
 """Of a topic under load: what a fault takes from a consumer comes again soon, and never dies."""
 
@@ -54,6 +56,13 @@ class Record:
 
     def settled(self) -> bool:
         return all(offset in self.acked or offset in self.unsure for offset in self.stored.values())
+
+    async def goes_on(self) -> None:
+        """Wait until more is acknowledged, and more gets to consumers."""
+        stored, acked = len(self.stored) + MORE, len(self.acked) + MORE
+        with trio.fail_after(GOES_ON_S):
+            while len(self.stored) < stored or len(self.acked) < acked:  # noqa: ASYNC110 - many tasks have a part in it
+                await trio.sleep(0.02)
 
     def judge(self, seed: int, *, least: int = 1000) -> None:
         """Nothing acknowledged lost, nothing early, nothing doubled; and there was something to lose."""

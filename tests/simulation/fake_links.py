@@ -9,14 +9,18 @@ from typing import Any, Protocol
 
 import msgpack
 
-from sandq.raft import Passes
-
 LATE_FRAMES = 20
 """Of a connection, that come once more."""
 
 
 class Peer(Protocol):
-    passes: Passes
+    """A node, as far as its connections are concerned."""
+
+    def connected(self, node: str) -> None: ...
+
+    def disconnected(self, node: str) -> None: ...
+
+    def receive(self, node: str, frame: Any) -> None: ...
 
 
 class Network:
@@ -32,11 +36,21 @@ class Network:
         self._late: dict[tuple[str, str], list[Any]] = {}
         self.stalled: set[tuple[str, str]] = set()
 
-    def send(self, sender: str, receiver: str, messages: list[Any]) -> None:
+    def send(self, sender: str, receiver: str, frame: Any) -> None:
         queue = self._links.get((sender, receiver))
         if queue is not None:
             # As over the wire: nothing is shared.
-            queue.append(msgpack.unpackb(msgpack.packb(messages), use_list=False))
+            queue.append(msgpack.unpackb(msgpack.packb(frame), use_list=False))
+
+    def send_all(self, sender: str, receiver: str | None, frame: Any) -> None:
+        """To one node, or (None) to all that are connected."""
+        for pair in list(self._links):
+            if pair[0] == sender and receiver in (None, pair[1]):
+                self.send(*pair, frame)
+
+    def joins(self, a: str, b: str) -> bool:
+        """Whether the two are connected."""
+        return (a, b) in self._links
 
     def deliver(self, pace: float) -> None:
         """Over each connection with this chance: some of what is on its way."""
@@ -46,27 +60,27 @@ class Network:
 
     def _deliver(self, pair: tuple[str, str], queue: deque[Any]) -> None:
         rng, (sender, receiver) = self._rng, pair
-        passes, late = self._nodes[receiver].passes, self._late[pair]
+        node, late = self._nodes[receiver], self._late[pair]
         for _ in range(rng.randint(1, len(queue)) if queue else 0):
             frame = queue.popleft()
-            passes.receive(sender, frame)
+            node.receive(sender, frame)
             if self.repeats and rng.random() < self.repeats and len(late) < LATE_FRAMES:
                 late.append(frame)
         if late and rng.random() < 0.1:
-            passes.receive(sender, late.pop(rng.randrange(len(late))))
+            node.receive(sender, late.pop(rng.randrange(len(late))))
 
     def link(self, a: str, b: str) -> None:
         if (a, b) in self._links or a not in self._nodes or b not in self._nodes:
             return
         for x, y in ((a, b), (b, a)):
             self._links[x, y], self._late[x, y] = deque(), []
-            self._nodes[x].passes.connected(y)
+            self._nodes[x].connected(y)
 
     def cut(self, a: str, b: str) -> None:
         for x, y in ((a, b), (b, a)):
             self.stalled.discard((x, y))
             if self._links.pop((x, y), None) is not None and x in self._nodes:
-                self._nodes[x].passes.disconnected(y)
+                self._nodes[x].disconnected(y)
 
     def isolate(self, name: str) -> None:
         for other in sorted({name for pair in self._links for name in pair}):

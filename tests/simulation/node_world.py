@@ -6,15 +6,11 @@ of the node and compares every delivery and every answer with it.
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from sandq.broker.applier import Published
 from sandq.broker.deliverer import PartitionDelivery
 from sandq.broker.engine import Engine
 from sandq.broker.host import GroupHost
@@ -27,82 +23,29 @@ from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.timer import TimerPartition
-from sandq.partition.view import View
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
-from tests.simulation.oracle import GROUPS, Oracle, Sent
+from tests.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.simulation.owner import Owner
 from tests.simulation.repeats import Repeater
+from tests.simulation.stepped import Stepped, VirtualClock
 
-START_MS = 1_800_000_000_000
 CONSUMERS = ("c1", "c2")
 LEASE_MS = 1000
 
 
-class VirtualClock:
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def now_s(self) -> float:
-        return self.ms / 1000
-
-    def seconds_until(self, at_ms: int) -> float:
-        return max(0, at_ms - self.ms) / 1000
-
-
-class VirtualTimers:
-    """`Timers` with the same `at`, fired by the world."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = count()
-
-    def at(self, at_ms: int, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_ms, next(self._order), call))
-
-    def pause_ms(self, ms: int) -> int:
-        return ms
-
-    def next_ms(self) -> int | None:
-        return self._heap[0][0] if self._heap else None
-
-    def fire(self) -> None:
-        while self._heap and self._heap[0][0] <= self._clock.ms:
-            heapq.heappop(self._heap)[2]()
-
-
-@dataclass
-class Held:
-    """A lease as its consumer knows it."""
-
-    group: str
-    token: int
-    messages: list[tuple[bytes, bytes]]
-
-
-class Node:
+class Node(Stepped):
     """One life of a node: from a start over what is on the disk until it crashes."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world.rng, world.clock)
         self.world = world
-        self.rng = world.rng
         self.oracle = world.oracle
         self.clock = world.clock
-        self.timers = VirtualTimers(world.clock)
-        self.published: deque[Published] = deque()
-        self.tasks: deque[Any] = deque()
-        self.records: list[Any] | None = None
-        """Of the pass that is ticked and not synced."""
         self.held: list[Held] = []
-        self.checkpoint: Any = None
         self.engine = Engine(
             world.disk,
             world.stores,
@@ -174,63 +117,6 @@ class Node:
                 return
             self.drive()
         raise AssertionError("the node makes no progress")
-
-    def drive(self) -> None:
-        """Everything that can run, in the usual order."""
-        for step in (self.tick, self.sync, self.apply, self.answer):
-            step()
-        self.timers.fire()
-
-    def tick(self) -> None:
-        if self.records is None and self.engine.passes.has_work:
-            self.records, ready = self.engine.tick()
-            self.tasks.extend(ready)
-
-    def sync(self) -> None:
-        if self.records is not None:
-            if self.records:
-                try:
-                    self.engine.commit(self.records)
-                except StorageFailed as error:
-                    self.engine.fail(error)
-                    raise
-            self.tasks.extend(self.engine.synced())
-            self.records = None
-
-    def apply(self) -> None:
-        if self.tasks:
-            some = self.rng.randint(1, len(self.tasks))
-            self.engine.applier.run([self.tasks.popleft() for _ in range(some)])
-
-    def answer(self) -> None:
-        if self.published:
-            self.engine.published(self.published.popleft())
-
-    def step_checkpoint(self) -> None:
-        """One step of a checkpoint, the others of the node in between."""
-        if self.checkpoint is None:
-            self.checkpoint = self._checkpoint()
-        try:
-            next(self.checkpoint)
-        except StopIteration:
-            self.checkpoint = None
-
-    def _checkpoint(self) -> Any:
-        applied = self.engine.applied_indices()
-        yield
-        self.engine.stores.flush()
-        yield
-        self.engine.truncate(applied)
-        for _ in range(2):
-            while self.records is not None or self.engine.passes.records:
-                self.tick()
-                yield
-                self.sync()
-                yield
-            pinning = self.engine.release()
-            yield
-            if not self.engine.copy_tails(pinning):
-                break
 
     # -- clients --------------------------------------------------------------------------------------------------
 
@@ -347,30 +233,6 @@ class Node:
     def advance(self) -> None:
         self.clock.ms += self.rng.choice((0, 1, 1, 2, 5, 40, 700))
         self.timers.fire()
-
-    def check_rows(self) -> None:
-        """A partition loaded from rows is as the one in memory."""
-        self.engine.applier.write()
-        rows = self.replica._rows
-        loaded = TimerPartition.load(0, {}, View(rows))
-        live = self.replica.machine
-        view = View(rows)
-        for group in live.book.groups.values():
-            group.generation = 0  # of the process, not of the state
-        live.log.deleted = 0  # likewise
-        assert loaded.status(view) == live.status(view)
-        known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
-        assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
-        for group_id, group in live.book.groups.items():
-            twin = loaded.book.groups[group_id]
-            assert twin.row() == group.row()
-            assert {t: lease.row() for t, lease in twin.leases.items()} == {
-                t: lease.row() for t, lease in group.leases.items()
-            }
-            assert {w.seq: (w.due_ms, w.row()) for w in twin.waiting.values()} == {
-                w.seq: (w.due_ms, w.row()) for w in group.waiting.values()
-            }
-            assert twin.order.blocked == group.order.blocked
 
 
 class World:

@@ -8,12 +8,23 @@ from typing import Protocol
 from sandq.broker.replica import Delivery
 from sandq.model import offsets
 from sandq.model.batch import Batch
+from sandq.model.errors import NotLeader, StorageFailed, TimedOut
 
 GROUPS = ("a", "b")
+UNKNOWN = (StorageFailed, TimedOut, NotLeader)
+"""Answers after which what was asked for may have been done, or may be done yet, or not."""
 
 
 class Clock(Protocol):
-    ms: int
+    """What time it is for the node that delivers."""
+
+    @property
+    def ms(self) -> int: ...
+
+    @property
+    def reached_ms(self) -> int:
+        """Leases that end by then may have been ended: by an entry that another node stamped, ahead of this one."""
+        ...
 
 
 @dataclass
@@ -36,6 +47,15 @@ class Sent:
     """Its cancel was confirmed: it must not come."""
     seen_at: bytes | None = None
     """Where it stood when it was delivered before its producer had an answer."""
+
+
+@dataclass
+class Held:
+    """A lease as its consumer knows it."""
+
+    group: str
+    token: int
+    messages: list[tuple[bytes, bytes]]
 
 
 @dataclass
@@ -79,7 +99,7 @@ class Oracle:
             holder = self.holders.get((group, payload))
             self._check_order(group, sent, delivery)
             if holder is not None and holder[0] != delivery.token and not self.seeks[group]:
-                assert holder[1] <= now_ms, f"{payload!r} is leased twice at once in {group}"
+                assert holder[1] <= self.clock.reached_ms, f"{payload!r} is leased twice at once in {group}"
                 assert delivery.token > holder[0], f"{payload!r} comes with an older token"
             self.holders[group, payload] = (delivery.token, delivery.deadline_ms, delivery.consumer)
             self.deliveries += 1
@@ -94,7 +114,9 @@ class Oracle:
         for (of_group, payload), holder in self.holders.items():
             unsure = (payload, holder[0]) in self.unsure[group]
             if of_group == group and payload != sent.payload and self.sent[payload].key == sent.key and not unsure:
-                assert holder[1] <= self.clock.ms, f"{payload!r} and {sent.payload!r} of one key are out at once"
+                assert holder[1] <= self.clock.reached_ms, (
+                    f"{payload!r} and {sent.payload!r} of one key are out at once"
+                )
 
     def confirm(self, group: str, payload: bytes) -> None:
         """An ack was confirmed. A seek that is under way may undo it."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.errors import Conflict, SandqError, StorageFailed, UnknownGroup
+from sandq.model.errors import Conflict, SandqError, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.log import Stored
-from tests.simulation.oracle import GROUPS, Sent
+from tests.simulation.oracle import GROUPS, UNKNOWN, Sent
 
 if TYPE_CHECKING:
+    from tests.simulation.cluster_clients import Clients
     from tests.simulation.node_world import Node
 
 OTHER_GROUP = "c"
@@ -24,7 +25,7 @@ EVERYTHING = {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False}
 
 
 class Owner:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node | Clients) -> None:
         self._node = node
         self._rng = node.rng
         self._oracle = node.oracle
@@ -99,7 +100,7 @@ class Owner:
         was_excused, message.excused = message.excused, True
 
         def done(result: Any) -> None:
-            if isinstance(result, StorageFailed):
+            if isinstance(result, UNKNOWN):
                 return  # it may be cancelled or not
             verdict, detail = result[0]
             if verdict == "cancelled":
@@ -122,7 +123,7 @@ class Owner:
         message.vague = True
 
         def done(result: Any) -> None:
-            if isinstance(result, StorageFailed):
+            if isinstance(result, UNKNOWN):
                 return
             message.moving -= 1
             message.vague = False
@@ -158,9 +159,7 @@ class Owner:
 
     def _start(self, kind: str, arguments: dict[str, Any]) -> None:
         def done(result: Any) -> None:
-            assert not isinstance(result, SandqError) or isinstance(result, (StorageFailed, UnknownGroup, Conflict)), (
-                result
-            )
+            assert not isinstance(result, SandqError) or isinstance(result, (*UNKNOWN, UnknownGroup, Conflict)), result
 
         self._node.host.submit(c.StartJob(self._rng.randbytes(16), kind, arguments), done)
 
@@ -180,7 +179,7 @@ class Owner:
         self._oracle.seek(group)
 
         def done(result: Any) -> None:
-            if not isinstance(result, StorageFailed):
+            if not isinstance(result, UNKNOWN):
                 self._oracle.sought(group)
 
         self._node.host.submit(c.Seek(group, to), done)

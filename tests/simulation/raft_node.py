@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,6 +83,15 @@ class World(Protocol):
     def applied(self, node: RaftNode, entry: Committed) -> None: ...
 
 
+def check_matches(leader: Group, group_of: Callable[[str], Group | None]) -> None:
+    """What a leader counts is there. `group_of(member)`: of a node that runs."""
+    for member in (*leader.members.voters, *leader.members.learners):
+        match, there = leader.match_index(member), group_of(member)
+        if match and there is not None and there.term == leader.term and match >= there.journal.first_index:
+            ours, theirs = leader.journal.term_at(match), there.journal.term_at(match)
+            assert theirs is not None and ours in (None, theirs), f"{member} has not entry {match}"
+
+
 class RaftNode:
     """One life of a node."""
 
@@ -127,6 +137,17 @@ class RaftNode:
         member = member_id(self.name, pointer.incarnation)
         journal = open_journal(self.passes.records, pointer, found, self.machine.applied)
         self.group = self.passes.add(GROUP, member, journal, applied=self.machine.applied, before_tick=lambda: None)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def connected(self, node: str) -> None:
+        self.passes.connected(node)
+
+    def disconnected(self, node: str) -> None:
+        self.passes.disconnected(node)
+
+    def receive(self, node: str, frame: Any) -> None:
+        self.passes.receive(node, frame)
 
     # -- a pass ---------------------------------------------------------------------------------------------------
 

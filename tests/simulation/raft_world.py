@@ -14,7 +14,7 @@ from typing import Any
 from sandq.raft import Committed, Group, Members, core, hooks, member_id, node_of
 from sandq.storage.memory_files import Crashed
 from tests.simulation.fake_links import Network
-from tests.simulation.raft_node import Disk, RaftNode, WorldClock
+from tests.simulation.raft_node import Disk, RaftNode, WorldClock, check_matches
 
 STEP_S = 0.03
 
@@ -74,23 +74,17 @@ class RaftWorld:
             if group.is_leader:
                 first = self._leaders.setdefault(group.term, group.member)
                 assert first == group.member, f"{first} and {group.member} lead term {group.term}"
-                self._check_matches(group)
+                check_matches(group, self._group_of)
             at, last = group.commit_index, group.journal.last_index
             assert at <= last, f"{name} has committed {at}, and its log ends at {last}"
             if node.records is None and not node.passes.records:
                 assert group.term >= self._terms.get(group.member, 0), f"the term of {name} fell"
                 self._terms[group.member] = group.term
 
-    def _check_matches(self, leader: Group) -> None:
-        """What a leader counts is there."""
-        for member in (*leader.members.voters, *leader.members.learners):
-            there = self.nodes.get(node_of(member))
-            match = leader.match_index(member)
-            if match and there is not None and there.group is not None and there.group.member == member:
-                journal = there.group.journal
-                if there.group.term == leader.term and match >= journal.first_index:
-                    ours, theirs = leader.journal.term_at(match), journal.term_at(match)
-                    assert theirs is not None and ours in (None, theirs), f"{member} has not entry {match}"
+    def _group_of(self, member: str) -> Group | None:
+        node = self.nodes.get(node_of(member))
+        group = node.group if node is not None else None
+        return group if group is not None and group.member == member else None
 
     # -- what happens ---------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ def run_world(seed: int, lives: int = LIVES) -> World:
     assert world.oracle.missing() == [], "acknowledged messages are lost"
     status = node.host.status
     assert (status.messages, status.bytes) == (0, 0), "messages every group is done with are still there"
-    node.check_rows()
+    node.check_rows(node.replica)
     return world
 
 

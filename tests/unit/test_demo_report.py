@@ -12,29 +12,36 @@ from demo.lines import BadInput, Line, survey
 from demo.lines import parse as parse_line
 from demo.lines import read as read_lines
 from demo.reminders import LONGEST_S, Reminder, parse_reminders, plan
-from demo.report import Lateness, Ledger, Outage, Verdict, percentile, verdict
+from demo.report import Failover, Lateness, Ledger, Verdict, percentile, verdict
 from demo.view import verdict_rows
+from sandq.model import offsets
 
 T = 1_700_000_000_000
 
 
-def ledger(*, delivered: dict[int, float], produced: int, outages: tuple[Outage, ...] = ()) -> Ledger:
+def message(number: int, partition: int = 0) -> str:
+    return offsets.to_text(offsets.pack(T, 1 + number, 0, partition))
+
+
+def ledger(
+    *, delivered: dict[int, float], produced: int, failovers: tuple[Failover, ...] = (), partition: int = 0
+) -> Ledger:
     """Reminder n is due at T + 100 n and stored at T; `delivered`: n -> lateness of its first delivery."""
-    made = Ledger(produced, outages=list(outages))
+    made = Ledger(produced, failovers=list(failovers))
     for number in range(produced):
         made.due_ms[f"r{number}"] = T + 100 * number
-        made.receipts[f"m{number}"] = f"r{number}", float(T)
-        made.open.add(f"m{number}")
+        made.receipts[message(number, partition)] = f"r{number}", float(T)
+        made.open.add(message(number, partition))
     for number, lateness_ms in delivered.items():
-        made.deliver("w", f"r{number}", f"m{number}", T + 100 * number + lateness_ms)
-        made.ack(f"m{number}")
+        made.deliver("w", f"r{number}", message(number, partition), T + 100 * number + lateness_ms)
+        made.ack(message(number, partition))
     return made
 
 
 def test_all_is_well() -> None:
     found = verdict(ledger(produced=4, delivered={n: n + 1.0 for n in range(4)}))
     assert (found.produced, found.delivered, found.acked, found.lost, found.early) == (4, 4, 4, 0, 0)
-    assert found.all == found.while_up == Lateness(4, 1.0, 2.0, 4.0, 4.0)
+    assert found.all == found.undisturbed == Lateness(4, 1.0, 2.0, 4.0, 4.0)
     assert found.faults == []
     assert found.exit_code == 0
 
@@ -49,7 +56,7 @@ def test_what_was_stored_and_never_delivered_is_lost() -> None:
 
 def test_another_copy_of_the_reminder_does_not_make_up_for_a_lost_message() -> None:
     made = ledger(produced=1, delivered={})
-    made.deliver("w", "r0", "another message", T + 1.0)
+    made.deliver("w", "r0", message(9), T + 1.0)
     assert verdict(made).lost == 1
 
 
@@ -68,23 +75,24 @@ def test_clocks_may_differ_by_a_millisecond() -> None:
 
 def test_redelivery_is_allowed_but_not_after_the_ack() -> None:
     made = ledger(produced=2, delivered={0: 1.0})
-    made.deliver("w", "r1", "m1", T + 101.0)
-    made.deliver("v", "r1", "m1", T + 3101.0)
-    made.ack("m1")
+    made.deliver("w", "r1", message(1), T + 101.0)
+    made.deliver("v", "r1", message(1), T + 3101.0)
+    made.ack(message(1))
     found = verdict(made)
     assert (found.redelivered, found.after_ack, found.exit_code) == (1, 0, 0)
     assert found.all.most_ms == 1.0  # the first delivery counts
-    made.deliver("v", "r1", "m1", T + 9000.0)
+    made.deliver("v", "r1", message(1), T + 9000.0)
     found = verdict(made)
     assert (found.redelivered, found.after_ack, found.exit_code) == (2, 1, 1)
 
 
-def test_a_reminder_stored_twice_is_told_and_no_fault() -> None:
+def test_a_reminder_that_is_stored_twice_fails_the_demo() -> None:
     made = ledger(produced=1, delivered={0: 1.0})
-    made.deliver("w", "r0", "m9", T + 2.0)
+    made.deliver("w", "r0", message(9), T + 2.0)
     found = verdict(made)
-    assert (found.stored_twice, found.exit_code) == (1, 0)
-    assert "stored twice" in dict(verdict_rows(found))
+    assert (found.stored_twice, found.exit_code) == (1, 1)
+    assert "1 stored twice" in found.faults[0]
+    assert ("doubled", "1") in verdict_rows(found)
 
 
 def test_what_could_not_be_produced_fails_the_demo() -> None:
@@ -96,36 +104,64 @@ def test_what_could_not_be_produced_fails_the_demo() -> None:
     assert [text.split()[0] for text in found.faults] == ["1", "1"]  # one failed, of one nothing was heard
 
 
-def outage(killed: int, served: int, delivered: int, confirmed: int | None = None) -> Outage:
-    return Outage(T + killed, T + served, T + delivered, None if confirmed is None else T + confirmed)
+def failover(killed: int, led: int, delivered: int, confirmed: int | None = None) -> Failover:
+    """Of the node that led partition 0."""
+    confirmed_ms = None if confirmed is None else float(T + confirmed)
+    return Failover("node1", frozenset({0}), T + killed, T + led, T + delivered, confirmed_ms)
 
 
-def test_lateness_of_the_outage_is_told_apart() -> None:
-    # Due at 0, 100, ... 900; the node is away from 250, and workers are back at 620.
-    delivered = {n: 1.0 for n in (0, 1, 7, 8, 9)} | {n: 621.0 - 100 * n for n in range(2, 7)}
-    found = verdict(ledger(produced=10, delivered=delivered, outages=(outage(250, 600, 620),)))
+DISTURBED = {n: 1.0 for n in (0, 1, 7, 8, 9)} | {n: 621.0 - 100 * n for n in range(2, 7)}
+"""Due at 0, 100, ... 900; the leader is away from 250, and workers are back at 620."""
+
+
+def test_lateness_in_the_failover_is_told_apart() -> None:
+    found = verdict(ledger(produced=10, delivered=DISTURBED, failovers=(failover(250, 600, 620),)))
     assert found.all.count == 10
-    assert found.while_up == Lateness(5, 1.0, 1.0, 1.0, 1.0)
-    # Due at 200 and in nobody's hands when the node was killed: it waited as well.
-    assert found.while_down == Lateness(5, 21.0, 221.0, 421.0, 421.0)
-    assert dict(verdict_rows(found))["outage"].endswith("serving 350 ms, the first delivery 370 ms")
+    assert found.undisturbed == Lateness(5, 1.0, 1.0, 1.0, 1.0)
+    # Due at 200 and in nobody's hands when the leader was killed: it waited as well.
+    assert found.in_failover == Lateness(5, 21.0, 221.0, 421.0, 421.0)
+    rows = dict(verdict_rows(found))
+    assert rows["failover"] == "from the kill of node1 to new leaders 350 ms, the first delivery 370 ms"
+    assert rows["  failover"].endswith("(of 5): partition 0 had no leader")
 
 
-def test_what_its_producer_could_not_store_in_time_is_late_because_of_the_outage() -> None:
-    made = ledger(produced=8, delivered={}, outages=(outage(250, 600, 620, confirmed=700),))
-    made.receipts["m6"] = "r6", T + 700.0  # due at 600, confirmed when the producer was back
-    made.receipts["m7"] = "r7", T + 705.0
+def test_what_others_lead_has_no_excuse() -> None:
+    found = verdict(ledger(produced=10, delivered=DISTURBED, failovers=(failover(250, 600, 620),), partition=1))
+    assert (found.in_failover.count, found.undisturbed.count) == (0, 10)
+    assert found.undisturbed.most_ms == 421.0
+
+
+def test_a_failover_is_over_with_a_delivery_and_a_receipt_of_what_it_was_about() -> None:
+    made = ledger(produced=0, delivered={}, failovers=(Failover("node1", frozenset({0}), T + 10.0),))
+    (over,) = made.failovers
+    made.deliver("w", "r0", message(1), T + 11.0)  # it was on its way already
+    assert over.delivered_ms is None
+    over.led_ms = T + 20.0
+    made.deliver("w", "r1", message(2, partition=1), T + 21.0)
+    made.confirm("r2", message(3, partition=1), T + 22.0)
+    assert (over.delivered_ms, over.confirmed_ms) == (None, None), "partition 1 had its leader all the time"
+    made.deliver("w", "r3", message(4), T + 23.0)
+    made.confirm("r4", message(5), T + 24.0)
+    made.deliver("w", "r5", message(6), T + 25.0)
+    made.confirm("r5", message(6), T + 26.0)
+    assert (over.delivered_ms, over.confirmed_ms) == (T + 23.0, T + 24.0)
+
+
+def test_what_its_producer_could_not_store_in_time_is_late_because_of_the_failover() -> None:
+    made = ledger(produced=8, delivered={}, failovers=(failover(250, 600, 620, confirmed=700),))
+    made.receipts[message(6)] = "r6", T + 700.0  # due at 600, confirmed when the producer was back
+    made.receipts[message(7)] = "r7", T + 705.0
     for number, at in ((6, 750.0), (7, 760.0)):
-        made.deliver("w", f"r{number}", f"m{number}", T + at)
+        made.deliver("w", f"r{number}", message(number), T + at)
     found = verdict(made)
-    assert (found.while_down.count, found.while_up.count) == (2, 0)
+    assert (found.in_failover.count, found.undisturbed.count) == (2, 0)
 
 
-def test_an_outage_without_end() -> None:
-    made = ledger(produced=4, delivered={0: 1.0}, outages=(Outage(T + 150.0),))
-    made.deliver("w", "r1", "m1", T + 160.0)  # it was on its way already
+def test_a_failover_without_end() -> None:
+    made = ledger(produced=4, delivered={0: 1.0}, failovers=(Failover("node1", frozenset({0}), T + 150.0),))
+    made.deliver("w", "r1", message(1), T + 160.0)  # it was on its way already
     found = verdict(made)
-    assert (found.lost, found.while_down.count, found.exit_code) == (2, 1, 1)
+    assert (found.lost, found.in_failover.count, found.exit_code) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
