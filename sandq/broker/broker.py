@@ -29,7 +29,7 @@ from .catalog import Catalog, OpenTopic
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery
 from .engine import Engine
-from .host import Done, GroupHost, call_all
+from .host import Done, GroupHost, call_all, read_all
 from .publisher import check_batch
 from .replica import Delivery, MetadataView
 from .routes import Route, Routes
@@ -244,6 +244,7 @@ class Broker:
             asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked.lease_ms), push, congested, ended
         )
         await open_group(deliveries, asked.group, asked.start)
+        await read_all([delivery.host for delivery in deliveries])
         lost_pushes = await self._runner.ask(partial(held_by, deliveries, asked, self.limits))
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)

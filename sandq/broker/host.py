@@ -27,6 +27,18 @@ class Request(NamedTuple):
     done: Done
 
 
+class Confirmation:
+    """That this node leads still, and up to which index a read must see."""
+
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.index: int | None = None
+
+    def done(self, index: int | None) -> None:
+        self.index = index
+        self.answered.set()
+
+
 class Backlog:
     """Bytes that were submitted and not answered yet, over all groups of a node."""
 
@@ -151,31 +163,31 @@ class GroupHost:
     async def read(self) -> None:
         """Wait until everything that was acknowledged before this call, by whomever, is applied here, and this node
         is known to have led still. Raises NotLeader, StorageFailed."""
+        await self.finish_read(self.begin_read())
+
+    def begin_read(self) -> Confirmation | None:
+        """Ask for what `read` waits for; None: this node need ask nobody. Raises NotLeader."""
         self.check_ready()
         if self.group.is_only_voter:
+            return None
+        confirmation = Confirmation()
+        self.group.read_index(confirmation.done)
+        self._passes.mark(self.group)
+        return confirmation
+
+    async def finish_read(self, confirmation: Confirmation | None) -> None:
+        """The rest of `read`."""
+        if confirmation is None:
             return
-        index = await self._confirmed()
+        await confirmation.answered.wait()
+        index = confirmation.index
+        if index is None:
+            raise self.not_leader()
         while self.status.applied_index < index:
             changed = trio.Event()
             self._readers.append(changed)
             await changed.wait()
             self.check_ready()
-
-    async def _confirmed(self) -> int:
-        """The index that a read must see."""
-        answers: list[int | None] = []
-        answered = trio.Event()
-
-        def done(index: int | None) -> None:
-            answers.append(index)
-            answered.set()
-
-        self.group.read_index(done)
-        self._passes.mark(self.group)
-        await answered.wait()
-        if answers[0] is None:
-            raise self.not_leader()
-        return answers[0]
 
     def replace(self, replica: Replica, status: Any) -> None:
         """Go on with another state of the same group: that of a snapshot."""
@@ -254,6 +266,12 @@ class GroupHost:
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
         request.done(result)
+
+
+async def read_all(hosts: Sequence[GroupHost]) -> None:
+    """`GroupHost.read` of all of them, at once."""
+    for host, confirmation in [(host, host.begin_read()) for host in hosts]:
+        await host.finish_read(confirmation)
 
 
 async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:

@@ -188,7 +188,6 @@ class _Store:
         engine, runner, host = self._engine, self._runner, self._host
         await runner.on_maintenance(engine.stores.flush)
         await runner.between_passes(partial(engine.suspend, host, meta.index))
-        loaded = host.replica, host.status
         try:
             # What was under way for the old state is done before the new one takes its place.
             new = await runner.ask(partial(engine.load, host.number, self._number))
@@ -202,10 +201,13 @@ class _Store:
                 meta.learners,
             )
             await runner.on_maintenance(partial(engine.pointers.update, put=[pointer]))
-            loaded = new
-        finally:
+        except SandqError:
+            # The pointer is as it was. (A node that stops meanwhile leaves the group closed: its next start looks.)
             self.drop()
-            await runner.between_passes(partial(engine.reopen, host, *loaded))
+            await runner.between_passes(partial(engine.reopen, host, host.replica, host.status))
+            raise
+        self.drop()
+        await runner.between_passes(partial(engine.reopen, host, *new))
         # Its records are on the disk when the pass is over in which they were written.
         await runner.between_passes(lambda: None)
         log.info("a snapshot is installed", group=host.number, index=meta.index)

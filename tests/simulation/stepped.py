@@ -1,0 +1,160 @@
+"""An engine whose threads are steps, which a simulated world takes in any order; virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from sandq.broker.applier import Published
+from sandq.broker.engine import Engine
+from sandq.broker.replica import PartitionReplica
+from sandq.model.errors import StorageFailed
+from sandq.partition.timer import TimerPartition
+from sandq.partition.view import View
+
+START_MS = 1_800_000_000_000
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    @property
+    def reached_ms(self) -> int:
+        return self.ms
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def now_s(self) -> float:
+        return self.ms / 1000
+
+    def seconds_until(self, at_ms: int) -> float:
+        return max(0, at_ms - self.ms) / 1000
+
+
+class VirtualTimers:
+    """`Timers` with the same `at`, fired by the world."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, at_ms: int, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_ms, next(self._order), call))
+
+    def pause_ms(self, ms: int) -> int:
+        return ms
+
+    def next_ms(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
+
+    def fire(self) -> None:
+        while self._heap and self._heap[0][0] <= self._clock.ms:
+            heapq.heappop(self._heap)[2]()
+
+
+class Stepped:
+    """One life of a node, without whoever is connected to it."""
+
+    engine: Engine
+    """Set by who knows what it runs on; it publishes to `published`."""
+
+    def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
+        self.rng = rng
+        self.timers = VirtualTimers(clock)
+        self.published: deque[Published] = deque()
+        self.tasks: deque[Any] = deque()
+        self.records: list[Any] | None = None
+        """Of the pass that is ticked and not synced."""
+        self.checkpoint: Iterator[None] | None = None
+
+    def drive(self) -> None:
+        """Everything that can run, in the usual order."""
+        for step in (self.tick, self.sync, self.apply, self.answer):
+            step()
+        self.timers.fire()
+
+    def tick(self) -> None:
+        if self.records is None and self.engine.passes.has_work:
+            self.records, ready = self.engine.tick()
+            self.tasks.extend(ready)
+
+    def sync(self) -> None:
+        if self.records is not None:
+            if self.records:
+                try:
+                    self.engine.commit(self.records)
+                except StorageFailed as error:
+                    self.engine.fail(error)
+                    raise
+            self.tasks.extend(self.engine.synced())
+            self.records = None
+
+    def apply(self) -> None:
+        if self.tasks:
+            some = self.rng.randint(1, len(self.tasks))
+            self.run([self.tasks.popleft() for _ in range(some)])
+
+    def run(self, tasks: list[Any]) -> None:
+        """What the apply thread does with these."""
+        self.engine.applier.run(tasks)
+
+    def answer(self) -> None:
+        if self.published:
+            self.engine.published(self.published.popleft())
+
+    def step_checkpoint(self) -> None:
+        """One step of a checkpoint, the others of the node in between."""
+        if self.checkpoint is None:
+            self.checkpoint = self._checkpoint()
+        try:
+            next(self.checkpoint)
+        except StopIteration:
+            self.checkpoint = None
+
+    def _checkpoint(self) -> Iterator[None]:
+        applied = self.engine.applied_indices()
+        yield
+        self.engine.stores.flush()
+        yield
+        self.engine.truncate(applied)
+        for _ in range(2):
+            while self.records is not None or self.engine.passes.records:
+                self.tick()
+                yield
+                self.sync()
+                yield
+            pinning = self.engine.release()
+            yield
+            if not self.engine.copy_tails(pinning):
+                break
+
+    def check_rows(self, replica: PartitionReplica) -> None:
+        """A partition loaded from rows is as the one in memory."""
+        self.engine.applier.write()
+        rows = replica._rows
+        loaded = TimerPartition.load(0, {}, View(rows))
+        live = replica.machine
+        view = View(rows)
+        for group in live.book.groups.values():
+            group.generation = 0  # of the process, not of the state
+        live.log.deleted = 0  # likewise
+        assert loaded.status(view) == live.status(view)
+        known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
+        assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
+        for group_id, group in live.book.groups.items():
+            twin = loaded.book.groups[group_id]
+            assert twin.row() == group.row()
+            assert {t: lease.row() for t, lease in twin.leases.items()} == {
+                t: lease.row() for t, lease in group.leases.items()
+            }
+            assert {w.seq: (w.due_ms, w.row()) for w in twin.waiting.values()} == {
+                w.seq: (w.due_ms, w.row()) for w in group.waiting.values()
+            }
+            assert twin.order.blocked == group.order.blocked

@@ -1,0 +1,133 @@
+"""A partition on three nodes under every fault there is a name for: nothing acknowledged is lost or stored twice,
+nothing is early, nothing that was acked comes again, nobody else has a message that is leased, and all replicas are the
+same. In the end everything heals and must go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sandq.broker.deliverer import PartitionDelivery
+from sandq.broker.host import GroupHost
+from sandq.broker.snapshots import needing
+from sandq.partition.producers import Producers
+from tests.simulation.cluster_node import ClusterNode
+from tests.simulation.cluster_world import ClusterWorld
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+STEPS = 1200
+"""17 seconds, and what healing takes."""
+SEEDS = 25
+
+
+def run_world(seed: int, steps: int = STEPS) -> ClusterWorld:
+    world = ClusterWorld(seed)
+    try:
+        world.live(steps)
+        world.heal()
+    finally:
+        world.close()
+    return world
+
+
+def run_worlds(seeds: range) -> list[ClusterWorld]:
+    worlds = []
+    for seed in seeds:
+        try:
+            worlds.append(run_world(seed))
+        except BaseException as error:
+            error.add_note(f"replay with: run_world({seed})")
+            raise
+    return worlds
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_worlds(block: int) -> None:
+    worlds = run_worlds(range(block * SEEDS // 5, (block + 1) * SEEDS // 5))
+    for what, least in (("crashes", 20), ("snapshots", 2), ("elections", 10), ("compared", 50)):
+        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+    oracles = [world.clients.oracle for world in worlds]
+    assert sum(oracle.deliveries for oracle in oracles) > 3000
+    assert sum(oracle.redeliveries for oracle in oracles) > 300
+    assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
+    assert sum(producer.repeated for world in worlds for producer in world.clients.producers) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_worlds(block: int) -> None:
+    run_worlds(range(100_000 + 25 * block, 100_025 + 25 * block))
+
+
+def test_a_seed_replays() -> None:
+    first, second = run_world(3), run_world(3)
+    assert first.clients.oracle.acked == second.clients.oracle.acked
+    assert first.clock.ms == second.clock.ms
+
+
+# -- faults to be found ----------------------------------------------------------------------------------------------
+
+
+def nothing_is_remembered(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is sent again is stored again."""
+    patch.setattr(Producers, "answered", lambda *args: None)
+
+
+def leads_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A new leader answers before it has applied what was acknowledged before it."""
+    patch.setattr(GroupHost, "ready", property(lambda host: host.group.is_leader and host.failed is None))
+
+
+def ends_in_silence(patch: pytest.MonkeyPatch) -> None:
+    """Consumers are not told that another node leads."""
+    patch.setattr(PartitionDelivery, "end_subscriptions", lambda *args: None)
+
+
+def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
+    """A leader sends none before it is ready, and is not ready before somebody has got one."""
+
+    def needed(host: GroupHost) -> list[str]:
+        return needing(host) if host.ready else []
+
+    patch.setattr("tests.simulation.cluster_snapshots.needing", needed)
+
+
+def swept_while_it_comes(patch: pytest.MonkeyPatch) -> None:
+    """The store that a snapshot is put into is taken for garbage."""
+    sweep = ClusterNode.sweep
+
+    def sweep_all(node: ClusterNode) -> None:
+        node.engine.filling.clear()
+        sweep(node)
+
+    patch.setattr(ClusterNode, "sweep", sweep_all)
+
+
+def answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    """Frames leave with the tick that wrote what they promise."""
+    tick = ClusterNode.tick
+
+    def tick_and_send(node: ClusterNode) -> None:
+        tick(node)
+        node.send()
+
+    patch.setattr(ClusterNode, "tick", tick_and_send)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [
+        (nothing_is_remembered, 0),
+        (leads_at_once, 0),
+        (ends_in_silence, 0),
+        (snapshots_of_ready_leaders, 3),
+        (swept_while_it_comes, 2),
+        (answers_before_the_sync, 16),
+    ],
+)
+def test_a_fault_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_worlds(range(seed, seed + 60))
