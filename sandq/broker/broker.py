@@ -170,7 +170,8 @@ class Broker:
         index = self.metadata.applied_index
         # The others learn with the next message what is committed: now, not with the next heartbeat.
         self.metadata_host.hurry()
-        await self.catalog.until_followed(index)
+        with trio.move_on_after(LEADERS_WAIT_S):
+            await self.catalog.until_followed(index)
         with trio.move_on_after(OTHERS_WAIT_S):
             await self.until_others_followed(index)
         return result
@@ -248,8 +249,9 @@ class Broker:
         lost_pushes = await self._runner.ask(partial(held_by, deliveries, asked, self.limits))
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
-        for delivery in deliveries:
-            delivery.host.check_ready()
+        if deliveries != self.led(asked.topic):
+            # Who subscribes to what is led here now gets what was leased to it there, too.
+            raise NotLeader(f"partitions of topic {asked.topic!r} were moved meanwhile; subscribe again")
         for delivery, lost_push in lost_pushes:
             subscription.credit -= lost_push.count
             delivery.push(subscription, lost_push)

@@ -38,6 +38,7 @@ from .timers import Timers
 log = structlog.get_logger("sandq.broker")
 
 READY_POLL_S = 0.002
+FOLLOW_AGAIN_S = 1.0
 
 
 class OpenTopic(NamedTuple):
@@ -159,11 +160,15 @@ class Catalog:
         self._changed.set()
 
     async def _keep_following(self) -> None:
-        with suppress(StorageFailed):
-            while True:
-                await self._changed.wait()
-                self._changed = trio.Event()
+        while self._engine.failed is None:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            try:
                 await self._follow()
+            except StorageFailed as error:
+                log.error("what metadata says could not be done; it is tried again", error=error.message)
+                self._changed.set()
+                await trio.sleep(FOLLOW_AGAIN_S)
 
     async def _follow(self) -> None:
         view = self.view
@@ -291,7 +296,10 @@ class Catalog:
         if groups:
             await self._runner.on_maintenance(partial(self._engine.uninstall, groups))
             await self._runner.on_wal(partial(self._engine.forget, groups))
-            self._nursery.start_soon(self.sweep)
+            self.sweep_soon()
+
+    def sweep_soon(self) -> None:
+        self._nursery.start_soon(self.sweep)
 
     async def sweep(self) -> None:
         """Reclaim the space of deleted stores, in bounded steps."""

@@ -83,6 +83,7 @@ class Cluster:
             on_stream=snapshots.receive,
         )
         snapshots.open_stream = self.links.open_stream
+        snapshots.on_garbage = broker.catalog.sweep_soon
         engine.passes.room = self.links.room
         runner.send = self._send
         broker.tell = self._tell
@@ -116,7 +117,8 @@ class Cluster:
 
     def _on_frame(self, node: str, kind: int, body: Any) -> None:
         if kind == RAFT and isinstance(body, tuple):
-            self._engine.passes.receive(node, body)
+            if self._engine.failed is None:  # nobody would read it
+                self._engine.passes.receive(node, body)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
         elif kind == FOLLOWED and type(body) is int:

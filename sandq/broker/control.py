@@ -26,7 +26,7 @@ from sandq.partition.inspect import UNITS_S, Inspector
 
 from .broker import Broker
 from .deliverer import PartitionDelivery
-from .host import Done, GroupHost, call_all
+from .host import Done, GroupHost, call_all, read_all
 from .replica import PartitionReplica
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Control:
 
     async def seek(self, topic: str, group: str, to: c.Position) -> list[tuple[int, bytes]]:
         """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
-        chosen = self._with_group(topic, group)
+        chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):
             partition = offsets.unpack(to).partition
             count = len(self._broker.topic(topic).record.partitions)
@@ -166,7 +166,7 @@ class Control:
         return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
 
     async def delete_group(self, topic: str, group: str) -> None:
-        chosen = self._with_group(topic, group)
+        chosen = await self._with_group(topic, group)
         consumers = max(delivery.consumers(group) for delivery in chosen)
         if consumers:
             raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
@@ -174,21 +174,24 @@ class Control:
 
     async def update_group(self, topic: str, group: str, settings: Mapping[str, Any]) -> None:
         record = parse_group_settings(settings)
-        chosen = self._with_group(topic, group)
+        chosen = await self._with_group(topic, group)
         await call_all([(delivery.host, c.ConfigureGroup(group, record)) for delivery in chosen])
 
-    def _with_group(self, topic: str, group: str) -> list[PartitionDelivery]:
+    async def _with_group(self, topic: str, group: str) -> list[PartitionDelivery]:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
         found = []
-        for delivery in self._broker.led(topic):
+        led = self._broker.led(topic)
+        await read_all([delivery.host for delivery in led])
+        for delivery in led:
             if any(status.name == group for status in delivery.host.status.groups):
                 found.append(delivery)
         if not found:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
         return found
 
-    def topic_stats(self, topic: str) -> list[dict[str, Any]]:
+    async def topic_stats(self, topic: str) -> list[dict[str, Any]]:
+        await read_all([delivery.host for delivery in self._broker.led(topic)])
         return [
             {
                 "partition": partition,

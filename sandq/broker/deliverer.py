@@ -277,20 +277,31 @@ class PartitionDelivery:
 
         def send() -> None:
             group = self.groups.get(subscription.group)
-            if subscription.closed or group is None:
+            to = self._present(subscription)
+            if to is None or group is None:
                 return
             if group.generation == delivery.generation:
                 self.stats.delivered(delivery, self._clock.now_s())
-                subscription.push(self.host.number, self.partition, delivery)
+                to.push(self.host.number, self.partition, delivery)
             else:
                 # A seek came before: the lease is over, nobody hears of it, and it takes no room.
-                subscription.credit += delivery.count
-                subscription.feed()
+                to.credit += delivery.count
+                to.feed()
 
         if delivery.due_ms <= self._clock.now_ms():
             send()
         else:
             self._timers.at(delivery.due_ms, send)
+
+    def _present(self, subscription: Subscription) -> Subscription | None:
+        """The subscription, or the one with which its consumer has come back meanwhile."""
+        if not subscription.closed:
+            return subscription
+        pump = self._pumps.get(subscription.group)
+        for other in pump.subscriptions if pump is not None else ():
+            if other.consumer == subscription.consumer and not other.closed:
+                return other
+        return None
 
     # -- expiry and upkeep -----------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Engine:
         """Run the local replica of a partition, which was installed before."""
         return self._open(
             topic.partitions[partition].group,
-            lambda store: PartitionReplica(self.stores, store, partition, topic.settings),
+            lambda store: PartitionReplica(self.stores, store, partition, topic.first_settings),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 
@@ -169,9 +169,17 @@ class Engine:
         self.applier.write()
         return self.stores.snapshot(), host.replica.applied_index
 
+    def check_runs(self, host: GroupHost) -> None:
+        """Raises Unavailable for a group that was closed."""
+        if self.hosts.get(host.number) is not host:
+            raise Unavailable(f"group {host.number} runs here no more")
+
     def load(self, number: int, store: int) -> tuple[Replica, Any]:
         """The replica that a store holds, and its status (apply thread)."""
-        replica = self._loads[number](store)
+        load = self._loads.get(number)
+        if load is None:
+            raise Unavailable(f"group {number} runs here no more")
+        replica = load(store)
         return replica, replica.status()
 
     def suspend(self, host: GroupHost, index: int) -> None:

@@ -59,6 +59,8 @@ class Snapshots:
     def __init__(self, engine: Engine, runner: Runner, bytes_per_s: int) -> None:
         self.open_stream: OpenStream
         """A connection to a node, for bulk; set by who has connections."""
+        self.on_garbage: Callable[[], None] = lambda: None
+        """Called when a store is needed no more: the old one of a group, or one that was given up."""
         self.sent = self.installed = 0
         self._engine = engine
         self._runner = runner
@@ -159,14 +161,18 @@ class Snapshots:
         if host.status.applied_index >= meta.index:
             return None
         number = (await self._runner.on_maintenance(self._engine.pointers.mint))[0]
+        self._engine.check_runs(host)
         self._engine.filling.add(number)
-        return _Store(self._engine, self._runner, host, number)
+        return _Store(self._engine, self._runner, host, number, lambda: self.on_garbage())
 
 
 class _Store:
     """A new store while it is filled."""
 
-    def __init__(self, engine: Engine, runner: Runner, host: GroupHost, number: int) -> None:
+    def __init__(
+        self, engine: Engine, runner: Runner, host: GroupHost, number: int, on_garbage: Callable[[], None]
+    ) -> None:
+        self._on_garbage = on_garbage
         self._engine = engine
         self._runner = runner
         self._host = host
@@ -183,14 +189,25 @@ class _Store:
 
     def drop(self) -> None:
         self._engine.filling.discard(self._number)
+        self._on_garbage()
 
     async def finish(self, meta: Meta) -> None:
+        try:
+            await self._runner.on_maintenance(self._engine.stores.flush)
+            await self._runner.between_passes(partial(self._engine.suspend, self._host, meta.index))
+            await self._replace(meta)
+        finally:
+            self.drop()
+        log.info("a snapshot is installed", group=self._host.number, index=meta.index)
+
+    async def _replace(self, meta: Meta) -> None:
+        """Let the stopped group go on with the new store. (A node that stops meanwhile leaves it stopped: the next
+        start looks where its pointer leads.)"""
         engine, runner, host = self._engine, self._runner, self._host
-        await runner.on_maintenance(engine.stores.flush)
-        await runner.between_passes(partial(engine.suspend, host, meta.index))
         try:
             # What was under way for the old state is done before the new one takes its place.
-            new = await runner.ask(partial(engine.load, host.number, self._number))
+            loaded = await runner.ask(partial(engine.load, host.number, self._number))
+            engine.check_runs(host)
             pointer = StorePointer(
                 host.number,
                 incarnation_of(host.group.member),
@@ -202,12 +219,8 @@ class _Store:
             )
             await runner.on_maintenance(partial(engine.pointers.update, put=[pointer]))
         except SandqError:
-            # The pointer is as it was. (A node that stops meanwhile leaves the group closed: its next start looks.)
-            self.drop()
             await runner.between_passes(partial(engine.reopen, host, host.replica, host.status))
             raise
-        self.drop()
-        await runner.between_passes(partial(engine.reopen, host, *new))
+        await runner.between_passes(partial(engine.reopen, host, *loaded))
         # Its records are on the disk when the pass is over in which they were written.
         await runner.between_passes(lambda: None)
-        log.info("a snapshot is installed", group=host.number, index=meta.index)

@@ -4,7 +4,8 @@ Rows (relative to the metadata store), values msgpack. PERSISTED::
 
     "n" node id     [store uuid, {name: address}]
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil]
-    "t" name        [number, kind, initial_partitions, settings, created_ms, [[raft group, [member, ...]], ...]]
+    "t" name        [number, kind, initial_partitions, settings, created_ms, [[raft group, [member, ...]], ...],
+                     settings it was created with]
 """
 
 from __future__ import annotations
@@ -44,20 +45,29 @@ class Topic:
     settings: dict[str, Any]
     created_ms: int
     partitions: tuple[Partition, ...]
+    first_settings: dict[str, Any]
+    """Those it was created with: each replica begins with them, whenever that is, and learns of others by its log."""
 
     def row(self) -> bytes:
         partitions = [(p.group, p.members) for p in self.partitions]
         row: bytes = msgpack.packb(
-            (self.number, self.kind, self.initial_partitions, self.settings, self.created_ms, partitions)
+            (
+                self.number,
+                self.kind,
+                self.initial_partitions,
+                self.settings,
+                self.created_ms,
+                partitions,
+                self.first_settings,
+            )
         )
         return row
 
     @classmethod
     def load(cls, name: str, row: bytes) -> Topic:
-        number, kind, initial, settings, created_ms, partitions = msgpack.unpackb(row)
-        return cls(
-            name, number, kind, initial, settings, created_ms, tuple(Partition(g, tuple(m)) for g, m in partitions)
-        )
+        number, kind, initial, settings, created_ms, partitions, first_settings = msgpack.unpackb(row)
+        placed = tuple(Partition(g, tuple(m)) for g, m in partitions)
+        return cls(name, number, kind, initial, settings, created_ms, placed, first_settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,7 @@ class MetadataState:
             command.settings,
             now_ms,
             tuple(partitions),
+            command.settings,
         )
         self._next_topic += 1
         self.topics[topic.name] = topic

@@ -63,6 +63,11 @@ class Group:
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
                 f"{journal.last_index}: the WAL has lost entries"
             )
+        if applied < journal.first_index and journal.first_index > 1:
+            raise Corruption(
+                f"raft group {number}: its log begins at entry {journal.first_index}, its state machine has applied "
+                f"{applied}: the store has lost rows"
+            )
         self.number = number
         self.member = member
         self.journal = journal

@@ -185,7 +185,8 @@ class ControlSession:
         self._start(frame, lambda: self._broker.delete_topic(asked.name))
 
     def _topic_stats(self, frame: Frame) -> None:
-        self._reply(frame[1], self._control.topic_stats(admin.TopicStats.parse(frame).topic))
+        topic = admin.TopicStats.parse(frame).topic
+        self._start(frame, lambda: self._control.topic_stats(topic))
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 

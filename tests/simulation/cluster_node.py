@@ -46,7 +46,7 @@ class NodeClock(VirtualClock):
 def topic_of(names: tuple[str, ...], settings: dict[str, Any]) -> Topic:
     """With one partition, on all nodes."""
     members = tuple(f"{name}#1" for name in names)
-    return Topic("t", 1, "timer", 1, settings, 0, (Partition(GROUP, members),))
+    return Topic("t", 1, "timer", 1, settings, 0, (Partition(GROUP, members),), settings)
 
 
 class ClusterNode(Stepped):

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from sandq.client import cluster
 from sandq.client.client import Client, connect, connect_with
 from sandq.client.options import Options, parse_server
 from sandq.model import offsets
@@ -155,6 +156,48 @@ def test_partitions_are_found_at_their_leaders(run: Any) -> None:
                     assert len(one.produced) == 2
                 rows = await client.admin.groups("t")
                 assert len(rows) == 1
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_leaders_that_were_never_met_are_asked(run: Any) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 2, leaders=["n1", "n2"])
+                await server.start(tasks)
+            one.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            async with connect_with(Options(**QUICK), (one.address,), "test") as client:
+                await client.admin.stats("t")
+                assert [len(server.of_type(Type.TOPIC_STATS)) for server in (one, two)] == [1, 1]
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_node_that_stands_still_does_not_hold_up_who_looks_for_a_leader(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_ASK_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 1, leaders=["n1"])
+                await server.start(tasks)
+            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            async with connect_with(Options(**QUICK | {"timeout_s": 60.0}), (one.address,), "test") as client:
+                await client.produce("t", b"a")
+                for server in (one, two):
+                    server.add_topic("t", 1, leaders=["n2"])
+                one.script[Type.METADATA] += [SILENCE] * 2
+                two.script[Type.METADATA] += [SILENCE]
+                one.script[Type.PRODUCE] += [NotLeader("moved")] * 100
+                await client.produce("t", b"b")
+                assert len(two.produced) == 1
             tasks.cancel_scope.cancel()
 
     run(main)

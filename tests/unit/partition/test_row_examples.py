@@ -271,6 +271,6 @@ def test_the_page_has_every_row_and_command() -> None:
 
 
 def test_topic() -> None:
-    topic = Topic("t", 1, "timer", 1, {"lease_ms": 30_000}, T, (Partition(1, ("node1#1",)),))
+    topic = Topic("t", 1, "timer", 1, {"lease_ms": 30_000}, T, (Partition(1, ("node1#1",)),), {"lease_ms": 1000})
     assert topic.row() == example("topic-row")
     assert Topic.load("t", example("topic-row")) == topic

@@ -1,0 +1,115 @@
+"""What a review of replication found."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.broker import broker as broker_module
+from sandq.model.errors import Corruption, StorageFailed, Unavailable
+from sandq.raft import Group, GroupJournal, Members
+from tests.scenarios.cluster.test_three_nodes import created
+from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
+from tests.scenarios.working import take
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
+    async with three_nodes(tmp_path) as nodes:
+        yield nodes
+
+
+async def test_a_replica_that_begins_late_begins_with_the_first_settings(nodes: ThreeNodes) -> None:
+    """It replayed the log under the settings of the day, and what others let wait was dead to it."""
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        await nodes.stop("node3")
+        await client.admin.create_topic("u", replicas=3, max_attempts=10)
+        await client.produce("u", b"x")
+        async with client.subscribe("u", group="g") as subscription:
+            (message,) = await take(subscription, 1, ack=False)
+            await message.nack(delay="1h")
+        await client.admin.update_topic("u", max_attempts=1)
+        await nodes.start("node3")
+        await nodes.until_even("u")
+        states = [(s.groups[0].waiting, s.groups[0].dead) for s in (nodes.host(n, "u").status for n in nodes.running)]
+        assert states == [(1, 0)] * 3
+
+
+async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
+    nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left out for good: the consumer took part in those that were led here when it asked."""
+    async with nodes.connect() as client:
+        await created(nodes, client, partitions=3)
+        for partition in range(3):
+            await client.produce("t", b"%d" % partition, partition=partition)
+        held = trio.Event()
+        open_group = broker_module.open_group
+
+        async def slow(*args: Any) -> None:
+            await open_group(*args)
+            await held.wait()
+
+        monkeypatch.setattr(broker_module, "open_group", slow)
+        async with client.subscribe("t", group="g") as subscription:
+            await trio.sleep(0.3)
+            leader = nodes.leader("t", 1)
+            assert leader is not None
+            other = next(name for name in nodes.running if name != leader)
+            group = nodes.host(leader, "t", 1).group
+            assert group.transfer(next(m for m in group.members.voters if m.startswith(other)))
+            nodes.host(leader, "t", 1).hurry()
+            await eventually(lambda: nodes.leader("t", 1) == other)
+            held.set()
+            got = await take(subscription, 3)
+        assert sorted(message.value for message in got) == [b"0", b"1", b"2"]
+
+
+async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node followed metadata no more, and every change of topics waited for it."""
+    async with nodes.connect() as client:
+        await eventually(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
+        leading = next(s for s in nodes.running.values() if s.broker.metadata_host.ready)
+        pointers = leading.broker.engine.pointers
+        update, failures = pointers.update, [StorageFailed("no space left, for a moment")]
+
+        def sometimes(**changes: Any) -> None:
+            if failures:
+                raise failures.pop()
+            update(**changes)
+
+        monkeypatch.setattr(pointers, "update", sometimes)
+        await created(nodes, client)
+        await client.admin.create_topic("u", replicas=3)
+        assert not failures
+        assert set(leading.broker.catalog.topics) == {"t", "u"}
+
+
+async def test_a_group_that_is_closed_has_nothing_to_load(nodes: ThreeNodes) -> None:
+    """Deleting a topic while its snapshot was installed ended the node."""
+    engine = nodes.running["node1"].broker.engine
+    with pytest.raises(Unavailable):
+        engine.load(99, 1)
+
+
+def test_a_store_that_lost_its_rows_is_not_taken_for_an_empty_one() -> None:
+    entries = [(b"\0x", index, 1) for index in range(7, 10)]
+    journal = GroupJournal([], 1, Members(("a#1",)), entries=entries, term=1)
+    with pytest.raises(Corruption, match="begins at entry 7, its state machine has applied 3"):
+        Group(1, "a#1", journal, 3, committed=lambda index, command: None)
+
+
+async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> None:
+    serving = nodes.running["node1"]
+    engine, runner = serving.broker.engine, serving.broker._runner
+    number = (await runner.on_maintenance(engine.pointers.mint))[0]
+    await runner.ask(partial(engine.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
+    serving.broker.catalog.sweep_soon()
+    key = number.to_bytes(4, "big") + b"row"
+    await eventually(lambda: engine.stores.get(key) is None)
