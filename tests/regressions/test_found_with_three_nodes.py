@@ -49,25 +49,31 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
         await created(nodes, client, partitions=3)
         for partition in range(3):
             await client.produce("t", b"%d" % partition, partition=partition)
-        held = trio.Event()
+        asking, held = trio.Event(), trio.Event()
         open_group = broker_module.open_group
 
         async def slow(*args: Any) -> None:
             await open_group(*args)
+            asking.set()
             await held.wait()
 
         monkeypatch.setattr(broker_module, "open_group", slow)
-        async with client.subscribe("t", group="g") as subscription:
-            await trio.sleep(0.3)
+
+        async def move() -> None:
             leader = nodes.leader("t", 1)
             assert leader is not None
+            await asking.wait()
             other = next(name for name in nodes.running if name != leader)
             group = nodes.host(leader, "t", 1).group
             assert group.transfer(next(m for m in group.members.voters if m.startswith(other)))
             nodes.host(leader, "t", 1).hurry()
             await eventually(lambda: nodes.leader("t", 1) == other)
             held.set()
-            got = await take(subscription, 3)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            async with client.subscribe("t", group="g") as subscription:
+                got = await take(subscription, 3)
         assert sorted(message.value for message in got) == [b"0", b"1", b"2"]
 
 

@@ -1,0 +1,56 @@
+"""The three nodes of configs/node1..3.yaml, as they ship, but for the ports: the usual ones may be taken here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import trio
+
+import sandq
+from tests.faults.node_process import ROOT, NodeProcess, free_port
+
+_ADDRESS = re.compile(r"127\.0\.0\.1:(\d+)")
+_CLIENT_PORTS = {"node1": "7170", "node2": "7171", "node3": "7172"}
+_PATIENCE_S = 30.0
+
+
+class ShippedCluster:
+    """Each node is started in a directory of its own below `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        texts = {name: (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8") for name in _CLIENT_PORTS}
+        self.ports = {port: str(free_port()) for text in texts.values() for port in _ADDRESS.findall(text)}
+        self.nodes: dict[str, NodeProcess] = {}
+        for name, text in texts.items():
+            (directory / name).mkdir()
+            config = directory / name / "config.yaml"
+            config.write_text(_ADDRESS.sub(lambda found: f"127.0.0.1:{self.ports[found[1]]}", text))
+            node = NodeProcess(directory / name, program=("-m", "sandq.cli", "--config", str(config)))
+            for variable in ("SANDQ_NODE__DATA_DIR", "SANDQ_LISTEN__CLIENT", "SANDQ_LISTEN__HTTP"):
+                del node.environ[variable]
+            node.port = int(self.ports[_CLIENT_PORTS[name]])
+            node.data_dir = directory / name / "data" / name
+            self.nodes[name] = node
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes.values()]
+
+    def start(self) -> None:
+        """All, and wait until they serve and know each other."""
+        for node in self.nodes.values():
+            node.start(wait=False)
+        for node in self.nodes.values():
+            node.wait_until_it_serves()
+        trio.run(self._until_registered)
+
+    async def _until_registered(self) -> None:
+        async with sandq.connect(*self.addresses) as client:
+            with trio.fail_after(_PATIENCE_S):
+                while len((await client.admin.cluster())["nodes"]) < len(self.nodes):  # noqa: ASYNC110 - other processes
+                    await trio.sleep(0.05)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.close()

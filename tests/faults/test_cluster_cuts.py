@@ -1,0 +1,34 @@
+"""Nodes that are cut off from each other, one way and both ways, while clients reach them all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import hosts
+from tests.faults.node_process import ROOT
+
+SHORT = ("silent", "both")
+LONG = ("silent", "deaf", "both", "follower") * 3
+
+
+@pytest.mark.parametrize(
+    ("seed", "cuts"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in (2, 3, 4))]
+)
+def test_nothing_is_lost_or_stale(seed: int, cuts: tuple[str, ...], tmp_path: Path) -> None:
+    if not hosts.can_be_made():
+        pytest.skip("network namespaces take a privilege that is missing here (unshare, ip)")
+    program = [sys.executable, "-m", "tests.faults.cut_off", str(tmp_path), str(seed), *cuts]
+    done = subprocess.run(
+        [*hosts.IN_A_NETWORK, *program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
