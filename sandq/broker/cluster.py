@@ -189,8 +189,11 @@ class Cluster:
         return not self._peers or self._engine.pointers.get(METADATA_GROUP) is not None
 
     async def _may_take_part(self) -> bool:
-        """All are there and new; or one of a cluster has known this node from its founding on."""
-        up = self.links.up
+        """All are there and new; or one of a cluster has known this node from its founding on.
+
+        There is who has said something over its link: by then it has written down which store this node has.
+        """
+        up = {name: peer for name, peer in self.links.up.items() if name in self._followed}
         for peer in up.values():
             if peer.known and peer.identity.cluster_uuid is not None:
                 await self._adopt(peer.identity.cluster_uuid)

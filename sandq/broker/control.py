@@ -114,7 +114,7 @@ class Control:
         now_ms = self._broker.clock.now_ms()
         total: dict[int, int] = {}
         later = 0
-        for partition in self._broker.topic(topic).led():
+        for partition in [delivery.partition for delivery in self._broker.led(topic)]:
             await self._know_the_time(topic, partition)
             buckets, more = await self._ask(
                 topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
@@ -146,7 +146,8 @@ class Control:
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        for partition, delivery in self._broker.topic(topic).led().items():
+        for delivery in self._broker.led(topic):
+            partition = delivery.partition
             await self._know_the_time(topic, partition)
             for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
@@ -191,10 +192,11 @@ class Control:
         return found
 
     async def topic_stats(self, topic: str) -> list[dict[str, Any]]:
-        await read_all([delivery.host for delivery in self._broker.led(topic)])
+        led = self._broker.led(topic)
+        await read_all([delivery.host for delivery in led])
         return [
             {
-                "partition": partition,
+                "partition": delivery.partition,
                 "messages": delivery.host.status.messages,
                 "delayed": delivery.host.status.later,
                 "dead": delivery.host.status.dead,
@@ -204,7 +206,7 @@ class Control:
                 "applied_index": delivery.host.status.applied_index,
                 "groups": len(delivery.host.status.groups),
             }
-            for partition, delivery in self._broker.topic(topic).led().items()
+            for delivery in led
         ]
 
     async def _ask(self, topic: str, partition: int, question: Callable[[Inspector], T]) -> T:

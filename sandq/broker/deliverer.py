@@ -118,7 +118,7 @@ class PartitionDelivery:
         for pump in pumps:
             for subscription in pump.subscriptions:
                 if not subscription.closed:
-                    subscription.closed = True
+                    subscription.closed = subscription.moved = True
                     subscription.ended(error)
         for watcher in list(self.watchers):
             watcher(self)
@@ -297,6 +297,8 @@ class PartitionDelivery:
         """The subscription, or the one with which its consumer has come back meanwhile."""
         if not subscription.closed:
             return subscription
+        if not subscription.moved:
+            return None
         pump = self._pumps.get(subscription.group)
         for other in pump.subscriptions if pump is not None else ():
             if other.consumer == subscription.consumer and not other.closed:

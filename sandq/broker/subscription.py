@@ -40,6 +40,8 @@ class Subscription:
         self.hungry: dict[PartitionDelivery, None] = {}
         """Partitions with something due that found no room here."""
         self.closed = False
+        self.moved = False
+        """It ended because partitions are led elsewhere now: its consumer comes back, and still holds what it held."""
 
     @property
     def room(self) -> int:

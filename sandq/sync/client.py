@@ -12,14 +12,16 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import anyio
 
 from sandq.client.bridge import Bridge, Pump
+from sandq.client.checks import Value
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
 from sandq.client.points import Start
@@ -27,7 +29,7 @@ from sandq.client.running import CONCURRENCY, GRACE, ThreadHandler, check_option
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
 from sandq.sync.faces import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
-from sandq.sync.producer import Producer
+from sandq.sync.producer import Producer, Receipts
 from sandq.sync.subscription import Subscription
 
 log = logging.getLogger("sandq.client")
@@ -80,6 +82,12 @@ class Client(Face[AsyncClient]):
         return self._inner.limits
 
     produce = blocking(AsyncClient.produce)
+
+    def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
+        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",
+        "key", ...). `receipts.wait()` gives their offsets, or raises what failed first."""
+        sent = self._bridge.call(partial(self._inner.produce_many, topic, list(messages)))
+        return Receipts(self._bridge, [sent])
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
         """`with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""

@@ -29,7 +29,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 def run(node: NodeProcess, *args: str, code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "sandq.cli", *args],
-        env=node._environ,
+        env=node.environ,
         cwd=node.directory,
         capture_output=True,
         text=True,

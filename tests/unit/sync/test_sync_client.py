@@ -49,6 +49,7 @@ TWINS: list[tuple[type, type, set[str]]] = [
             "options",
             "receive",
             "take_ready",
+            "take_arrived",
             "stop",
             "wake",
             "watch",
