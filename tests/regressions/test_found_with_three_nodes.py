@@ -65,7 +65,8 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
             await asking.wait()
             other = next(name for name in nodes.running if name != leader)
             group = nodes.host(leader, "t", 1).group
-            assert group.transfer(next(m for m in group.members.voters if m.startswith(other)))
+            target = next(m for m in group.members.voters if m.startswith(other))
+            await eventually(lambda: group.transfer(target))  # once it has all of the log
             nodes.host(leader, "t", 1).hurry()
             await eventually(lambda: nodes.leader("t", 1) == other)
             held.set()
