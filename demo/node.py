@@ -23,7 +23,9 @@ STOP_S = 15.0
 POLL_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
-_PORTS = (15_000, 30_000)
+_PORTS = (15_000, 20_000)
+_given: set[int] = set()
+"""Ports that were named already, whether or not anybody listens there yet."""
 _LOG_LINES = 12
 
 
@@ -39,11 +41,14 @@ def free_port() -> int:
     """
     for _ in range(1000):
         port = random.randrange(*_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise NodeFailed(f"no port is free on 127.0.0.1 within {_PORTS[0]}..{_PORTS[1]}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -11,18 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 START_S = 20.0
+__all__ = ["ROOT", "NodeProcess", "free_port"]
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be
-    given it as its own end, and is then connected to itself."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
 
 
 class NodeProcess:

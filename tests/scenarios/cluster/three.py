@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,17 +13,10 @@ import sandq
 from sandq.broker.host import GroupHost
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
+from tests.ports import free_port
 
 NAMES = ("node1", "node2", "node3")
 PATIENCE_S = 20.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 async def eventually(check: Callable[[], bool]) -> None:
@@ -38,7 +30,7 @@ async def eventually(check: Callable[[], bool]) -> None:
 
 class ThreeNodes:
     def __init__(self, directory: Path, nursery: trio.Nursery, **environ: str) -> None:
-        ports = free_ports(2 * len(NAMES))
+        ports = [free_port() for _ in range(2 * len(NAMES))]
         self.client_ports = dict(zip(NAMES, ports, strict=False))
         self.peer_ports = dict(zip(NAMES, ports[len(NAMES) :], strict=True))
         self.running: dict[str, Serving] = {}
