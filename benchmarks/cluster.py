@@ -12,12 +12,12 @@ from pathlib import Path
 
 import anyio
 
+import demo.cluster
 import sandq
 from benchmarks.process import Where, cpu_s
 from benchmarks.produce import TOPIC, batch_of, frames_of
 from benchmarks.result import Goal, Result
 from benchmarks.wire import Flow, Wire, drive
-from demo.node import Node, free_port
 from sandq.model.batch import Column, encode
 
 NODES = 3
@@ -31,34 +31,8 @@ FAILOVER = Goal(3.0, "s", at_least=False)
 LARGE_BYTES = 100_000
 
 
-class Cluster:
-    """Processes of three nodes that have formed a cluster."""
-
-    def __init__(self, directory: Path, **settings: str) -> None:
-        names = [f"node{at + 1}" for at in range(NODES)]
-        peer_ports = {name: free_port() for name in names}
-        self.nodes: dict[str, Node] = {}
-        for name in names:
-            (directory / name).mkdir()
-            self.nodes[name] = Node(directory / name)
-            self.nodes[name].configure(**settings)
-        for name, node in self.nodes.items():
-            peers = [
-                f"{{id: {other}, peer: '127.0.0.1:{peer_ports[other]}', client: '{self.nodes[other].address}', "
-                f"http: '127.0.0.1:1'}}"
-                for other in names
-                if other != name
-            ]
-            node.configure(
-                NODE__ID=name,
-                LISTEN__PEER=f"127.0.0.1:{peer_ports[name]}",
-                CLUSTER__MEMBERSHIP="static",
-                CLUSTER__PEERS=f"[{', '.join(peers)}]",
-            )
-
-    @property
-    def addresses(self) -> list[str]:
-        return [node.address for node in self.nodes.values()]
+class Cluster(demo.cluster.Cluster):
+    """Processes of three nodes that have formed a cluster, and what they take."""
 
     def cpu_s(self) -> float:
         """Of all nodes that run."""
@@ -79,7 +53,9 @@ class Cluster:
 @contextlib.contextmanager
 def cluster(where: Where, **settings: str) -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
-    made = Cluster(directory, **settings)
+    made = Cluster(directory)
+    for node in made.nodes.values():
+        node.configure(**settings)
     try:
         for node in made.nodes.values():
             node.start()
@@ -87,8 +63,7 @@ def cluster(where: Where, **settings: str) -> Iterator[Cluster]:
             node.wait_until_it_serves()
         yield made
     finally:
-        for node in made.nodes.values():
-            node.stop()
+        made.stop()
         shutil.rmtree(directory, ignore_errors=True)
 
 

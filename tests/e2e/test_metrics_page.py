@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
     }
     (request,) = families["sandq_http_requests"].samples
     assert request.labels == {"method": "GET", "route": "/metrics", "status": "200"} and request.value == 1
+    deadline = time.monotonic() + 20
+    while node.output().count('"event": "request"') < 2:  # a request is told of behind its answer
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     lines = [json.loads(line) for line in node.output().splitlines() if line.startswith("{")]
     assert {line["node"] for line in lines} == {"node1"}
     (one, two) = [line for line in lines if line["event"] == "request"]
