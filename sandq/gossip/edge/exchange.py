@@ -1,0 +1,78 @@
+"""Streams between members: one question, one answer, then it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import trio
+
+from sandq.gossip.messages import Ack, Err, Message, Ping
+from sandq.gossip.streams import PushPull, Streams
+from sandq.model.config_schema import Address
+from sandq.model.errors import ConnectionLost, ProtocolError
+
+_RECEIVE_BYTES = 64 << 10
+
+
+async def ask(streams: Streams, address: Address, question: PushPull | Ping, limit_s: float) -> PushPull | Ack:
+    """The answer. ConnectionLost (with the reason), ProtocolError when it is no answer to that."""
+    with _within(limit_s, address):
+        async with _connected(address) as stream:
+            await stream.send_all(streams.seal(question))
+            answer = await receive(streams, stream)
+    if isinstance(answer, Err):
+        raise ProtocolError(f"{address} answered: {answer.error:.200}")
+    if isinstance(question, PushPull) and isinstance(answer, PushPull):
+        return answer
+    if isinstance(question, Ping) and isinstance(answer, Ack) and answer.seq == question.seq:
+        return answer
+    raise ProtocolError(f"{address} answered {type(question).__name__} with {type(answer).__name__}")
+
+
+async def receive(streams: Streams, stream: trio.SocketStream) -> PushPull | Message:
+    """The one message of the other direction. ConnectionLost, ProtocolError."""
+    reader = streams.reader()
+    while True:
+        try:
+            data = await stream.receive_some(_RECEIVE_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ConnectionLost("the gossip stream broke") from None
+        if not data:
+            raise ConnectionLost("the gossip stream ended before its message did; are both encrypted alike?")
+        message = reader.feed(bytes(data))
+        if message is not None:
+            return message
+
+
+@contextlib.asynccontextmanager
+async def _connected(address: Address) -> AsyncIterator[trio.SocketStream]:
+    try:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+    except OSError as error:
+        raise ConnectionLost(f"{address} cannot be reached: {_reason(error)}") from None
+    try:
+        yield stream
+    except trio.BrokenResourceError:
+        raise ConnectionLost(f"{address} closed the gossip stream") from None
+    finally:
+        # Nobody waits for a peer that does not read.
+        await trio.aclose_forcefully(stream)
+
+
+def _reason(error: OSError) -> str:
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        error = cause
+    elif isinstance(cause, BaseExceptionGroup):
+        error = next((e for e in cause.exceptions if isinstance(e, OSError)), error)
+    return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def _within(limit_s: float, address: Address) -> Iterator[None]:
+    try:
+        with trio.fail_after(limit_s):
+            yield
+    except trio.TooSlowError:
+        raise ConnectionLost(f"{address} did not answer within {limit_s:g} s") from None

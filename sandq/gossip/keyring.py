@@ -1,0 +1,95 @@
+"""The keys of an encrypted cluster: AES-GCM under the first key, and whatever key fits for what arrives.
+
+    sealed = version u8 (1) | nonce, 12 bytes | ciphertext | tag, 16 bytes
+
+Several keys let a cluster change its key without a stop: add the new one behind the old one on every node, then put
+it first on every node, then remove the old one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Final, Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sandq.model.errors import ConfigError, InvalidSetting, ProtocolError
+
+VERSION: Final = 1
+NONCE_BYTES: Final = 12
+TAG_BYTES: Final = 16
+OVERHEAD: Final = 1 + NONCE_BYTES + TAG_BYTES
+"""What sealing adds."""
+KEY_BYTES: Final = (16, 24, 32)
+KEYS_MOST: Final = 16
+"""Each is tried on every packet that nobody's key fits."""
+DERIVED_KEY_BYTES: Final = 32
+INFO: Final = b"sandq gossip 1"
+
+_VERSION = bytes((VERSION,))
+
+
+class Keyring:
+    """The first key seals, every key opens. Keys are 16, 24 or 32 bytes; InvalidSetting when they are not."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        if not 1 <= len(keys) <= KEYS_MOST:
+            raise InvalidSetting(f"{len(keys)} gossip keys: 1 to {KEYS_MOST} are expected")
+        for place, key in enumerate(keys, 1):
+            if len(key) not in KEY_BYTES:
+                raise InvalidSetting(f"gossip key {place} has {len(key)} bytes: 16, 24 or 32 are expected")
+            if key in keys[: place - 1]:
+                raise InvalidSetting(f"gossip key {place} is key {keys.index(key) + 1} again: remove one of them")
+        self._ciphers = [AESGCM(key) for key in keys]
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> Self:
+        """One key, made from the secret that all nodes of the cluster share."""
+        return cls([HKDF(SHA256(), DERIVED_KEY_BYTES, salt=None, info=INFO).derive(secret)])
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Self:
+        """Of a file `name` with one base64 key a line, the first one seals; `#` begins a comment. ConfigError."""
+        keys: dict[bytes, int] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            encoded = line.partition("#")[0].strip()
+            if encoded:
+                key = _key(encoded, f"{name}:{number}")
+                if key in keys:
+                    raise ConfigError(f"{name}:{number}: the key of line {keys[key]} again: remove one of them")
+                keys[key] = number
+        try:
+            return cls(list(keys))
+        except InvalidSetting as error:
+            raise ConfigError(f"{name}: {error}") from None
+
+    def seal(self, plain: bytes, aad: bytes, nonce: bytes) -> bytes:
+        """Encrypt; `aad` is not in the result but must be the same to open it. No nonce may be used twice."""
+        return _VERSION + nonce + self._ciphers[0].encrypt(nonce, plain, aad)
+
+    def open(self, data: bytes, aad: bytes) -> bytes:
+        """The plain bytes. Raises ProtocolError."""
+        if len(data) < OVERHEAD or data[0] != VERSION:
+            raise ProtocolError(f"{len(data)} bytes that are not encrypted, and this cluster has a key")
+        nonce, sealed = data[1 : 1 + NONCE_BYTES], data[1 + NONCE_BYTES :]
+        for cipher in self._ciphers:
+            try:
+                return cipher.decrypt(nonce, sealed, aad)
+            except InvalidTag:
+                continue
+        raise ProtocolError(f"no key fits: {len(data)} bytes of another cluster, or not of this key file")
+
+
+def _key(encoded: str, where: str) -> bytes:
+    try:
+        key = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{where}: no base64; a key is what `openssl rand -base64 32` says") from None
+    if len(key) not in KEY_BYTES:
+        raise ConfigError(f"{where}: a key of {len(key)} bytes: 16, 24 or 32 are expected")
+    return key

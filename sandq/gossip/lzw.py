@@ -1,0 +1,71 @@
+"""LZW as Go's `compress/lzw` writes it: least significant bit first, 8-bit literals, codes of 9 to 12 bits.
+
+Codes 0..255 are bytes, 256 empties the table, 257 is the end; 258 and above are the table's entries, in the order in
+which they came about. Agents send what they compress this way; sandq only reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model.errors import ProtocolError
+
+CLEAR: Final = 256
+END: Final = 257
+FIRST_WIDTH: Final = 9
+LAST_WIDTH: Final = 12
+TABLE_ENTRIES: Final = 1 << LAST_WIDTH
+
+_START: Final = [bytes((byte,)) for byte in range(256)] + [b"", b""]
+
+
+def decode(data: bytes, limit: int) -> bytes:
+    """What was compressed. ProtocolError when the bytes are none of Go's, or more than `limit` come out of them."""
+    table = _START.copy()
+    width = FIRST_WIDTH
+    mask = (1 << width) - 1
+    last = b""
+    """What the code before this one stood for; empty behind a `CLEAR`."""
+    pieces: list[bytes] = []
+    size = 0
+    bits = have = 0
+    # A code has at least 9 bits: a byte completes one at most.
+    for at, byte in enumerate(data, 1):
+        bits |= byte << have
+        have += 8
+        if have < width:
+            continue
+        code = bits & mask
+        bits >>= width
+        have -= width
+        if code == CLEAR:
+            table = _START.copy()
+            width = FIRST_WIDTH
+            mask = (1 << width) - 1
+            last = b""
+            continue
+        if code == END:
+            if at != len(data):
+                raise ProtocolError(f"{len(data) - at} bytes behind the end of what is compressed")
+            return b"".join(pieces)
+        known = len(table)
+        if code < known:
+            piece = table[code]
+            if last and known < TABLE_ENTRIES:
+                table.append(last + piece[:1])
+        elif code == known and last and known < TABLE_ENTRIES:
+            # The entry that this very code brings about.
+            piece = last + last[:1]
+            table.append(piece)
+        else:
+            raise ProtocolError(f"code {code} where {known} are known: what is compressed is corrupt")
+        size += len(piece)
+        if size > limit:
+            raise ProtocolError(f"more than {limit} bytes are compressed: too many")
+        pieces.append(piece)
+        last = piece
+        # The next code may be the entry that it brings about itself.
+        if len(table) > mask and width < LAST_WIDTH:
+            width += 1
+            mask = (1 << width) - 1
+    raise ProtocolError(f"{len(data)} compressed bytes without their end")

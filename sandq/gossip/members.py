@@ -1,0 +1,221 @@
+"""Who is a member, by Serf's rules: SWIM says who answers, intents say who meant to come or go.
+
+An intent carries a Lamport time, so that of two words about one member the later one counts, whatever order they
+arrive in. A leave intent goes before the "dead" of SWIM: who is dead after it has left, who is dead without it failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sandq.model.config_schema import Address
+from sandq.model.errors import ProtocolError
+
+from .agenda import Agenda, Task
+from .broadcasts import Broadcasts
+from .membership import State
+from .messages import User, encode
+from .nodes import MEMBERS_MOST, Node, Standing
+from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
+from .timing import Timing
+
+INTENTS_MOST: Final = 4096
+"""About members that are not known yet; the oldest give way."""
+LTIME_JUMP: Final = 2**40
+"""No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
+would run out."""
+
+
+class Record:
+    """A member, until it is forgotten: longer than SWIM knows it. `suspect` is beside the state: it may pass."""
+
+    __slots__ = ("address", "forgetting", "meta", "name", "state", "status_ltime", "suspect")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.address = Address("", 0)
+        self.meta = b""
+        self.state = State.ALIVE
+        self.suspect = False
+        self.status_ltime = 0
+        self.forgetting: Task | None = None
+
+    @property
+    def believed(self) -> State:
+        return State.SUSPECT if self.suspect and self.state == State.ALIVE else self.state
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        try:
+            return decode_tags(self.meta)
+        except ProtocolError:  # the core takes no such tags; this member's own are well formed
+            return {}
+
+
+class Members:
+    """`on_change(name)` is called after each change; the member is gone when `records` has it no more."""
+
+    def __init__(
+        self,
+        own_name: str,
+        timing: Timing,
+        agenda: Agenda,
+        broadcasts: Broadcasts,
+        on_change: Callable[[str], None],
+        counts: Counter[str],
+    ) -> None:
+        self._own_name = own_name
+        self._timing = timing
+        self._agenda = agenda
+        self._broadcasts = broadcasts
+        self._on_change = on_change
+        self._counts = counts
+        self.records: dict[str, Record] = {}
+        self._early: dict[str, JoinIntent | LeaveIntent] = {}
+        """Intents about members that are not known yet, the latest of each."""
+        self.clock = 0
+        """Lamport time: of the latest word that this member knows."""
+        self._leaving = False
+
+    # -- what SWIM says -------------------------------------------------------------------------------------------
+
+    def on_node(self, node: Node, before: Standing | None) -> None:
+        """After each change of a node."""
+        record = self.records.get(node.name)
+        if record is None:
+            if not node.is_live or len(self.records) >= MEMBERS_MOST:
+                return
+            record = self.records[node.name] = Record(node.name)
+        record.address, record.meta = node.address, node.meta
+        record.suspect = node.standing == Standing.SUSPECT
+        if node.is_live:
+            if before is None or before > Standing.SUSPECT:
+                self._came(record)
+        else:
+            self._went(record)
+        self._on_change(node.name)
+
+    def _came(self, record: Record) -> None:
+        record.state = State.ALIVE
+        if record.forgetting is not None:
+            record.forgetting.cancel()
+            record.forgetting = None
+        intent = self._early.pop(record.name, None)
+        if intent is not None and intent.ltime > record.status_ltime:
+            record.status_ltime = intent.ltime
+            if isinstance(intent, LeaveIntent):
+                record.state = State.LEAVING
+
+    def _went(self, record: Record) -> None:
+        record.state = State.LEFT if record.state == State.LEAVING else State.FAILED
+        self._plan_to_forget(record)
+
+    def _plan_to_forget(self, record: Record) -> None:
+        if record.forgetting is not None:
+            record.forgetting.cancel()
+        record.forgetting = self._agenda.after(self._timing.forget_s, lambda: self._forget(record))
+
+    def _forget(self, record: Record) -> None:
+        if self.records.get(record.name) is record:
+            del self.records[record.name]
+            self._on_change(record.name)
+
+    # -- intents --------------------------------------------------------------------------------------------------
+
+    def announce_join(self) -> None:
+        """Say that this member means to be there: later than whatever was said of it."""
+        self.clock += 1
+        self._tell(JoinIntent(self.clock, self._own_name))
+
+    def announce_leave(self) -> None:
+        """Say that this member means to go; from here on it does not object to that."""
+        self._leaving = True
+        self.clock += 1
+        self._tell(LeaveIntent(self.clock, self._own_name, False))
+
+    def _tell(self, intent: JoinIntent | LeaveIntent) -> None:
+        self._take(intent)
+        self._hand_on(intent)
+
+    def heard(self, intent: JoinIntent | LeaveIntent) -> None:
+        """News is handed on."""
+        if not self._witness(intent.ltime):
+            return
+        if self._take(intent):
+            self._hand_on(intent)
+
+    def _witness(self, ltime: int) -> bool:
+        if ltime > self.clock + LTIME_JUMP:
+            self._counts["refused_ltime"] += 1
+            return False
+        self.clock = max(self.clock, ltime)
+        return True
+
+    def _take(self, intent: JoinIntent | LeaveIntent) -> bool:
+        """Whether it is news."""
+        record = self.records.get(intent.node)
+        if record is None:
+            return self._keep_for_later(intent)
+        if intent.ltime <= record.status_ltime:
+            return False
+        if isinstance(intent, LeaveIntent):
+            return self._take_leave(record, intent)
+        record.status_ltime = intent.ltime
+        if record.state == State.LEAVING and not (self._leaving and record.name == self._own_name):
+            record.state = State.ALIVE
+            self._on_change(record.name)
+        return True
+
+    def _take_leave(self, record: Record, intent: LeaveIntent) -> bool:
+        if record.name == self._own_name and not self._leaving:
+            # An old word, or somebody's mistake: this member is here, and says so later.
+            self._counts["refutations"] += 1
+            self.announce_join()
+            return False
+        record.status_ltime = intent.ltime
+        if record.state == State.ALIVE:
+            record.state = State.LEAVING
+        elif record.state == State.FAILED:
+            # Somebody decided that it does not come back.
+            record.state = State.LEFT
+            self._plan_to_forget(record)
+        self._on_change(record.name)
+        if intent.prune and record.state == State.LEFT:
+            self._forget(record)
+        return True
+
+    def _keep_for_later(self, intent: JoinIntent | LeaveIntent) -> bool:
+        kept = self._early.get(intent.node)
+        if kept is not None and kept.ltime >= intent.ltime:
+            return False
+        self._early.pop(intent.node, None)
+        self._early[intent.node] = intent
+        if len(self._early) > INTENTS_MOST:
+            del self._early[next(iter(self._early))]
+        return True
+
+    def _hand_on(self, intent: JoinIntent | LeaveIntent) -> None:
+        self._broadcasts.put(intent.node, encode(User(encode_serf(intent))))
+
+    # -- comparing ------------------------------------------------------------------------------------------------
+
+    def state(self) -> SerfState:
+        """What another member is to know of intents."""
+        ltimes = {name: record.status_ltime for name, record in self.records.items()}
+        left = [name for name, record in self.records.items() if record.state == State.LEFT]
+        # Serf's agents take the clock of what they know as later than any of it.
+        return SerfState(self.clock + 1, ltimes, left, 0, 0)
+
+    def merge(self, theirs: SerfState) -> None:
+        """What another member knows of intents. Nothing of it is handed on: it is no news to others."""
+        latest = max([theirs.ltime - 1, *theirs.status_ltimes.values()])
+        if not self._witness(latest):
+            return
+        left = set(theirs.left_members)
+        for name in left:
+            self._take(LeaveIntent(theirs.status_ltimes.get(name, 0), name, False))
+        for name, ltime in theirs.status_ltimes.items():
+            if name not in left:
+                self._take(JoinIntent(ltime, name))

@@ -1,0 +1,209 @@
+"""Asking one member after the other whether it is there, and asking for others.
+
+A probe: a ping; when nothing came within the probe timeout, a few others are asked to ping it too, and it is asked over
+a stream, for where only datagrams are lost; at the end of the interval it is suspected. Those who were asked and could
+not reach it either say so (a nack): who hears neither ack nor nacks begins to doubt itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from sandq.model.config_schema import Address
+
+from .agenda import Agenda, Task
+from .awareness import Awareness
+from .messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
+from .nodes import Node, Nodes, Standing
+from .timing import Timing
+
+RELAYS_MOST: Final = 1024
+"""Pings at once on behalf of others; further ones are not asked."""
+_SEQ_MOST: Final = 2**32
+
+Send = Callable[[Address, list[Message], bool], None]
+"""(to, messages, with a checksum)"""
+
+
+class _Probe:
+    __slots__ = ("acked", "began", "expected_nacks", "nacks", "node")
+
+    def __init__(self, node: Node, began: float) -> None:
+        self.node = node
+        self.began = began
+        self.acked = False
+        self.nacks = 0
+        self.expected_nacks = 0
+
+
+class _Relay:
+    __slots__ = ("ending", "requester", "seq")
+
+    def __init__(self, requester: Address, seq: int, ending: Task) -> None:
+        self.requester = requester
+        self.seq = seq
+        self.ending = ending
+
+
+class Prober:
+    """`ask_by_stream(node, seq)`: ping it over a stream, and call `on_ack(seq)`. `on_round_trip(seconds)`."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        timing: Timing,
+        agenda: Agenda,
+        awareness: Awareness,
+        rng: random.Random,
+        send: Send,
+        ask_by_stream: Callable[[Node, int], None],
+        on_round_trip: Callable[[float], None],
+        counts: Counter[str],
+    ) -> None:
+        self._nodes = nodes
+        self._timing = timing
+        self._agenda = agenda
+        self._awareness = awareness
+        self._rng = rng
+        self._send = send
+        self._ask_by_stream = ask_by_stream
+        self._on_round_trip = on_round_trip
+        self._counts = counts
+        self._order: list[str] = []
+        self._seq = rng.randrange(_SEQ_MOST)
+        self._probe: _Probe | None = None
+        self._probe_seq = 0
+        self._relays: dict[int, _Relay] = {}
+        # Members that start together do not probe together.
+        agenda.after(rng.random() * timing.probe_interval_s, self._round)
+
+    def welcome(self, name: str) -> None:
+        """A new member: probe it somewhen in this turn, not behind all others."""
+        self._order.insert(self._rng.randint(0, len(self._order)), name)
+
+    # -- probing --------------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        self._agenda.after(self._timing.probe_interval_s, self._round)
+        # Who doubts itself waits longer for an answer, and lets rounds pass meanwhile.
+        node = self._next() if self._probe is None else None
+        if node is not None and not self._nodes.leaving:
+            self._begin(node)
+
+    def _next(self) -> Node | None:
+        for _ in range(2):
+            while self._order:
+                node = self._nodes.get(self._order.pop())
+                if node is not None and node.is_live and node is not self._nodes.own:
+                    return node
+            self._order = [node.name for node in self._nodes.all()]
+            self._rng.shuffle(self._order)
+        return None
+
+    def _begin(self, node: Node) -> None:
+        self._probe = probe = _Probe(node, self._agenda.now)
+        self._probe_seq = seq = self._next_seq()
+        own = self._nodes.own
+        messages: list[Message] = [Ping(seq, node.name, own.address, own.name)]
+        if node.standing == Standing.SUSPECT:
+            # So that it hears of it from the first packet, and can answer.
+            messages.append(Suspect(node.incarnation, node.name, own.name))
+        self._count("probes")
+        self._send(node.address, messages, node.takes_crc)
+        self._agenda.after(self._timing.probe_timeout_s, lambda: self._ask_others(probe, seq))
+        self._agenda.after(self._awareness.scaled(self._timing.probe_interval_s), lambda: self._end(probe))
+
+    def _ask_others(self, probe: _Probe, seq: int) -> None:
+        if probe.acked or self._probe is not probe:
+            return
+        own, node = self._nodes.own, probe.node
+        helpers = self._nodes.sample(
+            self._timing.indirect_checks, lambda n: n.standing == Standing.ALIVE and n is not node
+        )
+        probe.expected_nacks = len(helpers)
+        for helper in helpers:
+            asked = IndirectPing(seq, node.address, node.name, True, own.address, own.name)
+            self._send(helper.address, [asked], helper.takes_crc)
+        self._ask_by_stream(node, seq)
+
+    def _end(self, probe: _Probe) -> None:
+        if self._probe is probe:
+            self._probe = None
+            if not probe.acked:
+                self._failed(probe)
+
+    def _failed(self, probe: _Probe) -> None:
+        self._count("probes_failed")
+        if probe.expected_nacks:
+            self._awareness.add(probe.expected_nacks - probe.nacks)
+        else:
+            self._awareness.add(1)
+        node = probe.node
+        if self._nodes.get(node.name) is node:
+            self._nodes.suspect(Suspect(node.incarnation, node.name, self._nodes.own.name))
+
+    def on_ack(self, seq: int) -> None:
+        relay = self._relays.pop(seq, None)
+        if relay is not None:
+            relay.ending.cancel()
+            self._send(relay.requester, [Ack(relay.seq, b"")], False)
+        elif self._probe is not None and seq == self._probe_seq and not self._probe.acked:
+            self._probe.acked = True
+            self._awareness.add(-1)
+            self._on_round_trip(self._agenda.now - self._probe.began)
+            self._probe = None
+        else:
+            self._count("late_acks")
+
+    def on_nack(self, seq: int) -> None:
+        if self._probe is not None and seq == self._probe_seq:
+            self._probe.nacks += 1
+
+    # -- for others -----------------------------------------------------------------------------------------------
+
+    def on_ping(self, ping: Ping, packet_from: Address) -> None:
+        if ping.node not in ("", self._nodes.own.name):
+            # Meant for who had this address before.
+            self._count("pings_for_others")
+            return
+        self._send(self._answer_to(ping, packet_from), [Ack(ping.seq, b"")], False)
+
+    def on_indirect_ping(self, asked: IndirectPing, packet_from: Address) -> None:
+        requester = self._answer_to(asked, packet_from)
+        target = self._nodes.get(asked.node)
+        if len(self._relays) >= RELAYS_MOST or target is None or target.address != asked.target:
+            # What came from anywhere must not make this member send anywhere.
+            self._count("relays_refused")
+            if asked.nack:
+                self._send(requester, [Nack(asked.seq)], False)
+            return
+        seq = self._next_seq()
+        ending = self._agenda.after(self._timing.probe_timeout_s, lambda: self._end_relay(seq, asked.nack))
+        self._relays[seq] = _Relay(requester, asked.seq, ending)
+        own = self._nodes.own
+        self._send(target.address, [Ping(seq, asked.node, own.address, own.name)], target.takes_crc)
+
+    def _end_relay(self, seq: int, nack: bool) -> None:
+        relay = self._relays.pop(seq, None)
+        if relay is not None and nack:
+            self._send(relay.requester, [Nack(relay.seq)], False)
+
+    def _answer_to(self, asked: Ping | IndirectPing, packet_from: Address) -> Address:
+        """Where the ping says, if the member that it names is known to be there; else where it came from."""
+        named = asked.source
+        if named is None or named == packet_from:
+            return packet_from
+        asker = self._nodes.get(asked.source_node)
+        return named if asker is not None and asker.address == named else packet_from
+
+    # -- inner ----------------------------------------------------------------------------------------------------
+
+    def _next_seq(self) -> int:
+        self._seq = (self._seq + 1) % _SEQ_MOST
+        return self._seq
+
+    def _count(self, what: str) -> None:
+        self._counts[what] += 1

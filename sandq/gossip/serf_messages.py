@@ -1,0 +1,229 @@
+"""What Serf says inside of memberlist's messages: tags in a node's meta, and user messages.
+
+    meta        0xFF | msgpack map of tags; without the 0xFF: the role, all that old agents tell
+    message     type u8 | msgpack map of Go's field names
+
+| type | message | fields |
+|---|---|---|
+| 0 | leave intent | LTime, Node, Prune |
+| 1 | join intent | LTime, Node |
+| 2 | state, in a push-pull | LTime, StatusLTimes, LeftMembers, EventLTime, Events, QueryLTime |
+| 3 to 9 | event, query, answers, keys, relay | not read here |
+
+LTime is a Lamport time of 64 bits; members, events and queries have a clock each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from sandq.gossip.fields import META_BYTES, U64_MAX, Fields, as_name, flag, name, number, pack, unpack, unreadable
+from sandq.model.errors import InvalidRequest, ProtocolError, TooLarge
+
+LEAVE: Final = 0
+JOIN: Final = 1
+STATE: Final = 2
+LTIME_MAX: Final = U64_MAX
+MEMBERS_MOST: Final = 10_000
+"""Names in a state, in each of its two lists."""
+TAGS_MAGIC: Final = 0xFF
+TAGS_MOST: Final = META_BYTES // 2
+
+_NIL = 0xC0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveIntent:
+    """`node` is about to leave, or was removed by somebody. `prune`: forget it at once."""
+
+    ltime: int
+    node: str
+    prune: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JoinIntent:
+    """`node` has joined."""
+
+    ltime: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SerfState:
+    """The clocks of a member; when the status of each member that it knows changed last, and who of them left."""
+
+    ltime: int
+    status_ltimes: Mapping[str, int]
+    left_members: Sequence[str]
+    event_ltime: int
+    query_ltime: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSerf:
+    """A message of a type that sandq does not read."""
+
+    kind: int
+
+
+SerfMessage = LeaveIntent | JoinIntent | SerfState | OtherSerf
+
+
+# ------------------------------------------------------------------------------------------------------------- tags
+
+
+def encode_tags(tags: Mapping[str, str]) -> bytes:
+    """A node's meta; the same tags give the same bytes. TooLarge when it is more than `META_BYTES`."""
+    try:
+        meta = bytes((TAGS_MAGIC,)) + pack(dict(sorted(tags.items())))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"a tag is no text: {error}") from None
+    if len(meta) > META_BYTES:
+        sizes = ", ".join(f"{key} {len(pack({key: value})) - 1}" for key, value in sorted(tags.items()))
+        raise TooLarge(
+            f"the tags take {len(meta)} bytes, {META_BYTES} are allowed; bytes of each: {sizes[:1000]}",
+            limit="tags_bytes",
+            maximum=META_BYTES,
+            size=len(meta),
+        )
+    return meta
+
+
+def decode_tags(meta: bytes) -> dict[str, str]:
+    """The tags in a node's meta; none when it is empty. Raises ProtocolError."""
+    if not meta:
+        return {}
+    try:
+        if meta[0] != TAGS_MAGIC:
+            return {"role": meta.decode()}
+        if len(meta) > META_BYTES:
+            raise ProtocolError(f"tags of {len(meta)} bytes, {META_BYTES} are allowed")
+        return {key.decode(): _tag(value).decode() for key, value in _tags(meta[1:]).items()}
+    except UnicodeDecodeError:
+        raise ProtocolError(f"tags that are no UTF-8: {meta!r:.80}") from None
+
+
+def _tags(packed: bytes) -> Fields:
+    return {} if packed == bytes((_NIL,)) else unpack(packed, TAGS_MOST)
+
+
+def _tag(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise ProtocolError(f"a tag is {value!r:.40}, text is expected")
+    return value
+
+
+# --------------------------------------------------------------------------------------------------------- messages
+
+
+def encode_serf(message: LeaveIntent | JoinIntent | SerfState) -> bytes:
+    """The type byte and the body."""
+    if isinstance(message, LeaveIntent):
+        return b"\x00" + pack({"LTime": message.ltime, "Node": message.node, "Prune": message.prune})
+    if isinstance(message, JoinIntent):
+        return b"\x01" + pack({"LTime": message.ltime, "Node": message.node})
+    fields = {
+        "LTime": message.ltime,
+        "StatusLTimes": dict(message.status_ltimes),
+        "LeftMembers": list(message.left_members),
+        "EventLTime": message.event_ltime,
+        "Events": [],
+        "QueryLTime": message.query_ltime,
+    }
+    return b"\x02" + pack(fields)
+
+
+def decode_serf(body: bytes) -> SerfMessage:
+    """The message that the body of a `User`, or the user state of a `PushPull`, is. Raises ProtocolError."""
+    if not body:
+        raise ProtocolError("a Serf message without a byte")
+    kind = body[0]
+    try:
+        if kind == LEAVE:
+            fields = unpack(body[1:])
+            return LeaveIntent(number(fields, b"LTime", LTIME_MAX), name(fields, b"Node"), flag(fields, b"Prune"))
+        if kind == JOIN:
+            fields = unpack(body[1:])
+            return JoinIntent(number(fields, b"LTime", LTIME_MAX), name(fields, b"Node"))
+        if kind == STATE:
+            return _state(body[1:])
+    except ProtocolError as error:
+        raise ProtocolError(f"a Serf message of type {kind}: {error}") from None
+    return OtherSerf(kind)
+
+
+def _state(body: bytes) -> SerfState:
+    # Not in one piece: it may hold thousands of names, and of events, which nobody here wants.
+    try:
+        fields = _StateReader(body).fields()
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack raises a dozen kinds
+        raise unreadable(error) from None
+    return SerfState(
+        number(fields, b"LTime", LTIME_MAX),
+        fields.get(b"StatusLTimes", {}),
+        fields.get(b"LeftMembers", ()),
+        number(fields, b"EventLTime", LTIME_MAX, 0),
+        number(fields, b"QueryLTime", LTIME_MAX, 0),
+    )
+
+
+class _StateReader:
+    """Reads a state's map key by key; what msgpack raises goes on to the caller."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        # No value below the known ones is an array or a map; the lengths of those are checked here.
+        self._unpacker = msgpack.Unpacker(
+            raw=True, max_buffer_size=len(body), max_array_len=0, max_map_len=0, max_ext_len=0
+        )
+        self._unpacker.feed(body)
+
+    def fields(self) -> Fields:
+        readers: dict[bytes, Callable[[], Any]] = {
+            b"LTime": self._unpacker.unpack,
+            b"StatusLTimes": self._ltimes,
+            b"LeftMembers": self._names,
+            b"EventLTime": self._unpacker.unpack,
+            b"QueryLTime": self._unpacker.unpack,
+        }
+        found = {}
+        for _ in range(self._unpacker.read_map_header()):
+            key = self._unpacker.unpack()
+            if key in readers:
+                found[key] = readers[key]()
+            else:
+                self._unpacker.skip()
+        if self._unpacker.tell() != len(self._body):
+            raise ProtocolError(f"bytes behind the map: {len(self._body) - self._unpacker.tell()}")
+        return found
+
+    def _ltimes(self) -> dict[str, int]:
+        size = 0 if self._nil() else self._checked(self._unpacker.read_map_header())
+        found = {}
+        for _ in range(size):
+            key = as_name(self._unpacker.unpack(), b"StatusLTimes")
+            found[key] = number({b"LTime": self._unpacker.unpack()}, b"LTime", LTIME_MAX)
+        return found
+
+    def _names(self) -> tuple[str, ...]:
+        size = 0 if self._nil() else self._checked(self._unpacker.read_array_header())
+        return tuple([as_name(self._unpacker.unpack(), b"LeftMembers") for _ in range(size)])
+
+    def _nil(self) -> bool:
+        at = self._unpacker.tell()
+        if self._body[at : at + 1] != bytes((_NIL,)):
+            return False
+        self._unpacker.skip()
+        return True
+
+    def _checked(self, size: int) -> int:
+        if size > MEMBERS_MOST:
+            raise ProtocolError(f"{size} members, {MEMBERS_MOST} are allowed")
+        return size

@@ -1,0 +1,243 @@
+"""Members that gossip, on virtual time, over a network from a seed: late, lossy, cut, one way too.
+
+The whole protocol runs, bytes included; only sockets are missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+from sandq.gossip.core import Ask, Gossip
+from sandq.gossip.keyring import Keyring
+from sandq.gossip.membership import State
+from sandq.gossip.packets import Packets
+from sandq.gossip.streams import NodeState
+from sandq.gossip.tags import judge_of
+from sandq.gossip.timing import PROFILES, Timing
+from sandq.model.config_schema import Address
+
+
+class Member:
+    """A core, and the stalls of the process it would run in."""
+
+    def __init__(self, world: World, core: Gossip, address: Address) -> None:
+        self.world = world
+        self.core = core
+        self.address = address
+        self.stalled_until = 0.0
+        self.lost_s = 0.0
+        self.waiting: list[tuple[bytes, Address]] = []
+        self.planned: float | None = None
+
+    def now(self) -> float:
+        """Of this member's core: time in which it did not run does not count."""
+        return self.world.now - self.lost_s
+
+    def believes(self, name: str) -> State | None:
+        record = self.core.records.get(name)
+        return record.believed if record is not None else None
+
+
+class World:
+    """`loss`: of datagrams. `latency_s`: the longest way."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        timing: Timing = PROFILES["lan"],
+        loss: float = 0.0,
+        latency_s: float = 0.002,
+        keys: Keyring | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.timing = timing
+        self.loss = loss
+        self.latency_s = latency_s
+        self.keys = keys
+        self.now = 1000.0
+        self.members: dict[str, Member] = {}
+        self.at: dict[Address, Member] = {}
+        self.cut: Callable[[Member, Member, bool], bool] = lambda sender, receiver, stream: False
+        """Whether nothing gets from one to the other."""
+        self.packets = 0
+        self.history: list[tuple[float, str, str, State | None]] = []
+        """(when, who, about whom, what it believes from then on)."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    # -- members --------------------------------------------------------------------------------------------------
+
+    def add(
+        self, name: str, tags: Mapping[str, str] | None = None, address: Address | None = None, cluster: str = "sandq"
+    ) -> Member:
+        number = len(self.at) + 1
+        address = address or Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 9900)
+        rng = random.Random(self.rng.random())
+        core = Gossip(
+            name=name,
+            address=address,
+            tags=tags if tags is not None else {"cluster": cluster, "id": name, "store": f"store of {name}"},
+            timing=self.timing,
+            packets=Packets(self.keys, lambda: rng.randbytes(12)),
+            judge=judge_of(cluster, lambda: None),
+            rng=rng,
+            now=self.now,
+        )
+        member = Member(self, core, address)
+        self.members[name] = self.at[address] = member
+        self._step(member)
+        return member
+
+    def crash(self, name: str) -> Member:
+        """It is gone from one moment to the next."""
+        member = self.members.pop(name)
+        del self.at[member.address]
+        return member
+
+    def join(self, name: str, seed: str) -> bool:
+        """Whether the seed could be asked."""
+        member, other = self.members[name], self.members[seed]
+        if not self._reaches(member, other, True):
+            return False
+        self._compare(member, other, True)
+        member.core.announce_join()
+        self._step(member)
+        self._step(other)
+        return True
+
+    def acquaint(self, names: Iterable[str]) -> None:
+        """As if all of them had known each other for long."""
+        states = [self._state_of(self.members[name]) for name in names]
+        for name in names:
+            core = self.members[name].core
+            core._nodes.merge(states)
+            core._rumours._parts, core._rumours._times = {0: {}}, {}
+            core.take_changed()
+
+    @staticmethod
+    def _state_of(member: Member) -> NodeState:
+        return member.core._nodes.own.state()
+
+    def stall(self, name: str, seconds: float) -> None:
+        """Its process does nothing for so long, and then all that lies before it."""
+        member = self.members[name]
+        member.stalled_until = self.now + seconds
+
+        def wake() -> None:
+            member.lost_s += seconds
+            for datagram, source in member.waiting:
+                member.core.receive(member.now(), datagram, source)
+            member.waiting.clear()
+            self._step(member)
+
+        self.at_time(member.stalled_until, wake)
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def at_time(self, when: float, do: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, do))
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
+        """Let time pass, no longer than until something holds; how long that was."""
+        began, end = self.now, self.now + seconds
+        checked = began
+        while self._events and self._events[0][0] <= end:
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+            if until is not None and self.now - checked >= 0.01:
+                checked = self.now
+                if until():
+                    return self.now - began
+        self.now = end
+        return seconds
+
+    def _step(self, member: Member) -> None:
+        """Its turn: do what is due, send, and plan the next turn."""
+        if member.stalled_until > self.now or self.at.get(member.address) is not member:
+            return
+        core = member.core
+        core.tick(member.now())
+        for to, datagram in core.take_packets():
+            self._carry(member, to, datagram)
+        for ask in core.take_asks():
+            self._answer(member, ask)
+        for name in core.take_changed():
+            self.history.append((self.now, core.name, name, member.believes(name)))
+        next_at = core.next_at + member.lost_s
+        if member.planned is None or member.planned <= self.now or next_at < member.planned:
+            member.planned = next_at
+
+            def turn() -> None:
+                if member.planned == next_at:
+                    self._step(member)
+
+            self.at_time(next_at, turn)
+
+    # -- network --------------------------------------------------------------------------------------------------
+
+    def _reaches(self, sender: Member, receiver: Member, stream: bool) -> bool:
+        if stream and (receiver.stalled_until > self.now or self.cut(receiver, sender, True)):
+            return False
+        return not self.cut(sender, receiver, stream)
+
+    def _carry(self, sender: Member, to: Address, datagram: bytes) -> None:
+        assert len(datagram) <= 1400
+        self.packets += 1
+        receiver = self.at.get(to)
+        if receiver is None or self.rng.random() < self.loss or not self._reaches(sender, receiver, False):
+            return
+
+        def arrive() -> None:
+            if self.at.get(to) is not receiver:
+                return
+            if receiver.stalled_until > self.now:
+                receiver.waiting.append((datagram, sender.address))
+                return
+            receiver.core.receive(receiver.now(), datagram, sender.address)
+            self._step(receiver)
+
+        self.at_time(self.now + self.rng.random() * self.latency_s, arrive)
+
+    def _answer(self, asker: Member, ask: Ask) -> None:
+        def arrive() -> None:
+            receiver = self.at.get(ask.address)
+            if self.at.get(asker.address) is not asker or receiver is None or asker.stalled_until > self.now:
+                return
+            if not self._reaches(asker, receiver, True):
+                return
+            if ask.ping is None:
+                self._compare(asker, receiver, False)
+            elif receiver.core.on_stream_ping(ask.ping) is not None:
+                asker.core.on_stream_ack(asker.now(), ask.ping.seq)
+            self._step(receiver)
+            self._step(asker)
+
+        self.at_time(self.now + self.rng.random() * self.latency_s, arrive)
+
+    def _compare(self, asker: Member, receiver: Member, join: bool) -> None:
+        asked, answer = asker.core.push_pull(join), receiver.core.push_pull(False)
+        receiver.core.on_push_pull(receiver.now(), asked)
+        asker.core.on_push_pull(asker.now(), answer)
+        self._step(receiver)
+        self._step(asker)
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def all_believe(self, about: str, state: State | None) -> bool:
+        """Of all that run, the one in question aside."""
+        return all(m.believes(about) == state for name, m in self.members.items() if name != about)
+
+    def agree(self) -> bool:
+        """Whether each that runs takes exactly those that run for alive."""
+        running = set(self.members)
+        return all(
+            {name for name, record in m.core.records.items() if record.believed == State.ALIVE} == running
+            for m in self.members.values()
+        )
+
+    def ever_believed(self, about: str, state: State) -> list[tuple[float, str]]:
+        return [(when, who) for when, who, name, believed in self.history if name == about and believed == state]
