@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -14,10 +15,11 @@ import anyio
 
 import demo.cluster
 import sandq
-from benchmarks.process import Where, cpu_s
+from benchmarks.process import PROFILED, Where, cpu_s
 from benchmarks.produce import TOPIC, batch_of, frames_of
 from benchmarks.result import Goal, Result
 from benchmarks.wire import Flow, Wire, drive
+from demo.node import PROGRAM
 from sandq.model.batch import Column, encode
 
 NODES = 3
@@ -53,7 +55,9 @@ class Cluster(demo.cluster.Cluster):
 @contextlib.contextmanager
 def cluster(where: Where, **settings: str) -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
-    made = Cluster(directory)
+    if where.profiles is not None:
+        os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / "cluster")
+    made = Cluster(directory, program=PROFILED if where.profiles is not None else PROGRAM)
     for node in made.nodes.values():
         node.configure(**settings)
     try:

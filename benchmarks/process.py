@@ -13,6 +13,7 @@ from pathlib import Path
 
 from demo.node import Node
 
+PROFILED = ("-m", "benchmarks.profiled")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,7 +32,7 @@ def running(where: Where, name: str) -> Iterator[Node]:
     try:
         if where.profiles is not None:
             os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / name)
-            node = Node(directory, program=("-m", "benchmarks.profiled"))
+            node = Node(directory, program=PROFILED)
         else:
             node = Node(directory)
         try:

@@ -29,7 +29,8 @@ def _profiled_run(thread: threading.Thread) -> None:
 
 
 def _store(profile: cProfile.Profile, thread: str) -> None:
-    profile.dump_stats(f"{os.environ['BENCHMARKS_PROFILE']}.{thread}")
+    node = os.environ.get("SANDQ_NODE__ID", "")
+    profile.dump_stats(".".join(filter(None, (os.environ["BENCHMARKS_PROFILE"], node, thread))))
 
 
 if __name__ == "__main__":

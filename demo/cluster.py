@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from demo.node import Node, free_port
+from demo.node import PROGRAM, Node, free_port
 
 NAMES = ("node1", "node2", "node3")
 
@@ -12,11 +12,11 @@ NAMES = ("node1", "node2", "node3")
 class Cluster:
     """Nodes over directories below `directory`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
         self.nodes: dict[str, Node] = {}
         for name in NAMES:
             (directory / name).mkdir()
-            self.nodes[name] = Node(directory / name, name=name)
+            self.nodes[name] = Node(directory / name, name=name, program=program)
         peer_ports = {name: free_port() for name in NAMES}
         for name, node in self.nodes.items():
             peers = [

@@ -53,6 +53,10 @@ def free_port() -> int:
     raise NodeFailed(f"no port is free on 127.0.0.1 within {_PORTS[0]}..{_PORTS[1]}")
 
 
+PROGRAM = ("-m", "demo.node")
+"""Runs a node that ends with its parent."""
+
+
 class Node:
     """One node over `directory`: data and log live there. `settings` are SANDQ_ variables without the prefix."""
 
@@ -61,7 +65,7 @@ class Node:
         directory: Path,
         *,
         name: str = "the node",
-        program: tuple[str, ...] = ("-m", "demo.node"),
+        program: tuple[str, ...] = PROGRAM,
         **settings: str,
     ) -> None:
         self.directory = directory
@@ -75,6 +79,7 @@ class Node:
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
         self._environ["SANDQ_LISTEN__CLIENT"] = self.address
         self._environ["SANDQ_LISTEN__HTTP"] = "none"
+        self._environ["SANDQ_LISTEN__GOSSIP"] = "127.0.0.1:0"
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 
     def configure(self, **settings: str) -> None:

@@ -41,7 +41,10 @@ def info() -> None:
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
-    """List the nodes: whether each can be reached, where it serves, and how many partitions it leads.
+    """List the nodes: what the one asked believes of each and since when, whether it is linked with it (UP), where it
+    serves, and how many partitions it leads.
+
+    A member that is no node of the cluster, or not yet, has no store.
 
     \b
       sandctl cluster nodes
@@ -50,13 +53,29 @@ def nodes(limit: int | None) -> None:
     async def work(client: Client) -> tuple[dict[str, Any], list[TopicRecord]]:
         return await client.admin.cluster(), await client.admin.list_topics()
 
+    from sandq.model.times import format_instant
+
     found, topics = run(work)
     leads = Counter(row.leader for record in topics for row in record.partitions)
     rows = [
-        {**row, "leads": leads[row.get("node")], "asked": row.get("node") == found.get("node")}
+        {
+            **row,
+            "since": format_instant(row["since_ms"]) if isinstance(row.get("since_ms"), int) else None,
+            "leads": leads[row.get("node")],
+            "asked": row.get("node") == found.get("node"),
+        }
         for row in found.get("nodes") or ()
     ]
-    columns = {"node": "NODE", "up": "UP", "client": "CLIENTS", "http": "HTTP", "leads": "LEADS", "store_uuid": "STORE"}
+    columns = {
+        "node": "NODE",
+        "member": "MEMBER",
+        "since": "SINCE",
+        "up": "UP",
+        "client": "CLIENTS",
+        "http": "HTTP",
+        "leads": "LEADS",
+        "store_uuid": "STORE",
+    }
     show_rows(rows, columns, limit)
 
 

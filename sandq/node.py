@@ -1,7 +1,9 @@
 """One node: what it is made of, and in which order it starts and stops (floor F6).
 
-Start: lock the data directory - identity - stores - WAL - threads and passes - peers - metadata - partitions - serve.
-Stop: hand over leaderships - listeners - threads (what is queued is finished) - checkpoint - seal the WAL - close.
+Start: lock the data directory - identity - stores - WAL - threads and passes - peers and gossip - metadata -
+partitions - serve.
+Stop: hand over leaderships - leave gossip - listeners - threads (what is queued is finished) - checkpoint - seal the
+WAL - close.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from sandq.broker.runner import Runner
 from sandq.broker.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
+from sandq.gossip.edge.discovery import Discovery
+from sandq.gossip.tags import judge_of, node_tags
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
@@ -183,10 +187,13 @@ async def _serving(
         web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
         if web_address is not None:
             addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
-        cluster = _cluster(config, own, addresses, files, runner, broker)
+        secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
+        cluster = _cluster(config, own, addresses, secret, files, runner, broker)
+        discovery = _discovery(config, cluster, addresses, secret, files, broker)
         if between:
             await serving.start(cluster.links.run, between)
             serving.start_soon(cluster.snapshots.run)
+        await serving.start(discovery.run)
         await _take_part(cluster, broker, nursery, serving)
         info = ServerInfo(
             sandq.__version__,
@@ -198,6 +205,7 @@ async def _serving(
             dataclasses.asdict(limits),
             broker,
             lambda: cluster.up,
+            discovery.membership.members,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -205,13 +213,14 @@ async def _serving(
 
         clients = ClientStats()
         about = About(sandq.__version__, own.node, config.cluster.name, data_dir)
-        metrics = Metrics(broker, clients, about)
+        metrics = Metrics(broker, clients, about, discovery.seen)
         serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
         serving.start_soon(metrics.run)
         serving.start_soon(broker.catalog.sweep)
         async with _serving_http(config, broker, metrics, web, Address(host, port)):
             yield Serving(host, port, web_address, data_dir, broker, metrics)
             await cluster.hand_over()
+            await discovery.leave()
         serving.cancel_scope.cancel()
 
 
@@ -219,6 +228,7 @@ def _cluster(
     config: NodeConfig,
     own: identity.Identity,
     addresses: dict[str, str],
+    secret: bytes | None,
     files: Files,
     runner: Runner,
     broker: Broker,
@@ -226,7 +236,7 @@ def _cluster(
     section = config.cluster
     return Cluster(
         name=section.name,
-        secret=read_secret(section.secret_file) if section.secret_file is not None else None,
+        secret=secret,
         own=own,
         addresses=addresses,
         peers={peer.id: peer.peer for peer in section.peers},
@@ -236,6 +246,39 @@ def _cluster(
         broker=broker,
         snapshots=Snapshots(broker.engine, runner, config.storage.snapshot_rate),
     )
+
+
+def _discovery(
+    config: NodeConfig,
+    cluster: Cluster,
+    addresses: dict[str, str],
+    secret: bytes | None,
+    files: Files,
+    broker: Broker,
+) -> Discovery:
+    def tags() -> dict[str, str]:
+        identity = cluster.identity()
+        return node_tags(
+            node=identity.node_id,
+            cluster=config.cluster.name,
+            cluster_uuid=identity.cluster_uuid,
+            store_uuid=identity.store_uuid,
+            zone=config.node.zone,
+            version=sandq.__version__,
+            addresses=addresses,
+        )
+
+    discovery = Discovery(
+        config,
+        secret=secret,
+        tags=tags,
+        judge=judge_of(config.cluster.name, lambda: cluster.identity().cluster_uuid),
+        files=files,
+        now_ms=broker.clock.now_ms,
+        on_round_trip=broker.stats.round_trips.observe,
+    )
+    cluster.on_joined = discovery.refresh_tags
+    return discovery
 
 
 async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, serving: trio.Nursery) -> None:
@@ -314,8 +357,8 @@ def _make_data_dir(config: NodeConfig) -> Path:
 
 def _check_supported(config: NodeConfig) -> None:
     cluster = config.cluster
-    if cluster.seeds or not (cluster.bootstrap or cluster.peers):
+    if not (cluster.bootstrap or cluster.peers):
         raise StartupError(
-            "this version does not find other nodes by gossip: name them (cluster.membership: static, cluster.peers), "
-            "or let this node be alone (cluster.bootstrap: true)"
+            "this version finds other nodes by gossip, and does not join them yet: name them (cluster.membership: "
+            "static, cluster.peers), or let this node found a cluster of its own (cluster.bootstrap: true)"
         )

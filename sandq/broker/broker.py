@@ -19,11 +19,13 @@ from sandq.model.errors import (
     NotLeader,
     SandqError,
     TopicExists,
+    Unavailable,
     UnknownTopic,
 )
 from sandq.model.names import check_name
 from sandq.model.settings import parse_settings, update_settings
 from sandq.partition import commands as c
+from sandq.raft import node_of
 
 from .catalog import Catalog, OpenTopic
 from .clock import GuardedClock
@@ -121,6 +123,9 @@ class Broker:
             raise InvalidRequest(f"{partitions} partitions; 1 to {self.limits.partitions_per_topic} are allowed")
         self.metadata_host.check_ready()
         nodes = sorted(self.metadata.nodes)
+        absent = sorted(set(map(node_of, self.metadata_host.group.members.voters)) - set(nodes))
+        if absent:
+            raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
         if not 1 <= replicas <= len(nodes):
             raise InvalidRequest(
                 f"{replicas} replicas, and {len(nodes)} nodes are registered: a node holds one at most"

@@ -28,6 +28,7 @@ from .clock import GuardedClock
 from .deliverer import PartitionDelivery
 from .engine import METADATA_GROUP, Engine
 from .host import GroupHost
+from .latest import ANSWER_S, Latest, Unsure
 from .publisher import Place
 from .replica import MetadataView, PartitionReplica
 from .routes import Routes
@@ -77,6 +78,7 @@ class Catalog:
         self._config = config
         self._stats = stats
         self._routes = routes
+        self.latest = Latest(engine)
         self._metadata: GroupHost
         self._nursery: trio.Nursery
         self._changed = trio.Event()
@@ -106,15 +108,16 @@ class Catalog:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> OpenTopic:
+        """Raises UnknownTopic; Unsure, while this node does not know whether there is none; Unavailable."""
         topic = self.topics.get(name)
         if topic is None:
-            if name in self.view.topics or not self._is_current:
+            if name in self.view.topics:
                 raise Unavailable(f"topic {name!r} is being opened; ask again in a moment", topic=name)
-            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+            raise self._unknown(UnknownTopic(f"there is no topic {name!r}", topic=name), partial(self.topic, name))
         return topic
 
     def partition(self, name: str, partition: int) -> PartitionDelivery:
-        """The replica here. Raises UnknownTopic, UnknownPartition; NotLeader where there is none."""
+        """The replica here. Raises as `topic` does, UnknownPartition; NotLeader where there is none."""
         topic = self.topic(name)
         found = topic.partitions.get(partition)
         if found is not None:
@@ -127,27 +130,42 @@ class Catalog:
         raise NotLeader(f"partition {partition} of topic {name!r} is not on this node", **hint)
 
     def of_group(self, group: int, partition: int) -> PartitionDelivery:
-        """The replica here of the partition that a lease names. Raises LeaseLost, NotLeader."""
+        """The replica here of the partition that a lease names. Raises LeaseLost, NotLeader; Unsure, Unavailable."""
         found = self.by_group.get(group)
         if found is not None and found.partition == partition:
             return found
         for topic in self.topics.values():
             if partition < len(topic.record.partitions) and topic.record.partitions[partition].group == group:
                 return self.partition(topic.record.name, partition)
-        if not self._is_current:
-            raise Unavailable("this node does not know yet what partitions there are; ask again in a moment")
-        raise LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
+        view = self.view
+        if any(placed.group == group for topic in view.topics.values() for placed in topic.partitions):
+            raise Unavailable(f"partition {group}.{partition} is being opened; ask again in a moment")
+        lost = LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
+        if group < view.next_group:
+            raise lost  # it was deleted: the number is given to no other
+        raise self._unknown(lost, partial(self.of_group, group, partition))
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
         """The node that leads a partition, as far as is known here."""
         return self._routes.leader(topic.record.partitions[partition].group)
 
-    @property
-    def _is_current(self) -> bool:
-        """Whether this node knows everything that metadata has ever acknowledged. A term begins with an entry of its
-        own behind all of those, so one that has applied anything of this term has applied them."""
-        group = self._metadata.group
-        return group.leader is not None and group.journal.term_at(self.view.applied_index) == group.term
+    def _unknown(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
+        """What to raise where `look` finds nothing: this node may not have heard of it yet."""
+        if self._metadata.group.is_only_voter and self._metadata.ready:
+            return claim  # there is nobody to hear it from
+        return Unsure(claim, partial(self._settled, claim, look))
+
+    async def _settled(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
+        """What to answer, once this node has heard of everything that was acknowledged before this call."""
+        with trio.move_on_after(ANSWER_S):
+            try:
+                await self.until_followed(await self.latest.index())
+                look()
+            except Unsure:
+                return claim
+            except SandqError as error:
+                return error
+        return Unavailable(f"{claim.message}, as far as this node knows; ask again in a moment", **claim.details)
 
     # -- following metadata ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ group gives the cluster its UUID and registers the nodes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import NoneType
 from typing import Any
 
 import structlog
@@ -35,8 +37,9 @@ from .snapshots import Snapshots
 
 log = structlog.get_logger("sandq.cluster")
 
-RAFT, ROUTES, FOLLOWED = 1, 2, 3
+RAFT, ROUTES, FOLLOWED, ASKED, TOLD = 1, 2, 3, 4, 5
 """Kinds of frames between nodes."""
+_TOLD_FIELDS = ([int, int], [int, NoneType])
 FOUNDING_INCARNATION = 1
 REGISTER_PAUSE_S = 0.5
 HAND_OVER_S = 3.0
@@ -70,17 +73,20 @@ class Cluster:
         self._runner = runner
         self._broker = broker
         self._changed = trio.Event()
+        self.on_joined: Callable[[], Awaitable[None]] = _nothing
+        """Called when this node belongs to a cluster that it did not belong to."""
         self.snapshots = snapshots
         self.links = PeerLinks(
             cluster=name,
             secret=secret,
-            identity=self._identity,
+            identity=self.identity,
             peers=peers,
             known=KnownPeers.open(files),
             on_up=self._on_up,
             on_down=self._on_down,
             on_frame=self._on_frame,
             on_stream=snapshots.receive,
+            takes_more=self._takes_more,
         )
         snapshots.open_stream = self.links.open_stream
         snapshots.on_garbage = broker.catalog.sweep_soon
@@ -89,6 +95,8 @@ class Cluster:
         broker.tell = self._tell
         broker.until_others_followed = self._until_others_followed
         broker.catalog.on_followed = self._tell_followed
+        self._latest = broker.catalog.latest
+        self._latest.ask = lambda node, question: self.links.send(node, ASKED, question)
         self._followed: dict[str, int] = {}
         """What of metadata each peer has done."""
 
@@ -97,7 +105,8 @@ class Cluster:
         """The nodes that can be reached, this one included."""
         return {self._own.node, *self.links.up}
 
-    def _identity(self) -> PeerIdentity:
+    def identity(self) -> PeerIdentity:
+        """Who this node is now: its cluster's UUID may come later."""
         return PeerIdentity(self._own.node, self._own.store_uuid, self._own.cluster_uuid, self._addresses)
 
     # -- connections ----------------------------------------------------------------------------------------------
@@ -115,17 +124,24 @@ class Cluster:
         self._followed.pop(node, None)
         self._wake()
 
-    def _on_frame(self, node: str, kind: int, body: Any) -> None:
+    def _takes_more(self) -> bool:
+        return self._engine.failed is not None or self._engine.passes.takes_more
+
+    def _on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         if kind == RAFT and isinstance(body, tuple):
             if self._engine.failed is None:  # nobody would read it
-                self._engine.passes.receive(node, body)
+                self._engine.passes.receive(node, body, size)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
         elif kind == FOLLOWED and type(body) is int:
             self._followed[node] = body
             self._wake()
+        elif kind == ASKED and type(body) is int:
+            self._latest.answer(partial(self._tell_latest, node, body))
+        elif kind == TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
+            self._latest.told(*body)
         else:
-            log.error("a peer sent a frame of a kind that is not known here; it is dropped", peer=node, kind=kind)
+            log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
 
     def _send(self, node: str, messages: Sequence[Any]) -> None:
         """In frames that are not much larger than one message needs to be."""
@@ -143,6 +159,9 @@ class Cluster:
     def _tell_followed(self, index: int) -> None:
         for node in self.links.up:
             self.links.send(node, FOLLOWED, index)
+
+    def _tell_latest(self, node: str, question: int, index: int | None) -> None:
+        self.links.send(node, TOLD, (question, index))
 
     async def _until_others_followed(self, index: int) -> None:
         while any(self._followed.get(node, 0) < index for node in self.links.up):
@@ -216,6 +235,7 @@ class Cluster:
             self._own = await self._runner.on_maintenance(join)
         else:
             self._own = dataclasses.replace(own, cluster_uuid=cluster_uuid)
+        await self.on_joined()
 
     # -- registering ----------------------------------------------------------------------------------------------
 
@@ -238,8 +258,12 @@ class Cluster:
         view = self._broker.metadata
         if view.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))
-        for peer in [self._identity(), *[peer.identity for peer in self.links.up.values()]]:
+        for peer in [self.identity(), *[peer.identity for peer in self.links.up.values()]]:
             record = view.nodes.get(peer.node_id)
             known = record is not None and (record.store_uuid, record.addresses) == (peer.store_uuid, peer.addresses)
             if not known:
                 await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses)))
+
+
+async def _nothing() -> None:
+    pass

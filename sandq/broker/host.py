@@ -11,7 +11,7 @@ import trio
 
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
-from sandq.raft import Group, Passes, ProposalFailed, node_of
+from sandq.raft import Group, Passes, ProposalFailed, ReadDone, node_of
 
 from .applier import Apply
 from .replica import Replica
@@ -174,6 +174,17 @@ class GroupHost:
         self.group.read_index(confirmation.done)
         self._passes.mark(self.group)
         return confirmation
+
+    def ask_index(self, done: ReadDone) -> None:
+        """`done(index)`: everything that was acknowledged before this call stands up to there; `done(None)`: this node
+        does not lead."""
+        if self.group.is_only_voter and self.ready:
+            done(self.status.applied_index)
+        elif self.failed is not None or self._closed is not None:
+            done(None)
+        else:
+            self.group.read_index(done)
+            self._passes.mark(self.group)
 
     async def finish_read(self, confirmation: Confirmation | None) -> None:
         """The rest of `read`."""

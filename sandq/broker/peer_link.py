@@ -31,7 +31,11 @@ is left out in silence would break the order that both sides count on."""
 _PING_BODY = encode((PING, None))
 _PING_FRAME = LENGTH.pack(len(_PING_BODY)) + _PING_BODY
 
-OnFrame = Callable[[int, Any], None]
+ROOM_POLL_S: Final = 0.01
+"""How often it is looked whether there is room for what has come."""
+
+OnFrame = Callable[[int, Any, int], None]
+"""`on_frame(kind, body, bytes)`."""
 
 
 class PeerLink:
@@ -72,16 +76,21 @@ class PeerLink:
         self.why = self.why or why
         self._scope.cancel()
 
-    async def run(self, on_frame: OnFrame) -> None:
-        """Until it ends. What `on_frame` raises comes out, in the exception group of a nursery."""
+    async def run(self, on_frame: OnFrame, takes_more: Callable[[], bool] = lambda: True) -> None:
+        """Until it ends. What `on_frame` raises comes out, in the exception group of a nursery.
+
+        While `takes_more()` is false nothing is read: what comes waits in the sockets, and then at the other side,
+        which closes a link on which nothing is taken."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
-                await self._read(on_frame)
+                await self._read(on_frame, takes_more)
                 nursery.cancel_scope.cancel()
 
-    async def _read(self, on_frame: OnFrame) -> None:
+    async def _read(self, on_frame: OnFrame, takes_more: Callable[[], bool]) -> None:
         while True:
+            while not takes_more():  # noqa: ASYNC110 - it is rare, and whoever makes room need not know of it
+                await trio.sleep(ROOM_POLL_S)
             try:
                 kind, body = _checked(await self._stream.receive())
             except SandqError as error:
@@ -90,7 +99,7 @@ class PeerLink:
             if self.why:
                 return
             if kind != PING:
-                on_frame(kind, body)
+                on_frame(kind, body, self._stream.frame_bytes)
 
     async def _write(self) -> None:
         while True:

@@ -65,9 +65,10 @@ log = structlog.get_logger("sandq.peers")
 class PeerLinks:
     """`peers`: node id -> where it listens for peers. `secret`: None lets in, and dials, this machine only.
 
-    Called on the loop, and for each peer in this order: `on_up(peer)`, `on_frame(node id, kind, body)` any number of
-    times, `on_down(node id)`. `on_stream(node id, stream)` runs as long as it likes; a SandqError out of it (the
-    connection broke, the peer said something wrong) concerns that stream only.
+    Called on the loop, and for each peer in this order: `on_up(peer)`, `on_frame(node id, kind, body, bytes)` any
+    number of times, `on_down(node id)`. While `takes_more()` is false no frame is read from any. `on_stream(node id,
+    stream)` runs as long as it likes; a SandqError out of it (the connection broke, the peer said something wrong)
+    concerns that stream only.
     """
 
     def __init__(
@@ -80,8 +81,9 @@ class PeerLinks:
         known: KnownPeers,
         on_up: Callable[[Peer], None],
         on_down: Callable[[str], None],
-        on_frame: Callable[[str, int, Any], None],
+        on_frame: Callable[[str, int, Any, int], None],
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
+        takes_more: Callable[[], bool] = lambda: True,
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -92,6 +94,7 @@ class PeerLinks:
         self._on_down = on_down
         self._on_frame = on_frame
         self._on_stream = on_stream
+        self._takes_more = takes_more
         self._ping_s = ping_s
         self._silence_s = silence_s
         self._links: dict[str, PeerLink] = {}
@@ -265,7 +268,7 @@ class PeerLinks:
         log.info("a peer is linked", peer=node_id, store=peer.identity.store_uuid, known=peer.known)
         try:
             self._on_up(peer)
-            await link.run(partial(self._on_frame, node_id))
+            await link.run(partial(self._on_frame, node_id), self._takes_more)
         finally:
             self._down(link, "this node stops")
             await stream.aclose()

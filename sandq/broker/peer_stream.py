@@ -67,6 +67,8 @@ class PeerStream:
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, silence_s: float = BULK_SILENCE_S) -> None:
         self.silence_s = silence_s
+        self.frame_bytes = 0
+        """Of the body that was received last."""
         self._stream = stream
         self._kept = bytearray()
 
@@ -134,6 +136,7 @@ class PeerStream:
         with memoryview(kept) as view, view[LENGTH.size : end] as body:
             value = read(body)
         del kept[:end]
+        self.frame_bytes = length
         return value
 
     async def _more(self, missing: int) -> None:

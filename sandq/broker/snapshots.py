@@ -18,6 +18,7 @@ import trio
 
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.raft import incarnation_of, node_of
+from sandq.storage.files import may_have_happened
 from sandq.storage.pointers import StorePointer
 from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Exporter, Importer, Meta
 from sandq.storage.stores import StoresSnapshot
@@ -178,6 +179,8 @@ class _Store:
         self._host = host
         self._number = number
         self._importer = Importer(engine.stores, number)
+        self._is_unsure = False
+        """After a crash it may be the one that is pointed to, or not: it is no garbage."""
 
     @property
     def position(self) -> bytes | None:
@@ -197,7 +200,8 @@ class _Store:
             await self._runner.between_passes(partial(self._engine.suspend, self._host, meta.index))
             await self._replace(meta)
         finally:
-            self.drop()
+            if not self._is_unsure:
+                self.drop()
         log.info("a snapshot is installed", group=self._host.number, index=meta.index)
 
     async def _replace(self, meta: Meta) -> None:
@@ -218,7 +222,12 @@ class _Store:
                 meta.learners,
             )
             await runner.on_maintenance(partial(engine.pointers.update, put=[pointer]))
-        except SandqError:
+        except SandqError as error:
+            if isinstance(error, StorageFailed) and may_have_happened(error):
+                self._is_unsure = True
+                log.error("nobody knows which state the next start finds: this node stops", error=error.message)
+                engine.fail(error)
+                raise
             await runner.between_passes(partial(engine.reopen, host, host.replica, host.status))
             raise
         await runner.between_passes(partial(engine.reopen, host, *loaded))

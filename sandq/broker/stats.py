@@ -60,6 +60,8 @@ class NodeStats:
         self.stalls = Histogram(SECONDS)
         """How late the event loop came to a task that was due."""
         self.attempts = Histogram(ATTEMPTS)
+        self.round_trips = Histogram(SECONDS)
+        """Of probes of other members by gossip."""
         self.early = 0
         """Messages that were sent before their time."""
 

@@ -6,7 +6,6 @@ The edge calls `receive`, `on_...` and `tick`, with the time of one clock that n
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from typing import Final
 
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
+from sandq.model.gossip_timing import Timing
 
 from .agenda import Agenda
 from .awareness import Awareness
 from .broadcasts import Broadcasts
+from .chance import Chance
 from .members import Members, Record
 from .membership import State
 from .messages import (
@@ -38,7 +39,6 @@ from .packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
 from .probing import Prober
 from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf, encode_serf, encode_tags
 from .streams import PushPull
-from .timing import Timing
 
 ASKS_MOST: Final = 64
 """Streams to be opened that wait for the edge; further ones are left out, as each is tried again later anyway."""
@@ -65,7 +65,7 @@ class Gossip:
         timing: Timing,
         packets: Packets,
         judge: Judge,
-        rng: random.Random,
+        rng: Chance,
         now: float,
         on_round_trip: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -75,7 +75,7 @@ class Gossip:
         self.awareness = Awareness()
         self._timing = timing
         self._rng = rng
-        self._codec = packets
+        self.use_packets(packets)
         self._agenda = Agenda(now)
         self._rumours = Broadcasts()
         self._intents = Broadcasts()
@@ -154,6 +154,11 @@ class Gossip:
         """Raises TooLarge, and nothing has changed."""
         self._nodes.retag(encode_tags(tags))
 
+    def use_packets(self, packets: Packets) -> None:
+        """Datagrams are sealed and opened by these from now on."""
+        self._codec = packets
+        self._unseal = packets.open
+
     def announce_join(self) -> None:
         """After a seed has answered."""
         self._members.announce_join()
@@ -175,7 +180,7 @@ class Gossip:
         """
         self._agenda.advance(now)
         try:
-            opened = self._codec.open(datagram)
+            opened = self._unseal(datagram)
         except ProtocolError:
             self.counts["malformed"] += 1
             return

@@ -26,8 +26,8 @@ def decode(data: bytes, limit: int) -> bytes:
     mask = (1 << width) - 1
     last = b""
     """What the code before this one stood for; empty behind a `CLEAR`."""
-    pieces: list[bytes] = []
-    size = 0
+    # Not a list of pieces to join: that takes 88 bytes a piece.
+    plain = bytearray()
     bits = have = 0
     # A code has at least 9 bits: a byte completes one at most.
     for at, byte in enumerate(data, 1):
@@ -47,7 +47,7 @@ def decode(data: bytes, limit: int) -> bytes:
         if code == END:
             if at != len(data):
                 raise ProtocolError(f"{len(data) - at} bytes behind the end of what is compressed")
-            return b"".join(pieces)
+            return bytes(plain)
         known = len(table)
         if code < known:
             piece = table[code]
@@ -59,10 +59,9 @@ def decode(data: bytes, limit: int) -> bytes:
             table.append(piece)
         else:
             raise ProtocolError(f"code {code} where {known} are known: what is compressed is corrupt")
-        size += len(piece)
-        if size > limit:
+        plain += piece
+        if len(plain) > limit:
             raise ProtocolError(f"more than {limit} bytes are compressed: too many")
-        pieces.append(piece)
         last = piece
         # The next code may be the entry that it brings about itself.
         if len(table) > mask and width < LAST_WIDTH:

@@ -12,6 +12,7 @@ from typing import Final
 
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
+from sandq.model.gossip_timing import Timing
 
 from .agenda import Agenda, Task
 from .broadcasts import Broadcasts
@@ -19,7 +20,6 @@ from .membership import State
 from .messages import User, encode
 from .nodes import MEMBERS_MOST, Node, Standing
 from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
-from .timing import Timing
 
 INTENTS_MOST: Final = 4096
 """About members that are not known yet; the oldest give way."""

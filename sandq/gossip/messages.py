@@ -74,8 +74,9 @@ ERROR_BYTES: Final = 512
 """Of an error's text; what is longer is cut."""
 LZW: Final = 0
 """The one algorithm that there is."""
-COMPRESSED_BYTES: Final = 4 << 20
-"""Of what is compressed, at most: they take 3 seconds, in which a node does nothing else."""
+COMPRESSED_BYTES: Final = 2 << 20
+"""Of what is compressed, at most. They take up to 2 seconds, in which a node does nothing else; the states of 2000
+nodes are 0.1 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ by which it refutes what others say.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -15,15 +14,16 @@ from typing import Final
 
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
+from sandq.model.gossip_timing import Timing
 
 from .agenda import Agenda, Task
 from .awareness import Awareness
 from .broadcasts import Broadcasts
+from .chance import Chance
 from .messages import VSN, Alive, Dead, Suspect, encode
 from .serf_messages import decode_tags
 from .streams import NodeState
 from .suspicion import Suspicion
-from .timing import Timing
 
 MEMBERS_MOST: Final = 10_000
 """Further ones are not taken in."""
@@ -97,7 +97,7 @@ class Nodes:
         agenda: Agenda,
         broadcasts: Broadcasts,
         awareness: Awareness,
-        rng: random.Random,
+        rng: Chance,
         judge: Judge,
         on_change: Callable[[Node, Standing | None], None],
         counts: Counter[str],

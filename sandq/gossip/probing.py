@@ -7,18 +7,18 @@ not reach it either say so (a nack): who hears neither ack nor nacks begins to d
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from sandq.model.config_schema import Address
+from sandq.model.gossip_timing import Timing
 
 from .agenda import Agenda, Task
 from .awareness import Awareness
+from .chance import Chance
 from .messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
 from .nodes import Node, Nodes, Standing
-from .timing import Timing
 
 RELAYS_MOST: Final = 1024
 """Pings at once on behalf of others; further ones are not asked."""
@@ -57,7 +57,7 @@ class Prober:
         timing: Timing,
         agenda: Agenda,
         awareness: Awareness,
-        rng: random.Random,
+        rng: Chance,
         send: Send,
         ask_by_stream: Callable[[Node, int], None],
         on_round_trip: Callable[[float], None],
@@ -82,7 +82,7 @@ class Prober:
 
     def welcome(self, name: str) -> None:
         """A new member: probe it somewhen in this turn, not behind all others."""
-        self._order.insert(self._rng.randint(0, len(self._order)), name)
+        self._order.insert(self._rng.randrange(len(self._order) + 1), name)
 
     # -- probing --------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,12 @@ class Streams:
         plain = _encode(message)
         size = len(plain) + _HEADER.size + OVERHEAD
         if size > STREAM_BYTES:
-            raise TooLarge(f"{size} bytes of gossip for a stream: {STREAM_BYTES} is the limit", size=size)
+            raise TooLarge(
+                f"{size} bytes of gossip for a stream: {STREAM_BYTES} is the limit",
+                limit="gossip_stream_bytes",
+                maximum=STREAM_BYTES,
+                size=size,
+            )
         if self._keyring is None:
             return plain
         header = _HEADER.pack(ENCRYPT, OVERHEAD + len(plain))

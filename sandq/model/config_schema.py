@@ -3,6 +3,8 @@
     node     {id, data_dir, advertise_host, zone}             who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
+    gossip   {profile, encrypt, keys_file, ...}               see config_gossip
+    serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate}
     clock    {max_drift, slew_ppm}
@@ -17,109 +19,53 @@ others.
 from __future__ import annotations
 
 import dataclasses
-import re
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
-    PlainValidator,
     ValidationInfo,
     create_model,
     field_validator,
 )
 
 from sandq.model import schema
+from sandq.model.config_gossip import GossipSection, SerfSection
+from sandq.model.config_types import Address as Address
+from sandq.model.config_types import (
+    FilePath,
+    ListenAddress,
+    ListenAddressOrNone,
+    PeerAddress,
+    origin,
+    split,
+    text,
+)
+from sandq.model.config_types import is_loopback as is_loopback
 from sandq.model.limits import DEFAULT, Limits
 
 _DAY_MS = 86_400_000
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
-_ADDRESS = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([0-9A-Za-z._-]+)):([0-9]{1,5})")
-_ORIGIN = re.compile(r"https?://[^/\s]+")
 _EVERY_ADDRESS = ("0.0.0.0", "::")
-
-
-class Address(NamedTuple):
-    """A host (name or IP address, without brackets) and a TCP or UDP port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: object) -> Self:
-        """Of "host:port" or "[IPv6]:port"; pydantic's custom error otherwise."""
-        if isinstance(text, cls):
-            return text
-        match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
-        if match is None or int(match[3]) > 65535:
-            raise schema.mistake(f'{text!r:.60} is not an address: "host:port" or "[IPv6]:port" is expected')
-        return cls(match[1] or match[2], int(match[3]))
-
-
-def _some_port(address: Address) -> Address:
-    if address.port == 0:
-        raise schema.mistake(f"{address} has no port to connect to")
-    return address
-
-
-def is_loopback(host: str) -> bool:
-    """Of an IP address, which may be an IPv4 one in IPv6; a name is none."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
-def _split(value: object) -> object:
-    """A list may be written as text with commas, as an environment variable must be."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise schema.mistake(f"text is expected, not {value!r:.60}")
-    return value
-
-
-def _origin(value: object) -> str:
-    if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
-        raise schema.mistake(f'{value!r:.60} is not an origin: "https://console.example.com" is expected')
-    return value.lower()
-
-
-_ListenAddress = Annotated[Address, PlainValidator(Address.parse)]
-_ListenAddressOrNone = Annotated[
-    Address | None, PlainValidator(lambda value: None if value in (None, "none") else Address.parse(value))
-]
-_PeerAddress = Annotated[Address, PlainValidator(lambda value: _some_port(Address.parse(value)))]
-_FilePath = Annotated[Path, BeforeValidator(_text)]
 
 
 class NodeSection(schema.Section):
     """Who this node is."""
 
     id: Annotated[str, schema.name("node")] = "node1"
-    data_dir: _FilePath = Path("sandq-data")
-    advertise_host: Annotated[str | None, BeforeValidator(_text)] = None
+    data_dir: FilePath = Path("sandq-data")
+    advertise_host: Annotated[str | None, BeforeValidator(text)] = None
     zone: Annotated[str, schema.name("zone")] = "default"
 
 
 class ListenSection(schema.Section):
     """Where this node listens. Port 0: any free one. `http: none` serves no HTTP."""
 
-    client: _ListenAddress = Address("127.0.0.1", 7170)
-    http: _ListenAddressOrNone = Address("127.0.0.1", 2108)
-    peer: _ListenAddress = Address("127.0.0.1", 9190)
-    gossip: _ListenAddress = Address("127.0.0.1", 9900)
+    client: ListenAddress = Address("127.0.0.1", 7170)
+    http: ListenAddressOrNone = Address("127.0.0.1", 2108)
+    peer: ListenAddress = Address("127.0.0.1", 9190)
+    gossip: ListenAddress = Address("127.0.0.1", 9900)
 
     @field_validator("client", "http", "peer", "gossip")
     @classmethod
@@ -134,19 +80,19 @@ class PeerSection(schema.Section):
     """Another node, of `membership: static`."""
 
     id: Annotated[str, schema.name("node")]
-    peer: _PeerAddress
-    client: _PeerAddress
-    http: _PeerAddress
+    peer: PeerAddress
+    client: PeerAddress
+    http: PeerAddress
 
 
 class ClusterSection(schema.Section):
     """How this node finds the others, and whether it may found the cluster."""
 
     name: Annotated[str, schema.name("cluster")] = "sandq"
-    membership: Literal["gossip", "static"] = "gossip"
-    seeds: Annotated[list[_PeerAddress], BeforeValidator(_split)] = Field(default=[], validate_default=True)
+    membership: Literal["gossip", "serf", "static"] = "gossip"
+    seeds: Annotated[list[PeerAddress], BeforeValidator(split)] = Field(default=[], validate_default=True)
     peers: list[PeerSection] = Field(default=[], validate_default=True)
-    secret_file: Annotated[Path | None, BeforeValidator(_text)] = None
+    secret_file: Annotated[Path | None, BeforeValidator(text)] = None
     reassign_after_ms: Annotated[int, schema.duration(1000, 7 * _DAY_MS)] = Field(
         default=300_000, alias="reassign_after"
     )
@@ -156,14 +102,16 @@ class ClusterSection(schema.Section):
     @field_validator("seeds")
     @classmethod
     def _seeds_of_gossip(cls, seeds: list[Address], info: ValidationInfo) -> list[Address]:
-        if seeds and info.data.get("membership") == "static":
-            raise schema.mistake("seeds are of membership: gossip; with static, name the peers")
+        if seeds and info.data.get("membership") != "gossip":
+            raise schema.mistake(
+                "seeds are of membership: gossip; with static, name the peers; with serf, its agent knows the others"
+            )
         return seeds
 
     @field_validator("peers")
     @classmethod
     def _peers_of_static(cls, peers: list[PeerSection], info: ValidationInfo) -> list[PeerSection]:
-        if peers and info.data.get("membership") == "gossip":
+        if peers and info.data.get("membership") != "static":
             raise schema.mistake("peers are of membership: static; with gossip, name the seeds")
         ids = [peer.id for peer in peers]
         twice = sorted({peer for peer in ids if ids.count(peer) > 1})
@@ -177,6 +125,8 @@ class ClusterSection(schema.Section):
         known = info.data
         if bootstrap or "seeds" not in known or "peers" not in known or known["seeds"] or known["peers"]:
             return bootstrap
+        if known.get("membership") == "serf":
+            return bootstrap  # its agent finds the others
         others = "peers" if known.get("membership") == "static" else "seeds"
         raise schema.mistake(
             f"neither bootstrap nor {others}: "
@@ -187,8 +137,8 @@ class ClusterSection(schema.Section):
 class HttpSection(schema.Section):
     """Who may use the HTTP API from a browser, or under another name than this node's own."""
 
-    allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_split)] = Field(default=[])
-    allowed_origins: Annotated[list[Annotated[str, BeforeValidator(_origin)]], BeforeValidator(_split)] = Field(
+    allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(text)]], BeforeValidator(split)] = Field(default=[])
+    allowed_origins: Annotated[list[Annotated[str, BeforeValidator(origin)]], BeforeValidator(split)] = Field(
         default=[]
     )
 
@@ -251,6 +201,8 @@ class NodeConfig(schema.Section):
     node: NodeSection = NodeSection()
     listen: ListenSection = Field(default=ListenSection(), validate_default=True)
     cluster: ClusterSection
+    gossip: GossipSection = Field(default=GossipSection(), validate_default=True)
+    serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
@@ -281,6 +233,21 @@ class NodeConfig(schema.Section):
                 "without one, listen on 127.0.0.1"
             )
         return cluster
+
+    @field_validator("gossip")
+    @classmethod
+    def _keys_beyond_this_machine(cls, gossip: GossipSection, info: ValidationInfo) -> GossipSection:
+        listen, cluster = info.data.get("listen"), info.data.get("cluster")
+        if listen is None or cluster is None or cluster.membership != "gossip" or not gossip.encrypt:
+            return gossip
+        host = listen.gossip.host
+        keys = gossip.keys_file is not None or cluster.secret_file is not None
+        if not keys and host.lower() != "localhost" and not is_loopback(host):
+            raise schema.mistake(
+                f"listen.gossip on {host} needs cluster.secret_file (keys are made of it) or gossip.keys_file; "
+                "in a network that anybody may write to who is in it, say gossip.encrypt: false"
+            )
+        return gossip
 
     @field_validator("cluster")
     @classmethod

@@ -9,6 +9,7 @@ from .group import Group, ProposalFailed
 from .journal import GroupJournal
 from .members import Members, incarnation_of, member_id, node_of, own_member
 from .passes import Committed, Passes
+from .reads import ReadDone
 
 __all__ = [
     "Committed",
@@ -17,6 +18,7 @@ __all__ = [
     "Members",
     "Passes",
     "ProposalFailed",
+    "ReadDone",
     "incarnation_of",
     "member_id",
     "node_of",

@@ -15,7 +15,8 @@ from .core import LEADER, NEVER, Core
 from .elections import Election
 from .inputs import Inputs
 from .journal import GroupJournal
-from .members import Members, node_of
+from .members import Members, member_id, node_of
+from .quiet import Beat, Quiet
 from .reads import ReadDone, Reads
 from .transport import GroupTransport
 
@@ -92,6 +93,7 @@ class Group:
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
         self._inputs = Inputs(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
+        self._quiet = Quiet(number, member, core, self._transport, journal, self._inputs, self.reads)
         self._reconcile()
         if self.is_only_voter:
             # It need not wait for anybody.
@@ -239,6 +241,19 @@ class Group:
             if node in self._transport.paused:
                 self._transport.alive(node.id)
 
+    def beats(self, now_s: float) -> list[tuple[str, Beat]] | None:
+        """Of a leader: all that its heartbeat has to say, and to which node; None: it is to have a `heartbeat`, and a
+        tick."""
+        return self._quiet.beats(self._up, now_s)
+
+    def beaten(self, node_id: str, beat: Beat, now_s: float) -> bool:
+        """A leader's node sent this; False: it is to be asked for more, with ALIVE."""
+        return self._quiet.heard(member_id(node_id, beat[1]), beat, now_s)
+
+    def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool:
+        """The answer; False: it is to be looked at as ALIVE_ACK."""
+        return self._quiet.answered(member_id(node_id, beat[1]), beat, now_s)
+
     def connected(self, node_id: str) -> None:
         self._up.add(node_id)
         for node in self._nodes():
@@ -281,6 +296,7 @@ class Group:
             return
         core, before = self._core, set(self._nodes())
         self._members = members
+        self._quiet.set_members(members)
         nodes = self._nodes()
         voters = {node for node in nodes if node.id in members.voters}
         core._SyncObj__otherNodes = voters
@@ -305,6 +321,7 @@ class Group:
             self._stepped_down()
         if after == LEADER:
             self._inputs.barriers.clear()
+            self._inputs.tried.clear()
             self._transport.flights.clear()
         if LEADER in (before, after):
             self.on_leadership()

@@ -100,6 +100,15 @@ def conflict_start(journal: GroupJournal, index: int, committed: int) -> int:
     return index
 
 
+def kept_start(tried: set[str], peer: str, next_index: int, first: int) -> int:
+    """L3: whoever goes back over a whole term may pass entries that both have, and get to what the leader has
+    truncated: a snapshot for a few entries. So the first entry that the leader has is tried before, once."""
+    if next_index > first or peer in tried:
+        return next_index
+    tried.add(peer)
+    return first + 1
+
+
 def leader_is_fresh(is_leader: bool, heard_s: float, now_s: float) -> bool:
     """L5: who leads, or heard from its leader within the least election time-out, helps nobody to depose it."""
     return is_leader or now_s - heard_s < MIN_ELECTION_S

@@ -29,6 +29,7 @@ class Inputs:
         takes_entries: Callable[[], bool],
     ) -> None:
         self.barriers: dict[str, int] = {}
+        self.tried: set[str] = set()
         self.heard_s = -guards.MAX_ELECTION_S
         """When the leader was heard last."""
         self.resend = False
@@ -100,6 +101,12 @@ class Inputs:
         if reset and not guards.is_fresh_reset(self.barriers, sender, seq, self._transport.seq):
             core._SyncObj__lastResponseTime[node] = hooks.now_s()
             return
+        if success:
+            self.tried.discard(sender)
+            if sender in self._transport.flights:
+                self._transport.flights[sender].taken(seq)
+        elif reset and sender not in self._transport.lagging:
+            next_index = guards.kept_start(self.tried, sender, next_index, self._journal.first_index)
         next_index = guards.within_log(next_index, self._journal.last_index)
         message = {"type": "next_node_idx", "next_node_idx": next_index, "reset": reset, "success": success}
         match = core._SyncObj__raftMatchIndex[node]
@@ -116,8 +123,10 @@ class Inputs:
             self.heard_s = hooks.now_s()
             self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
         if lagging and term >= self._term:
+            # Not behind the end of its log: that may conflict, and be found to again and again.
             self._transport.answering = seq
-            self._core._SyncObj__sendNextNodeIdx(hooks.member_node(sender), reset=True, success=False)
+            node, known = hooks.member_node(sender), self._commit_index + 1
+            self._core._SyncObj__sendNextNodeIdx(node, reset=True, nextNodeIdx=known, success=False)
         else:
             self._answer(sender, wire.ALIVE_ACK, seq)
 

@@ -9,7 +9,7 @@ pass that wrote it is synced (an only voter commits its first no-op within the t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,15 @@ from . import hooks, wire
 from .core import HEARTBEAT_S
 from .group import Group
 from .journal import GroupJournal
+from .quiet import Beat
 
 log = structlog.get_logger("sandq.raft")
 
-SCAN_S = 0.05
-"""How often the election deadlines are looked at."""
+SCAN_S, SCAN_MOST_S = 0.05, 1.0
+"""The election deadlines are looked at when the first of them is over, at this interval at least and at most."""
+
+ARRIVED_BYTES, ARRIVED_FRAMES = 64 << 20, 1024
+"""What peers have sent and no pass has taken in yet: no more is read beyond either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,11 @@ class Passes:
         """Groups of this pass: only they may have written something."""
         self._ticked: list[tuple[Group, int]] = []
         self._committed: list[Committed] = []
-        self._arrived: list[tuple[str, Sequence[Any]]] = []
+        self._arrived: list[tuple[str, Sequence[Any], int]] = []
+        self._arrived_bytes = 0
         self._outgoing: dict[str, list[wire.Message]] = {}
         self._up: dict[str, None] = {}
-        self._heartbeat_s = self._scan_s = 0.0
+        self._heartbeat_s = self._scan_s = self._not_before_s = 0.0
         self.changed: dict[Group, None] = {}
         """Groups that this node began or ceased to lead; the owner empties it."""
 
@@ -130,14 +135,21 @@ class Passes:
         nothing of it may come behind what the next one brings."""
         self._up.pop(node, None)
         self._outgoing.pop(node, None)
-        self._arrived = [(sender, messages) for sender, messages in self._arrived if sender != node]
+        self._arrived = [arrived for arrived in self._arrived if arrived[0] != node]
+        self._arrived_bytes = sum([size for _, _, size in self._arrived])
         for group in self.groups.values():
             group.disconnected(node)
 
-    def receive(self, node: str, messages: Sequence[Any]) -> None:
-        """What a peer sent, for the next tick."""
-        self._arrived.append((node, messages))
+    def receive(self, node: str, messages: Sequence[Any], size: int = 0) -> None:
+        """What a peer sent, for the next tick: a frame of so many bytes."""
+        self._arrived.append((node, messages, size))
+        self._arrived_bytes += size
         self.wake()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether there is room for what peers send: they do not know that a sync hangs here, and go on."""
+        return self._arrived_bytes < ARRIVED_BYTES and len(self._arrived) < ARRIVED_FRAMES
 
     def pause_s(self) -> float:
         """How long nothing need be done unless something happens: then `on_time` is to be called."""
@@ -150,15 +162,34 @@ class Passes:
         now = hooks.now_s()
         if now >= self._heartbeat_s:
             self._heartbeat_s = now + HEARTBEAT_S
-            for group in self.groups.values():
-                if group.is_leader and not group.is_alone:
-                    group.heartbeat()
-                    self._dirty[group] = None
+            self._beat(now)
         if now >= self._scan_s:
-            self._scan_s = now + SCAN_S
+            self._scan_s = now + SCAN_MOST_S
+            self._not_before_s = now + SCAN_S
             for group in self.groups.values():
                 if group.deadline_s < now:
                     self._dirty[group] = None
+                else:
+                    self._look_at(group.deadline_s)
+
+    def _beat(self, now_s: float) -> None:
+        numbers: dict[str, list[int]] = {}
+        for group in self.groups.values():
+            if group.is_leader and not group.is_alone:
+                beats = group.beats(now_s)
+                if beats is None:
+                    group.heartbeat()
+                    self._dirty[group] = None
+                else:
+                    for node, beat in beats:
+                        numbers.setdefault(node, []).extend(beat)
+        for node, beaten in numbers.items():
+            self._send(node, (wire.BEATS, tuple(beaten)))
+
+    def _look_at(self, deadline_s: float) -> None:
+        """Some member wants a tick then."""
+        if deadline_s < self._scan_s:
+            self._scan_s = max(deadline_s, self._not_before_s)
 
     # -- a pass ---------------------------------------------------------------------------------------------------
 
@@ -173,6 +204,7 @@ class Passes:
         for group in dirty:
             self._before_tick[group.number]()
             group.tick()
+            self._look_at(group.deadline_s)
             if group.has_more:
                 self._dirty[group] = None
         touched, self._touched = self._touched | dirty, {}
@@ -183,19 +215,53 @@ class Passes:
 
     def _take_in(self) -> None:
         arrived, self._arrived = self._arrived, []
-        for node, messages in arrived:
+        self._arrived_bytes = 0
+        for node, messages, _ in arrived:
             for message in messages:
                 try:
                     wire.check(message)
                 except (ValueError, TypeError, Corruption) as error:
                     log.error("a peer sent what is no raft message; it is dropped", peer=node, error=str(error))
                     continue
-                group = self.groups.get(message[1])
-                if group is not None:
-                    group.receive(node, message)
-                    self._touched[group] = None
-                    if group.has_more:
-                        self._dirty[group] = None
+                if message[0] == wire.BEATS:
+                    self._take_beats(node, message[1])
+                elif message[0] == wire.BEAT_ACKS:
+                    self._take_beat_acks(node, message[1])
+                else:
+                    self._take(node, message)
+
+    def _take(self, node: str, message: wire.Message) -> None:
+        group = self.groups.get(message[1])
+        if group is not None:
+            group.receive(node, message)
+            self._look_at(group.deadline_s)
+            self._touched[group] = None
+            if group.has_more:
+                self._dirty[group] = None
+
+    def _take_beats(self, node: str, numbers: tuple[int, ...]) -> None:
+        now_s = hooks.now_s()
+        answers: list[int] = []
+        for beat in _beats_of(numbers):
+            number, sender, to, term, seq = beat
+            group = self.groups.get(number)
+            if group is None:
+                continue
+            if group.beaten(node, beat, now_s):
+                self._look_at(group.deadline_s)
+                answers += (number, to, sender, term, seq)
+            else:
+                # It is asked what it knows to be committed, and then gets the rest.
+                self._take(node, (wire.ALIVE, *beat, True))
+        if answers:
+            self._send(node, (wire.BEAT_ACKS, tuple(answers)))
+
+    def _take_beat_acks(self, node: str, numbers: tuple[int, ...]) -> None:
+        now_s = hooks.now_s()
+        for beat in _beats_of(numbers):
+            group = self.groups.get(beat[0])
+            if group is not None and not group.beat_answered(node, beat, now_s):
+                self._take(node, (wire.ALIVE_ACK, *beat))
 
     def synced(self) -> list[Committed]:
         """The records of the last tick are on disk. Returns the committed entries that waited for it."""
@@ -223,3 +289,8 @@ class Passes:
             (ready if entry.index <= groups[entry.group].journal.durable else held).append(entry)
         self._committed = held
         return ready
+
+
+def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:
+    each = iter(numbers)
+    return zip(each, each, each, each, each, strict=True)

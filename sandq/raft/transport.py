@@ -25,19 +25,28 @@ class Flight:
     def __init__(self) -> None:
         self.bytes = 0
         self._sent: deque[tuple[int, int]] = deque()
+        self._last = (0, 0)
+        self._told = 0
 
-    def sent(self, seq: int, size: int) -> None:
+    def sent(self, seq: int, size: int, commit: int) -> None:
+        """`commit`: what the message says is committed."""
         self.bytes += size
         self._sent.append((seq, size))
+        self._last = seq, commit
+
+    def taken(self, seq: int) -> None:
+        """The peer has done what this message says."""
+        if seq == self._last[0]:
+            self._told = self._last[1]
+
+    def has_told(self, commit: int) -> bool:
+        """The peer has answered everything, and knows that this is committed."""
+        return not self._sent and self._told == commit
 
     def answered(self, seq: int) -> None:
         """This and everything sent before it (there is one connection: order is kept, or all is lost)."""
         while self._sent and self._sent[0][0] <= seq:
             self.bytes -= self._sent.popleft()[1]
-
-    def clear(self) -> None:
-        self.bytes = 0
-        self._sent.clear()
 
     @property
     def is_full(self) -> bool:
@@ -119,7 +128,8 @@ class GroupTransport(Transport):  # type: ignore[misc]
         fields = (message["commit_index"], message["prevLogIdx"], message["prevLogTerm"], entries, self.seq)
         self.post(node.id, wire.APPEND, message["term"], *fields)
         flight = self.flights.setdefault(node.id, Flight())
-        flight.sent(self.seq, sum([len(entry[0]) for entry in entries]) + ENTRY_BYTES * (len(entries) + 1))
+        size = sum([len(entry[0]) for entry in entries]) + ENTRY_BYTES * (len(entries) + 1)
+        flight.sent(self.seq, size, message["commit_index"])
         if flight.is_full or not self._room(node_of(node.id)):
             self._pause(node)
 

@@ -7,13 +7,20 @@
 |---|---|
 | 0 APPEND | term, commit index, previous index, previous term, entries `(command, index, term)`, seq |
 | 1 ACK | term, next index, reset, success, seq |
-| 2 ALIVE | term, seq, lagging: only a sign of life; lagging: tell where your log ends |
+| 2 ALIVE | term, seq, lagging: only a sign of life; lagging: tell what you know to be committed |
 | 3 ALIVE_ACK | term, seq |
 | 4 VOTE_REQUEST | term, last index, last term, transfer: the leader asked for it |
 | 5 VOTE | term |
 | 6 PRE_VOTE_REQUEST | term that is wanted, last index, last term |
 | 7 PRE_VOTE | term that is wanted, granted, current term |
 | 8 TIMEOUT_NOW | term |
+
+Two kinds are `(kind, numbers)`, for many groups at once: five numbers each, `group, from, to, term, seq`.
+
+| kind | means |
+|---|---|
+| 9 BEATS | ALIVE, of groups in which nothing happens (quiet.py) |
+| 10 BEAT_ACKS | ALIVE_ACK |
 """
 
 from __future__ import annotations
@@ -23,7 +30,9 @@ from typing import Any
 
 from .members import Members
 
-APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW = range(9)
+APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW, BEATS, BEAT_ACKS = range(11)
+BEAT_NUMBERS = 5
+"""Of each group in BEATS and BEAT_ACKS."""
 REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
 """First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
 NUMBERS_MOST = (1 << 63) - 1
@@ -44,12 +53,17 @@ Message = tuple[Any, ...]
 
 def size_of(message: Message) -> int:
     """About how many bytes a message takes."""
+    if message[0] in (BEATS, BEAT_ACKS):
+        return 64 + 9 * len(message[1])
     entries = message[8] if message[0] == APPEND else ()
     return 64 + sum([len(entry[0]) + 24 for entry in entries])
 
 
 def check(message: Any) -> Message:
     """Guard S10: nothing but these kinds, with fields of these types, goes on to the library. Raises ValueError."""
+    if type(message) is tuple and len(message) == 2 and message[0] in (BEATS, BEAT_ACKS):
+        _check_beats(message[1])
+        return message
     if type(message) is not tuple or len(message) < 4:
         raise ValueError(f"{message!r:.80} is no raft message")
     fields = _FIELDS.get(message[0])
@@ -66,6 +80,13 @@ def check(message: Any) -> Message:
     if message[0] == APPEND:
         _check_entries(message[6], message[8])
     return message
+
+
+def _check_beats(numbers: Any) -> None:
+    if type(numbers) is not tuple or len(numbers) % BEAT_NUMBERS or not set(map(type, numbers)) <= {int}:
+        raise ValueError("beats are five numbers a group")
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= NUMBERS_MOST:
+        raise ValueError("a beat with a number that is beyond any")
 
 
 def _check_entries(previous: int, entries: Sequence[Any]) -> None:

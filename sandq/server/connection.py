@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from sandq.broker.latest import Unsure
 from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
@@ -146,10 +147,23 @@ class Connection:
     async def _work(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         try:
             self.reply(request_id, await work())
+        except Unsure as error:
+            self.send_error(request_id, await error.settled())
         except SandqError as error:
             self.send_error(request_id, error)
         finally:
             self._working -= 1
+
+    def _find_out(self, request_id: int, unsure: Unsure) -> None:
+        """Answer once it is certain what."""
+
+        async def work() -> bytes:
+            raise unsure
+
+        try:
+            self.start(request_id, work)
+        except SandqError as error:
+            self.send_error(request_id, error)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)
@@ -196,6 +210,8 @@ class Connection:
                         handle(frame)
                     except ProtocolError:
                         raise
+                    except Unsure as error:
+                        self._find_out(frame[1], error)
                     except SandqError as error:
                         self.send_error(frame[1], error)
             except WrongPort as error:

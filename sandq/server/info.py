@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sandq.broker.broker import Broker
+from sandq.gossip import tags
+from sandq.gossip.membership import Member
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 
@@ -23,6 +25,8 @@ class ServerInfo:
     broker: Broker
     up: Callable[[], Collection[str]]
     """The nodes that this one has a connection to, itself included."""
+    members: Callable[[], Mapping[str, Member]]
+    """What this node believes of all members."""
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""
@@ -54,14 +58,35 @@ class ServerInfo:
             "store_uuid": self.store_uuid,
             "version": self.version,
             "metadata_leader": broker.metadata_host.leader,
-            "nodes": [
-                {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in self.up(), **node.addresses}
-                for _, node in sorted(broker.metadata.nodes.items())
-            ],
+            "nodes": self._nodes_in_full(),
             "topics": len(broker.topics()),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.engine.failed.message if broker.engine.failed else None,
         }
+
+    def _nodes_in_full(self) -> list[dict[str, Any]]:
+        """The registered ones, and members that are not: other nodes, or machines of the same Serf cluster."""
+        up = self.up()
+        rows: dict[str, dict[str, Any]] = {}
+        for node in self.broker.metadata.nodes.values():
+            rows[node.node_id] = {
+                "node": node.node_id,
+                "registered": True,
+                "store_uuid": node.store_uuid,
+                "up": node.node_id in up,
+                **node.addresses,
+            }
+        for member in self.members().values():
+            node_id = member.tags.get(tags.NODE, member.name)
+            row = rows.setdefault(node_id, {"node": node_id, "registered": False, "up": node_id in up})
+            row.update(
+                member=member.state.value,
+                since_ms=member.since_ms,
+                gossip=str(member.address),
+                zone=member.tags.get(tags.ZONE),
+                version=member.tags.get(tags.VERSION),
+            )
+        return [row for _, row in sorted(rows.items())]
 
 
 class NodeState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,12 @@ from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock import ClockStatus
 from sandq.broker.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
+from sandq.gossip.edge.discovery import Seen
 from sandq.model.errors import StorageFailed
 
 from . import metrics_catalog as catalog
 from .client_stats import ClientStats
+from .metrics_members import tell_members
 from .metrics_text import Exposition
 from .metrics_topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
 
@@ -72,17 +74,19 @@ class _Seen:
     in_flight_bytes: int
     requests_in_flight: int
     raft_entries: int
+    members: Seen
 
 
 class Metrics:
     """Of one node, with a registry of its own: several nodes may be in one process."""
 
-    def __init__(self, broker: Broker, clients: ClientStats, about: About) -> None:
+    def __init__(self, broker: Broker, clients: ClientStats, about: About, members: Callable[[], Seen]) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
         self._stats = broker.stats
         self.clients = clients
         self._about = about
+        self._members = members
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
@@ -161,6 +165,7 @@ class Metrics:
             sum([connection.waiting_bytes for connection in connections]),
             sum([connection.requests for connection in connections]),
             broker.engine.entries_kept,
+            self._members(),
         )
 
     # -- telling (a thread) ---------------------------------------------------------------------------------------
@@ -171,6 +176,7 @@ class Metrics:
         self._tell_node(seen, told)
         self._tell_clients(seen, told)
         self._tell_storage(seen, told)
+        tell_members(seen.members, self._stats.round_trips, told)
         topics, groups = self._board.sums([self._topic_seen(topic) for topic in seen.topics])
         told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
         _tell_topics(topics, told)

@@ -112,4 +112,25 @@ STORAGE: Final = (
     Metric("sandq_apply_backlog_bytes", GAUGE, (), "Bytes of requests that are not applied yet."),
     Metric("sandq_raft_log_entries", GAUGE, (), "Raft log entries in memory, of all groups."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *TOPICS, *GROUPS, *STORAGE)
+MEMBERS: Final = (
+    Metric("sandq_members", GAUGE, ("state",), "Members of the cluster, as this node believes of them."),
+    Metric("sandq_gossip_doubt", GAUGE, (), "How much this node doubts itself, having heard little: 0 (not) to 7."),
+    Metric("sandq_gossip_round_trip_seconds", HISTOGRAM, (), "From a probe of another member to its answer."),
+    Metric("sandq_gossip_probes_total", COUNTER, (), "Probes of other members."),
+    Metric("sandq_gossip_probes_failed_total", COUNTER, (), "Of these, those that nothing came back of in time."),
+    Metric("sandq_gossip_suspicions_total", COUNTER, (), "Times that a member was suspected, by whomever first."),
+    Metric("sandq_gossip_refutations_total", COUNTER, (), "Times that this node had to say that it is there."),
+    Metric(
+        "sandq_gossip_refused_total",
+        COUNTER,
+        ("reason",),
+        "Words about members that were not believed: another cluster, a name taken twice, numbers out of range.",
+    ),
+    Metric("sandq_gossip_datagrams_total", COUNTER, ("direction",), "Packets received (in) and sent (out)."),
+    Metric("sandq_gossip_datagrams_not_sent_total", COUNTER, (), "Packets that the system did not take."),
+    Metric("sandq_gossip_streams_total", COUNTER, ("direction",), "Comparisons and probes over TCP that ended well."),
+    Metric("sandq_gossip_streams_failed_total", COUNTER, ("direction",), "Those that did not."),
+    Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
+    Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
+)
+EVERY: Final = (*NODE, *CLIENTS, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)

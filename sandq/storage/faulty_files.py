@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sandq.model.errors import StorageFailed
+
 from .files import Buffer, File, Files, Lock, failed
 from .memory_files import MemoryFile
 
@@ -16,12 +18,12 @@ from .memory_files import MemoryFile
 class Plan:
     """What shall go wrong. Change it at any time; it is read at each operation.
 
-    `budget_bytes`: so many more bytes can be written, then the disk is full (ENOSPC; the write that meets
-    the end writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the
-    start (1: the first) and every later one fails with EIO; creating, replacing and removing a file each
-    count as one sync. `fail_writes`: every write fails with `write_errno`. `flips`: for a file name the bits
-    (offset in bits) that reads see flipped. `on_sync(name)` runs before each sync (it may block, count or
-    raise).
+    `budget_bytes`: so many more bytes can be written, then the disk is full (ENOSPC; the write that meets the end
+    writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the start (1: the
+    first) and every later one fails with EIO; creating and removing a file count as one sync, replacing it as two: the
+    file, then its directory, when the new content is there already. `fail_writes`: every write fails with
+    `write_errno`. `flips`: for a file name the bits (offset in bits) that reads see flipped. `on_sync(name)` runs
+    before each sync (it may block, count or raise).
     """
 
     budget_bytes: int | None = None
@@ -122,8 +124,12 @@ class FaultyFiles:
         return self.plan.read(name, 0, self.inner.read(name))
 
     def replace(self, name: str, data: bytes) -> None:
-        self._spend("replace", name, len(data))
+        try:
+            self._spend("replace", name, len(data))
+        except StorageFailed as error:
+            raise StorageFailed(error.message, **error.details | {"operation": "replace"}) from None
         self.inner.replace(name, data)
+        self.plan.sync(name.rpartition("/")[0])
 
     def remove(self, name: str) -> None:
         self.plan.sync(name)

@@ -66,7 +66,8 @@ class Files(Protocol):
     def read(self, name: str) -> bytes: ...
 
     def replace(self, name: str, data: bytes) -> None:
-        """Make `data` the whole content of `name`: a reader after any crash finds the old or the new one."""
+        """Make `data` the whole content of `name`: a reader after any crash finds the old or the new one. After an
+        error it is the old one, unless `may_have_happened` says that nobody knows."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -95,6 +96,12 @@ def failed(operation: str, name: str, error: OSError) -> StorageFailed:
     code = errno.errorcode.get(error.errno or 0, "EIO")
     reason = error.strerror or str(error)
     return StorageFailed(f"cannot {operation} {name}: {reason} ({code})", operation=operation, file=name, errno=code)
+
+
+def may_have_happened(error: StorageFailed) -> bool:
+    """Of a `replace` that failed: the new content is there, and only its directory could not be synced. A crash may
+    bring the old one back, or not."""
+    return error.details.get("operation") == "sync"
 
 
 @contextlib.contextmanager

@@ -74,7 +74,11 @@ def open_identity(files: Files, node: str, *, mint: Callable[[], str] = new_uuid
 
 
 def join_cluster(files: Files, identity: Identity, cluster_uuid: str, name: str = NAME) -> Identity:
-    """Set the cluster UUID, durably. `StartupError` when the directory belongs to another cluster."""
+    """Set the cluster UUID, durably. `StartupError` when the directory belongs to another cluster.
+
+    After `StorageFailed` it is to be tried again; what a crash leaves (`may_have_happened`) does not matter, for the
+    UUID is the one that this node belongs to.
+    """
     if identity.cluster_uuid not in (None, cluster_uuid):
         raise StartupError(
             f"this data directory belongs to cluster {identity.cluster_uuid}, not to {cluster_uuid}",

@@ -64,8 +64,11 @@ class KnownPeers:
             )
 
     def pin(self, node: str, store_uuid: str) -> None:
-        """Remember the store of a node, durably when this returns. `Conflict` when it is known with another one;
-        `StorageFailed`, and nothing has changed."""
+        """Remember the store of a node, durably when this returns. `Conflict` when it is known with another one.
+
+        After `StorageFailed` it is not known here. Whether the file has it (`may_have_happened`) does not matter:
+        nothing was exchanged with the node yet, and what a crash may leave is true, for it has proved who it is.
+        """
         with self._writing:
             self.check(node, store_uuid)
             if node in self._stores:

@@ -52,7 +52,12 @@ def _pointer(
 
 class Pointers:
     """The file, read once and written through. Every method that changes it returns when the change is
-    durable, or raises `StorageFailed` and has changed nothing that can be seen here."""
+    durable, or raises `StorageFailed` and has changed nothing that can be seen here.
+
+    What a crash leaves may still be the change (`may_have_happened`). That is harmless for numbers that were minted and
+    never used, for a group's first, empty store, in which nothing was promised, and for groups that are dropped: all of
+    it is done again. It is not for a store that takes another's place: whoever goes on with the old one writes what the
+    next start, which finds the new one, does not look for. Such a node must stop."""
 
     def __init__(self, files: Files, name: str, next_store: int, pointers: Iterable[StorePointer]) -> None:
         self._files = files

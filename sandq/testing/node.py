@@ -123,6 +123,8 @@ class EmbeddedNode:
             "NODE__DATA_DIR": tempfile.gettempdir(),
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
+            # It is alone, and stays it.
+            "CLUSTER__MEMBERSHIP": "static",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
             # A lease begins when its messages are due, not some ms before: ends of leases are round numbers.
             "DELIVERY__LEASE_AHEAD": "0s",

@@ -71,7 +71,7 @@ def _shown(name: str, value: Any) -> Any:
         return [_shown(name, part) for part in value]
     if isinstance(value, schema.Section):
         return {key: _shown(key, getattr(value, key)) for key in type(value).model_fields}
-    if name.endswith("_ms"):
+    if name.endswith("_ms") and value is not None:
         return format_duration(value)
     if ("bytes" in name or name.endswith("_rate")) and isinstance(value, int):
         return size_text(value)

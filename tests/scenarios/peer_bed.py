@@ -41,7 +41,9 @@ class PeerNode:
         self.known = KnownPeers.open(MemoryFiles() if files is None else files)
         self.identity = PeerIdentity(node_id, store or f"store-{node_id}", None, {"client": "127.0.0.1:7170"})
         self.events: list[tuple[Any, ...]] = []
-        self.on_frame: Callable[[str, int, Any], None] = lambda node, kind, body: self.events.append((kind, node, body))
+        self.on_frame: Callable[[str, int, Any, int], None] = lambda node, kind, body, size: self.events.append(
+            (kind, node, body)
+        )
         self.on_up: Callable[[Peer], None] = lambda peer: self.events.append(("up", peer.identity.node_id, peer.known))
         self.on_down: Callable[[str], None] = lambda node: self.events.append(("down", node))
         self.on_stream: Callable[[str, PeerStream], Awaitable[None]] = self._echo
@@ -67,7 +69,7 @@ class PeerNode:
             known=self.known,
             on_up=lambda peer: self.on_up(peer),
             on_down=lambda node: self.on_down(node),
-            on_frame=lambda node, kind, body: self.on_frame(node, kind, body),
+            on_frame=lambda node, kind, body, size: self.on_frame(node, kind, body, size),
             on_stream=lambda node, stream: self.on_stream(node, stream),
             **settings,
         )

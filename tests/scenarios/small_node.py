@@ -13,6 +13,7 @@ def small_config(directory: Path, **environ: str) -> NodeConfig:
         "NODE__DATA_DIR": str(directory / "data"),
         "LISTEN__CLIENT": "127.0.0.1:0",
         "LISTEN__HTTP": "none",
+        "CLUSTER__MEMBERSHIP": "static",
         "STORAGE__SEGMENT_BYTES": "1048576",
         **environ,
     }

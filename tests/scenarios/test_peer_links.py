@@ -151,7 +151,7 @@ async def test_a_hundred_megabytes_take_little_memory() -> None:
     node1, node2 = await both()
     size, count, got = 1 << 20, 100, 0
 
-    def on_frame(node: str, kind: int, body: Any) -> None:
+    def on_frame(node: str, kind: int, body: Any, size: int) -> None:
         nonlocal got
         assert len(body[0][1]) == size
         got += 1
@@ -517,7 +517,7 @@ def test_the_links_need_nothing_to_be_made() -> None:
         known=KnownPeers.open(MemoryFiles()),
         on_up=lambda peer: None,
         on_down=lambda node: None,
-        on_frame=lambda node, kind, body: None,
+        on_frame=lambda node, kind, body, size: None,
         on_stream=PeerNode._echo,  # type: ignore[arg-type]
     )
     assert not links.up and not links.send("node2", 1, None)

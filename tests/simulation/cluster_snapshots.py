@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sandq.broker.snapshots import needing
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.raft import incarnation_of, node_of
+from sandq.storage.files import may_have_happened
 from sandq.storage.pointers import StorePointer
 from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Exporter, Importer, Meta
 from tests.simulation.cluster_node import ClusterNode
@@ -25,6 +26,7 @@ class Transfer:
         self.installed = False
         self._installing = False
         """All of it is there."""
+        self._is_unsure = False
         self._connected = connected
         self._rng = rng
         self._steps = self._send()
@@ -81,7 +83,8 @@ class Transfer:
             yield
             yield from self._install(meta, number)
         finally:
-            engine.filling.discard(number)
+            if not self._is_unsure:
+                engine.filling.discard(number)
 
     def _install(self, meta: Meta, number: int) -> Iterator[None]:
         target = self.target
@@ -105,8 +108,12 @@ class Transfer:
             yield
             loaded = new
             self.installed = True
-        except StorageFailed:
+        except StorageFailed as error:
             self.installed = False
+            if may_have_happened(error):
+                self._is_unsure = True
+                engine.fail(error)
+                return
         while target.records is not None:
             yield
         engine.reopen(host, *loaded)

@@ -15,7 +15,7 @@ from sandq.gossip.membership import State
 from sandq.gossip.packets import Packets
 from sandq.gossip.streams import NodeState
 from sandq.gossip.tags import judge_of
-from sandq.gossip.timing import PROFILES, Timing
+from sandq.model.gossip_timing import PROFILES, Timing
 from sandq.model.config_schema import Address
 
 

@@ -6,21 +6,21 @@ import contextlib
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 import trio
 
 from sandq.gossip.core import Ask, Gossip
-from sandq.gossip.keyring import Keyring
+from sandq.gossip.keyring import NONCE_BYTES, Keyring
 from sandq.gossip.membership import Member, State
 from sandq.gossip.messages import Ping
 from sandq.gossip.nodes import Judge
 from sandq.gossip.packets import Packets
 from sandq.gossip.streams import PushPull, Streams
-from sandq.gossip.timing import Timing
 from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError, Unavailable
+from sandq.model.gossip_timing import Timing
 
 from .awake import AwakeClock
 from .datagrams import Datagrams, open_both
@@ -40,7 +40,8 @@ SEEDS_MOST = 32
 SEED_PAUSE_S = 1.0
 SEED_PAUSE_MOST_S = 15.0
 """Between two attempts to reach the seeds: the pause grows from the one to the other, and attempts never end."""
-NONCE_BYTES = 12
+REMEMBER_S = 10.0
+"""Between two looks at who is there, for the next start."""
 
 log = structlog.get_logger("sandq.gossip")
 
@@ -63,6 +64,7 @@ class GossipMembership:
         judge: Judge,
         seeds: Sequence[Address] = (),
         known: Collection[Address] = (),
+        remember: Callable[[Collection[Address]], Awaitable[None]] | None = None,
         now_ms: Callable[[], int],
         on_round_trip: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -71,10 +73,10 @@ class GossipMembership:
         self._advertised = advertised
         self._tags = dict(tags)
         self._timing = timing
-        self._keyring = keyring
         self._judge = judge
         self._seeds = list(seeds)
         self._known = list(known)
+        self._remember = remember
         self._now_ms = now_ms
         self._on_round_trip = on_round_trip
         self._roster = Roster()
@@ -86,9 +88,8 @@ class GossipMembership:
         self._told: set[tuple[str, str]] = set()
         self.traffic: Counter[str] = Counter()
         """Datagrams and streams, in and out, and what went wrong with them."""
-        nonce = lambda: secrets.token_bytes(NONCE_BYTES)  # noqa: E731
-        self._packets = Packets(keyring, nonce)
-        self._streams = Streams(keyring, nonce)
+        self._packets = Packets(keyring, _nonce)
+        self._streams = Streams(keyring, _nonce)
 
     # -- Membership -----------------------------------------------------------------------------------------------
 
@@ -122,6 +123,13 @@ class GossipMembership:
         self._running.set_tags(tags)
         self._tags = dict(tags)
         self._flush()
+
+    def use_keys(self, keyring: Keyring) -> None:
+        """From now on these."""
+        self._packets = Packets(keyring, _nonce)
+        self._streams = Streams(keyring, _nonce)
+        if self._core is not None:
+            self._core.use_packets(self._packets)
 
     async def leave(self) -> None:
         core = self._running
@@ -158,6 +166,7 @@ class GossipMembership:
                 nursery.start_soon(self._breathe)
                 nursery.start_soon(trio.serve_listeners, self._serve, listeners)
                 nursery.start_soon(self._seek)
+                nursery.start_soon(self._note_others)
                 task_status.started(own)
         finally:
             self._nursery = None
@@ -194,6 +203,7 @@ class GossipMembership:
             with trio.move_on_at(self._clock.real(planned)):
                 await datagrams.readable()
             now = self._clock.woke(planned)
+            self.traffic["stalls"] = self._clock.stalls
             for _ in range(RECEIVE_MOST):
                 arrived = datagrams.receive()
                 if arrived is None:
@@ -329,6 +339,21 @@ class GossipMembership:
             if address not in live and address not in wanted:
                 wanted.append(address)
         return wanted
+
+    async def _note_others(self) -> None:
+        """For the next start: where others are, when that has changed, but never that nobody is there."""
+        noted: set[Address] = set(self._known)
+        while self._remember is not None:
+            await trio.sleep(REMEMBER_S)
+            live = {m.address for m in self.members().values() if m.state == State.ALIVE and m.name != self.name}
+            if live and live != noted:
+                noted = live
+                self._known = sorted(live)
+                await self._remember(live)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 async def _ip_of(host: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -19,7 +20,16 @@ import trio
 from sandq.gossip.membership import Changes, Member, State
 from sandq.gossip.serf_messages import encode_tags
 from sandq.model.config_schema import Address
-from sandq.model.errors import InvalidRequest, Retriable, SandqError, StartupError, Unavailable
+from sandq.model.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    ProtocolError,
+    Retriable,
+    SandqError,
+    StartupError,
+    TooLarge,
+    Unavailable,
+)
 
 from .roster import Roster
 from .serf_rpc import AgentMember, Refused, SerfRpc
@@ -38,6 +48,11 @@ _STATES: Final = {
     "left": State.LEFT,
     "failed": State.FAILED,
 }
+
+_ENDS: Final = ConnectionLost, ProtocolError
+"""Ends the connection: `run` finds the same, says so, and connects again."""
+_NO_CONNECTION: Final = "there is no connection to the Serf agent"
+_NO_TAGS: Final = "the Serf agent does not take the tags of this node"
 
 log = structlog.get_logger("sandq.gossip")
 
@@ -65,7 +80,7 @@ class SerfMembership:
         self._name = ""
         self._rpc: SerfRpc | None = None
         self._looking = trio.Lock()
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._check(tags)
         self._tags = dict(tags)
 
@@ -97,7 +112,8 @@ class SerfMembership:
         if len(failed) == len(seeds):
             raise Unavailable(f"no seed answered: {'; '.join(failed)}")
         if self._rpc is not None:
-            await self._try(self._look, self._rpc)
+            with suppress(*_ENDS):
+                await self._look(self._rpc)
         return len(seeds) - len(failed)
 
     async def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -105,9 +121,11 @@ class SerfMembership:
         kept, and set when it is back."""
         self._check(tags)
         before, self._tags = self._tags, dict(tags)
+        if self._rpc is None:
+            return
         try:
-            if self._rpc is not None:
-                await self._try(self._put_tags, self._rpc)
+            with suppress(*_ENDS):
+                await self._put_tags(self._rpc)
         except SandqError:
             self._tags = before
             raise
@@ -139,17 +157,16 @@ class SerfMembership:
                 async with await SerfRpc.open(self._agent, self._auth_key) as rpc:
                     await self._meet(rpc)
                     came_at_s = trio.current_time()
-                    if not self._rpc:
-                        log.info("connected to the Serf agent", agent=str(self._agent), name=self._name)
+                    log.info("connected to the Serf agent", agent=str(self._agent), name=self._name)
                     self._rpc = rpc
-                    self._told.clear()
+                    self._is_well(_NO_CONNECTION)
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
                     await self._follow(rpc)
             except SandqError as error:
                 if isinstance(error, StartupError) and not self._name:
                     raise
-                self._tell(error)
+                self._tell(_NO_CONNECTION, error)
             finally:
                 self._rpc = None
             if came_at_s is not None and trio.current_time() - came_at_s > PAUSE_MOST_S:
@@ -188,9 +205,9 @@ class SerfMembership:
     def _put(self, found: AgentMember) -> None:
         state = _STATES.get(found.status)
         if state is None:
-            if found.status not in self._told:
-                self._told.add(found.status)
-                log.info("the Serf agent lists a member of no known status", member=found.name, status=found.status)
+            if (found.name, found.status) not in self._told:
+                self._told.add((found.name, found.status))
+                log.info("a member of the Serf agent is left out", member=found.name, status=found.status)
             return
         known = self._roster.members().get(found.name)
         since_ms = known.since_ms if known is not None and known.state is state else self._now_ms()
@@ -216,10 +233,10 @@ class SerfMembership:
             return False
         try:
             await self._put_tags(rpc)
-        except SandqError as error:
-            if isinstance(error, Retriable) and not isinstance(error, Refused):
-                raise
-            self._tell(error)
+        except (Refused, TooLarge) as error:
+            self._tell(_NO_TAGS, error)
+        else:
+            self._is_well(_NO_TAGS)
         return True
 
     async def _put_tags(self, rpc: SerfRpc) -> None:
@@ -233,8 +250,12 @@ class SerfMembership:
             raise
         await self._look(rpc)
 
-    # -- faults ---------------------------------------------------------------------------------------------------
+    def _tell(self, event: str, error: SandqError) -> None:
+        """Once until it is well again: it is tried again for ever."""
+        told = event, "away" if isinstance(error, Retriable) else error.code
+        if told not in self._told:
+            self._told.add(told)
+            log.warning(event, agent=str(self._agent), error=error.message)
 
-    async def _try(self, do: Callable[[SerfRpc], object], rpc: SerfRpc) -> None: ...
-
-    def _tell(self, error: SandqError) -> None: ...
+    def _is_well(self, event: str) -> None:
+        self._told = {told for told in self._told if told[0] != event}

@@ -77,8 +77,9 @@ class SerfRpc:
 
     agent_name: str
 
-    def __init__(self, stream: trio.SocketStream, agent: Address) -> None:
+    def __init__(self, stream: trio.SocketStream, agent: Address, answer_s: float) -> None:
         self._stream = stream
+        self._answer_s = answer_s
         self._where = f"the Serf agent at {agent}"
         self._unpacker = msgpack.Unpacker(
             raw=True,
@@ -88,8 +89,8 @@ class SerfRpc:
             max_map_len=FIELDS_MOST,
             max_ext_len=0,
         )
-        self._received = 0
-        self._decoded = 0
+        self._received_bytes = 0
+        self._taken_bytes = 0
         self._sending = trio.Lock()
         self._receiving = trio.Lock()
         self._seq = 0
@@ -101,7 +102,7 @@ class SerfRpc:
         self._ended: SandqError | None = None
 
     @classmethod
-    async def open(cls, agent: Address, auth_key: str | None = None) -> Self:
+    async def open(cls, agent: Address, auth_key: str | None = None, *, answer_s: float = ANSWER_S) -> Self:
         """Connect, and be let in. Unavailable when there is no agent; StartupError when it does not let us in."""
         try:
             with trio.fail_after(CONNECT_S):
@@ -110,7 +111,7 @@ class SerfRpc:
             raise Unavailable(f"there is no Serf agent at {agent}: no answer in {CONNECT_S:g} s") from None
         except (OSError, UnicodeError) as error:
             raise Unavailable(f"there is no Serf agent at {agent}: {error}") from None
-        rpc = cls(stream, agent)
+        rpc = cls(stream, agent, answer_s)
         try:
             await rpc._introduce(auth_key)
             return rpc
@@ -131,7 +132,7 @@ class SerfRpc:
             key = "a key is needed, and none was given" if auth_key is None else "the key that was given is not its key"
             raise StartupError(f"{error.message}: {key} (rpc_auth in the agent's configuration file)") from None
         except KeyError:
-            raise self._end(ProtocolError(f"{self._where} does not say its name")) from None
+            raise ProtocolError(f"{self._where} does not say its name") from None
 
     async def aclose(self) -> None:
         """Close at once; whoever waits gets ConnectionLost."""
@@ -172,7 +173,7 @@ class SerfRpc:
     async def join(self, seed: Address) -> None:
         """Let the agent meet a member. Refused when that did not answer. Holds up all other answers meanwhile."""
         body = {"Existing": [str(seed)], "Replay": False}
-        await self._ask("join", body, gives_body=True, gives_body_with_error=True, within_s=JOIN_S)
+        await self._ask("join", body, gives_body=True, gives_body_with_error=True, within_s=max(JOIN_S, self._answer_s))
 
     async def stream_members(self) -> None:
         """Ask for the events of members, for `event`; once."""
@@ -194,7 +195,7 @@ class SerfRpc:
         gives_body: bool = False,
         gives_body_with_error: bool = False,
         streams: bool = False,
-        within_s: float = ANSWER_S,
+        within_s: float | None = None,
     ) -> Fields:
         """The answer's body; an empty one when it has none."""
         self._seq += 1
@@ -202,11 +203,13 @@ class SerfRpc:
         if streams:
             self._events_seq = self._seq
         request = pack({"Command": command, "Seq": self._seq}) + (b"" if body is None else pack(body))
+        within_s = self._answer_s if within_s is None else within_s
         with trio.move_on_after(within_s) as scope:
             await self._send(request)
             await self._receive_until(lambda: answer.whole)
         if scope.cancelled_caught:
-            raise self._end(ConnectionLost(f"{self._where} did not answer {command!r} within {within_s:g} s"))
+            self._end(ConnectionLost(f"{self._where} did not answer {command!r} within {within_s:g} s"))
+            self._check()
         if answer.error:
             raise Refused(f"{self._where} refused {command!r}: {answer.error}")
         return answer.body or {}
@@ -217,7 +220,8 @@ class SerfRpc:
             try:
                 await self._stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise self._broke(error) from None
+                self._end(ConnectionLost(f"the connection to {self._where} broke: {error}"))
+                self._check()
             except trio.Cancelled:
                 # Half a request may have gone out, and nothing says where the next one begins.
                 self._end(ConnectionLost(f"the connection to {self._where} was given up amid a request"))
@@ -232,39 +236,41 @@ class SerfRpc:
                     await self._receive()
 
     async def _receive(self) -> None:
+        """One piece. A fault in it ends the connection, and is raised by `_check`: the answers before it are whole."""
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._broke(error) from None
+            self._end(ConnectionLost(f"the connection to {self._where} broke: {error}"))
+            return
         if not data:
-            raise self._end(ConnectionLost(f"{self._where} closed the connection"))
-        self._received += len(data)
+            self._end(ConnectionLost(f"{self._where} closed the connection"))
+            return
         try:
-            for value in self._decode(data):
-                self._take(as_fields(value))
+            self._feed(data)
+        except FrameTooLarge as error:
+            self._end(error)
         except ProtocolError as error:
-            raise self._unlike_serf(error) from None
-        # What is decoded already of a map that is not whole is not in the unpacker's buffer any more.
-        if self._received - self._decoded > MAP_BYTES:
-            raise self._end(
-                FrameTooLarge(
-                    f"{self._where} sends an answer of more than {MAP_BYTES} bytes",
-                    limit="serf_answer_bytes",
-                    maximum=MAP_BYTES,
-                )
-            )
+            self._end(self._unlike_serf(error))
 
-    def _decode(self, data: bytes) -> list[Any]:
-        """The values that are whole now."""
-        values = []
+    def _feed(self, data: bytes) -> None:
+        """Take what is whole now."""
         try:
             self._unpacker.feed(data)
             for value in self._unpacker:
-                values.append(value)
-                self._decoded = self._unpacker.tell()
+                self._taken_bytes = self._unpacker.tell()
+                self._take(as_fields(value))
+        except ProtocolError:
+            raise
         except Exception as error:  # msgpack raises a dozen kinds
             raise unreadable(error) from None
-        return values
+        self._received_bytes += len(data)
+        # Not the unpacker's buffer: what is decoded already of a map that is not whole has left it.
+        if self._received_bytes - self._taken_bytes > MAP_BYTES:
+            raise FrameTooLarge(
+                f"{self._where} sends an answer of more than {MAP_BYTES} bytes",
+                limit="serf_answer_bytes",
+                maximum=MAP_BYTES,
+            )
 
     def _take(self, fields: Fields) -> None:
         """A header or a body."""
@@ -290,22 +296,16 @@ class SerfRpc:
 
     def _check(self) -> None:
         if self._ended is not None:
-            raise ConnectionLost(self._ended.message)
+            raise type(self._ended)(self._ended.message, **self._ended.details)
 
-    def _end(self, error: SandqError) -> SandqError:
-        """Close; the error, for those who notice it. Later ones are told of the first."""
+    def _end(self, error: SandqError) -> None:
+        """Close; what ended it first is what everybody is told."""
         if self._ended is None:
             self._ended = error
         self._stream.socket.close()
-        return error
 
-    def _broke(self, error: Exception) -> SandqError:
-        if self._ended is not None:
-            return ConnectionLost(self._ended.message)
-        return self._end(ConnectionLost(f"the connection to {self._where} broke: {error}"))
-
-    def _unlike_serf(self, error: ProtocolError) -> SandqError:
-        return self._end(ProtocolError(f"what {self._where} sends is not Serf's RPC: {error.message}"))
+    def _unlike_serf(self, error: ProtocolError) -> ProtocolError:
+        return ProtocolError(f"what {self._where} sends is not Serf's RPC: {error.message}")
 
 
 def _member(fields: Fields) -> AgentMember:

@@ -64,7 +64,7 @@ class Bed:
         self.ended = trio.Event()
 
     async def run(self) -> None:
-        await self.link.run(lambda kind, body: self.frames.append((kind, body)))
+        await self.link.run(lambda kind, body, size: self.frames.append((kind, body)))
         self.ended.set()
 
     async def ping(self) -> None:
@@ -227,7 +227,7 @@ async def test_nothing_is_handed_on_after_it_was_closed() -> None:
     other = PeerStream(far)
     seen: list[Any] = []
 
-    def on_frame(kind: int, body: Any) -> None:
+    def on_frame(kind: int, body: Any, size: int) -> None:
         seen.append(body)
         if body == 3:
             link.close("enough")
@@ -238,11 +238,32 @@ async def test_nothing_is_handed_on_after_it_was_closed() -> None:
     assert seen == [0, 1, 2, 3] and link.why == "enough"
 
 
+async def test_nothing_is_read_while_there_is_no_room(autojump_clock: trio.testing.MockClock) -> None:
+    near, far = trio.testing.memory_stream_pair()
+    link = PeerLink(PEER, PeerStream(near))
+    other = PeerStream(far)
+    sizes: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run, lambda kind, body, size: sizes.append(size), lambda: sum(sizes) < limit)
+        limit = 250
+        for _ in range(10):
+            await other.send((1, bytes(97)))
+        await trio.sleep(1)
+        assert sizes == [101, 101, 101], "those that began below the limit"
+        limit = 450
+        await trio.sleep(1)
+        assert sizes == [101] * 5
+        limit = 1 << 20
+        await trio.sleep(1)
+        assert len(sizes) == 10
+        link.close("enough")
+
+
 async def test_a_fault_in_the_callback_comes_out() -> None:
     near, far = trio.testing.memory_stream_pair()
     await PeerStream(far).send((1, None))
 
-    def on_frame(kind: int, body: Any) -> None:
+    def on_frame(kind: int, body: Any, size: int) -> None:
         raise KeyError("a bug")
 
     with pytest.RaisesGroup(pytest.RaisesExc(KeyError, match="a bug")):

@@ -365,6 +365,43 @@ def test_l3_the_index_that_is_asked_for(table: Table, monkeypatch: pytest.Monkey
     assert guards.conflict_start(journal, 9, 1) == 9
 
 
+def needs_snapshot(table: Table) -> bool:
+    """The leader a has truncated up to 10; b has what a has up to 12, then a tail of the same term that was lost."""
+    kept = [entry(index, 1) for index in range(10, 13)]
+    table.start("a", [*kept, entry(13, 2)], term=2, applied=10)
+    table.start("c", [*kept, entry(13, 2)], term=2, applied=10)
+    own = [entry(1, 0), *[entry(index, 1) for index in range(2, 16)]]
+    table.start("b", own, term=1, applied=4)
+    group = table.elect("a")
+    for _ in range(4):
+        table.heartbeat("a")
+        table.settle()
+    assert group.lagging or log(table, "b")[-1] == log(table, "a")[-1]
+    return bool(group.lagging)
+
+
+def test_l3_what_the_leader_still_has_is_tried_before_a_snapshot(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not needs_snapshot(table)
+    monkeypatch.setattr(guards, "kept_start", lambda tried, peer, next_index, first: next_index)
+    with Table(*ABC) as other:
+        assert needs_snapshot(other)
+
+
+@pytest.mark.parametrize("last", [4, 30])
+def test_l3_a_snapshot_after_one_try(table: Table, last: int) -> None:
+    """b's log ends below what the leader has kept, or is another one there, however long: it is tried once, and then
+    not again."""
+    kept = [entry(index, 2) for index in range(10, 13)]
+    table.start("a", kept, term=2, applied=10)
+    table.start("c", kept, term=2, applied=10)
+    table.start("b", [entry(1, 0), *[entry(index, 1) for index in range(2, last)]], term=1, applied=2)
+    group = table.elect("a")
+    for _ in range(4):
+        table.heartbeat("a")
+        table.settle()
+    assert group.lagging == {"b#1"}
+
+
 def test_l4_batches_are_bounded_by_whole_entries(table: Table) -> None:
     group = table.elect("a")
     big = bytes(MAX_APPEND_BYTES // 2 + 1)

@@ -10,6 +10,7 @@ from pysyncobj import syncobj
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.raft import Group, GroupJournal, Members, Passes, ProposalFailed, hooks
+from sandq.raft import passes as passes_module
 from sandq.storage.wal import Kind
 
 MEMBER = "n1#1"
@@ -81,6 +82,23 @@ def test_all_groups_share_one_pass() -> None:
         passes.mark(group)
     records, _ = passes.tick()
     assert sorted(record[1] for record in records) == [1, 2, 3]
+
+
+def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes_module, "ARRIVED_BYTES", 1000)
+    monkeypatch.setattr(passes_module, "ARRIVED_FRAMES", 8)
+    passes = Passes()
+    passes.receive("n2", (), 999)
+    assert passes.takes_more
+    passes.receive("n3", (), 1)
+    assert not passes.takes_more
+    passes.disconnected("n2")
+    assert passes.takes_more, "what came from there is forgotten"
+    for _ in range(7):
+        passes.receive("n3", (), 1)
+    assert not passes.takes_more
+    passes.tick()
+    assert passes.takes_more
 
 
 def test_a_restart_goes_on_behind_what_was_applied() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sandq.model.errors import StorageFailed
 from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import may_have_happened
 from sandq.storage.memory_files import MemoryFiles
 
 
@@ -49,6 +50,18 @@ def test_syncs_fail_from_the_nth_on() -> None:
             use()
 
 
+@pytest.mark.parametrize(("nth", "content", "unsure"), [(2, b"old", False), (3, b"new", True)])
+def test_a_replacement_may_have_happened(nth: int, content: bytes, unsure: bool) -> None:
+    """As on a real disk: the file is synced, then the directory that names it."""
+    plan = Plan(fail_sync_at=nth + 1)
+    files = FaultyFiles(MemoryFiles(), plan)
+    files.replace("a", b"old")
+    with pytest.raises(StorageFailed, match="EIO") as caught:
+        files.replace("a", b"new")
+    assert files.read("a") == content
+    assert may_have_happened(caught.value) == unsure
+
+
 def test_writes_fail() -> None:
     plan = Plan()
     file = FaultyFiles(MemoryFiles(), plan).open("a", create_bytes=4)
@@ -75,4 +88,4 @@ def test_each_sync_is_seen() -> None:
     files.replace("b", b"")
     files.remove("a")
     files.sync_dir("")
-    assert seen == ["a", "a", "b", "a", ""]
+    assert seen == ["a", "a", "b", "", "a", ""]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sandq.model.errors import DataDirInUse, StorageFailed
-from sandq.storage.files import RealFiles
+from sandq.storage.files import RealFiles, may_have_happened
 
 HOLD = """
 import sys
-from sandq.storage.files import RealFiles
+from sandq.storage.files import RealFiles, may_have_happened
 lock = RealFiles(sys.argv[1]).lock("LOCK")
 print("held", flush=True)
 sys.stdin.read()
@@ -71,6 +71,27 @@ def test_a_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.undo()
     assert files.list("") == ["b"]
     assert files.read("b") == b"old"
+
+
+@pytest.mark.parametrize(("nth", "content", "unsure"), [(1, b"old", False), (2, b"new", True)])
+def test_a_replacement_whose_sync_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, content: bytes, unsure: bool
+) -> None:
+    """Of the file: nothing happened. Of the directory: the new one is there, and may be gone after a crash."""
+    files = RealFiles(tmp_path)
+    files.replace("a", b"old")
+    fsync, syncs = os.fsync, iter(range(1, 3))
+
+    def broken(descriptor: int) -> None:
+        if next(syncs) == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StorageFailed, match="EIO") as caught:
+        files.replace("a", b"new")
+    assert files.read("a") == content
+    assert may_have_happened(caught.value) == unsure
 
 
 def test_a_write_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+"""The sections `gossip` and `serf`: how nodes find each other.
+
+gossip   {profile, encrypt, keys_file, and every interval and multiplier of the profile}   membership: gossip
+serf     {rpc, auth_file}                                                                   membership: serf
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from sandq.model import schema
+from sandq.model.config_types import Address, FilePath, PeerAddress
+from sandq.model.gossip_timing import PROFILES, Timing
+
+_DAY_MS = 86_400_000
+
+
+class GossipSection(schema.Section):
+    """What is not set is the profile's. See `gossip_timing` for what follows from each."""
+
+    profile: Literal["lan", "local", "fast"] = "lan"
+    encrypt: bool = True
+    keys_file: FilePath | None = None
+    probe_interval_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(default=None, alias="probe_interval")
+    probe_timeout_ms: Annotated[int | None, schema.duration(5, 60_000)] = Field(default=None, alias="probe_timeout")
+    indirect_checks: Annotated[int | None, schema.integer(0, 20)] = None
+    suspicion_mult: Annotated[int | None, schema.integer(1, 100)] = None
+    suspicion_max_mult: Annotated[int | None, schema.integer(1, 100)] = None
+    gossip_interval_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(
+        default=None, alias="gossip_interval"
+    )
+    gossip_fanout: Annotated[int | None, schema.integer(1, 100)] = None
+    retransmit_mult: Annotated[int | None, schema.integer(1, 100)] = None
+    push_pull_interval_ms: Annotated[int | None, schema.duration(100, _DAY_MS)] = Field(
+        default=None, alias="push_pull_interval"
+    )
+    stream_timeout_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(default=None, alias="stream_timeout")
+    dead_gossip_ms: Annotated[int | None, schema.duration(100, _DAY_MS)] = Field(default=None, alias="dead_gossip")
+    reconnect_interval_ms: Annotated[int | None, schema.duration(100, _DAY_MS)] = Field(
+        default=None, alias="reconnect_interval"
+    )
+    forget_ms: Annotated[int | None, schema.duration(1000, 365 * _DAY_MS)] = Field(default=None, alias="forget")
+
+    @field_validator("probe_timeout_ms")
+    @classmethod
+    def _within_the_interval(cls, timeout_ms: int, info: ValidationInfo) -> int:
+        interval_ms = info.data.get("probe_interval_ms")
+        profile = PROFILES[info.data.get("profile", "lan")]
+        if timeout_ms >= (interval_ms if interval_ms is not None else profile.probe_interval_s * 1000):
+            raise schema.mistake("must be less than probe_interval: in the rest of it others are asked")
+        return timeout_ms
+
+    @property
+    def timing(self) -> Timing:
+        """The profile, with what is set."""
+        set_here: dict[str, float | int] = {}
+        for field in dataclasses.fields(Timing):
+            of_ms = field.name.endswith("_s")
+            value = getattr(self, field.name[:-1] + "ms" if of_ms else field.name)
+            if value is not None:
+                set_here[field.name] = value / 1000 if of_ms else value
+        timing = dataclasses.replace(PROFILES[self.profile], **set_here)  # type: ignore[arg-type]
+        # An interval that is set alone takes the timeout with it.
+        if self.probe_timeout_ms is None and timing.probe_timeout_s >= timing.probe_interval_s:
+            timing = dataclasses.replace(timing, probe_timeout_s=timing.probe_interval_s / 2)
+        return timing
+
+
+class SerfSection(schema.Section):
+    """The agent of Serf that the site runs on this machine."""
+
+    rpc: PeerAddress = Address("127.0.0.1", 7373)
+    auth_file: FilePath | None = None

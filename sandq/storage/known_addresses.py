@@ -1,0 +1,38 @@
+"""Where other members could last be reached by gossip, one small file. PERSISTED.
+
+Body (envelope: small_file.py, magic "SANDQKNA", version 1), msgpack array of texts, "host:port".
+
+A hint, for a node that finds none of its seeds when it starts: a file that is damaged is as good as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sandq.model.config_schema import Address
+from sandq.model.errors import Corruption
+
+from . import small_file
+from .files import Files
+
+MAGIC = b"SANDQKNA"
+VERSION = 1
+NAME = "known-addresses"
+ADDRESSES_MOST = 100
+
+
+def load(files: Files, name: str = NAME) -> list[Address]:
+    """None while there is no file. `Corruption` when it is damaged."""
+    if not files.exists(name):
+        return []
+    texts = small_file.decode(files.read(name), MAGIC, VERSION, name)
+    try:
+        return [Address.parse(text) for text in texts]
+    except (TypeError, ValueError) as error:
+        raise Corruption(f"{name} holds no addresses: {error}", file=name) from error
+
+
+def save(files: Files, addresses: Collection[Address], name: str = NAME) -> None:
+    """Replace the file, durably, with at most `ADDRESSES_MOST` of them."""
+    texts = [str(address) for address in sorted(addresses)[:ADDRESSES_MOST]]
+    files.replace(name, small_file.encode(MAGIC, VERSION, texts))

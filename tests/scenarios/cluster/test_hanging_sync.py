@@ -1,0 +1,44 @@
+"""A node's disk hangs: what the others send meanwhile waits with them, not in its memory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.raft import passes
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import RealFiles
+from tests.scenarios.cluster.test_three_nodes import created
+from tests.scenarios.cluster.three import eventually, three_nodes
+
+LIMIT = 200_000
+VALUE = bytes(20_000)
+
+
+async def test_it_takes_so_much_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "ARRIVED_BYTES", LIMIT)
+    goes = threading.Event()
+    goes.set()
+    most = 0
+    async with three_nodes(tmp_path) as nodes, nodes.connect("node1", "node2") as client:
+        await created(nodes, client)
+        await nodes.stop("node3")
+        plan = Plan(on_sync=lambda name: goes.wait() and None)
+        await nodes.start("node3", files=FaultyFiles(RealFiles(nodes.data_dir("node3")), plan))
+        await nodes.until_even()
+        third = nodes.running["node3"].broker.engine.passes
+        goes.clear()
+        try:
+            for _ in range(100):
+                await client.produce("t", VALUE)
+                most = max(most, third._arrived_bytes)
+            assert most >= LIMIT, "it had come to the limit"
+            assert most < LIMIT + 4 * len(VALUE), "each link brings one frame more, at most"
+        finally:
+            goes.set()
+        await nodes.until_even()
+        await eventually(lambda: third.takes_more)
+        await trio.lowlevel.checkpoint()

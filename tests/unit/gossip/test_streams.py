@@ -1,0 +1,281 @@
+"""Streams: one message in each direction, in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from contextlib import suppress
+from time import process_time
+from typing import Any
+
+import msgpack
+import pytest
+
+from sandq.gossip import messages, streams
+from sandq.gossip.keyring import Keyring
+from sandq.gossip.messages import VSN, Ack, Dead, Err, Nack, Ping, User, encode
+from sandq.gossip.serf_messages import SerfState, decode_serf
+from sandq.gossip.streams import NODES_MOST, STREAM_BYTES, USER_BYTES, NodeState, PushPull, Streams, Whole
+from sandq.model.config_schema import Address
+from sandq.model.errors import ProtocolError, TooLarge
+from tests.unit.gossip import agent_bytes
+from tests.unit.gossip.lzw_encoder import encode as lzw
+
+KEY = bytes(32)
+HERE = Address("127.0.0.1", 9900)
+NODES = (
+    NodeState("a", HERE, b"meta", 1, 0, VSN),
+    NodeState("b", Address("::1", 1), b"", 2**32 - 1, 3, ()),
+)
+WHOLES: list[Whole] = [
+    PushPull(True, NODES, b"state"),
+    PushPull(False, (), b""),
+    User(b"\x01body"),
+    User(b""),
+    Ping(7, "b", HERE, "a"),
+    Ack(7, b""),
+    Err("no"),
+]
+NODE: dict[str, Any] = {
+    **{"Name": b"a", "Addr": b"\x7f\x00\x00\x01", "Port": 9900, "Meta": b"", "Incarnation": 1, "State": 0},
+    "Vsn": bytes(VSN),
+}
+HEAD: dict[str, Any] = {"Nodes": 1, "UserStateLen": 0, "Join": False}
+
+
+def pair(key: bytes | None = None) -> Streams:
+    return Streams(None if key is None else Keyring([key]), lambda: b"0123456789ab")
+
+
+def packed(value: object) -> bytes:
+    found: bytes = msgpack.packb(value, use_bin_type=False)
+    return found
+
+
+def push_pull(head: dict[str, Any], *nodes: dict[str, Any]) -> bytes:
+    return b"\x06" + packed(head) + b"".join(map(packed, nodes))
+
+
+def compressed(plain: bytes) -> bytes:
+    return b"\x09" + packed({"Algo": 0, "Buf": lzw(plain)})
+
+
+def sealed(plain: bytes) -> bytes:
+    header = struct.pack(">BI", 10, len(plain) + 29)
+    return header + Keyring([KEY]).seal(plain, header, bytes(12))
+
+
+def read(data: bytes, size: int, key: bytes | None = None) -> Whole | None:
+    """What comes of it when it arrives in pieces of this size."""
+    reader = pair(key).reader()
+    for start in range(0, len(data), size):
+        found = reader.feed(data[start : start + size])
+        if found is not None:
+            assert start + size >= len(data), "the message ended before its bytes did"
+            return found
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------ round trips
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
+@pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
+def test_what_is_sealed_is_read(key: bytes | None, whole: Whole, size: int) -> None:
+    data = pair(key).seal(whole)
+    assert read(data, size, key) == whole
+    for cut in range(len(data)):
+        assert read(data[:cut], size, key) is None
+
+
+def test_the_bytes_of_a_push_pull() -> None:
+    data = pair().seal(PushPull(False, NODES[:1], b""))
+    unpacker = msgpack.Unpacker(raw=True)
+    unpacker.feed(data[1:])
+    head, node = unpacker
+    assert data[0] == 6
+    assert head == {b"Nodes": 1, b"UserStateLen": 0, b"Join": False}
+    assert {key.decode(): value for key, value in node.items()} == {**NODE, "Meta": b"meta"}
+
+
+def test_the_bytes_of_what_is_encrypted() -> None:
+    data = pair(KEY).seal(User(b"x"))
+    plain = b"\x08" + packed({"UserMsgLen": 1}) + b"x"
+    assert data[:5] == struct.pack(">BI", 10, len(plain) + 29)
+    assert Keyring([KEY]).open(data[5:], data[:5]) == plain
+
+
+@pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_what_is_compressed_is_read(whole: Whole, size: int) -> None:
+    plain = compressed(pair().seal(whole))
+    assert read(plain, size) == whole
+    assert read(sealed(plain), size, KEY) == whole
+
+
+# --------------------------------------------------------------------------------------------------- a real agent's
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 20])
+def test_streams_of_an_agent(size: int) -> None:
+    assert read(agent_bytes.STREAM_ACK, size) == Ack(9, b"")
+    agent = NodeState("agent1", Address("127.0.0.1", 17946), b"\xff\x81\xa4role\xa3web", 1, 0, VSN)
+    for data, key in ((agent_bytes.STREAM_PUSH_PULL, None), (agent_bytes.SEALED_STREAM_PUSH_PULL, agent_bytes.KEY)):
+        found = read(data, size, key)
+        assert isinstance(found, PushPull) and found.join and found.nodes == (agent,)
+        assert decode_serf(found.user) == SerfState(1, {"agent1": 0}, (), 1, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xf4\x01a", "a label"),
+        (b"\x0a", "encrypted, and this node has no gossip key"),
+        (encode(Nack(1)), "type 11, which is not for streams"),
+        (encode(Dead(1, "a", "b")), "type 5, which is not for streams"),
+        (b"\x07\x01", "type 7"),
+        (b"\xff", "type 255"),
+        (b"\x06\xc1", "no msgpack"),
+        (b"\x06\x01", "a map is expected"),
+        (push_pull({**HEAD, "Nodes": NODES_MOST + 1}), "Nodes is 10001"),
+        (push_pull({**HEAD, "Nodes": -1}), "Nodes is -1"),
+        (push_pull({**HEAD, "UserStateLen": USER_BYTES + 1}), "UserStateLen is 8388609"),
+        (push_pull({**HEAD, "Join": 1}), "Join is 1"),
+        (push_pull(HEAD, {**NODE, "State": 4}), "State is 4"),
+        (push_pull(HEAD, {**NODE, "Name": b""}), "Name is"),
+        (push_pull(HEAD, {**NODE, "Port": 0}), "Port is missing"),
+        (push_pull(HEAD, {**NODE, "Meta": bytes(513)}), "Meta is"),
+        (push_pull(HEAD, {**NODE, "Incarnation": 2**32}), "Incarnation is"),
+        (push_pull(HEAD, {**NODE, "Vsn": b"\x01"}), "Vsn has 1"),
+        (b"\x08" + packed({"UserMsgLen": USER_BYTES + 1}), "UserMsgLen"),
+        (b"\x08" + packed({}), "UserMsgLen is None"),
+        (b"\x00" + packed({"SeqNo": 1}), "type 0: Node is None"),
+        (compressed(compressed(encode(Ack(1, b"")))), "type 9"),
+        (compressed(sealed(encode(Ack(1, b"")))), "type 10"),
+        (compressed(encode(Ack(1, b""))[:-1]), "does not end in its"),
+        (compressed(encode(Ack(1, b"")) + b"xy"), "2 bytes behind the message"),
+        (compressed(b""), "does not end in its 0 bytes"),
+        (b"\x06\x81\xa4More\xdd\x00\x01\x00\x00", "no msgpack"),
+        (b"\x06\xdf\x00\x01\x00\x00", "no msgpack"),
+    ],
+)
+def test_what_is_wrong_is_refused(data: bytes, says: str) -> None:
+    for size in (1, len(data)):
+        with pytest.raises(ProtocolError, match=says):
+            read(data, size)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (encode(Ack(1, b"")), "only what is encrypted is read"),
+        (compressed(encode(Ack(1, b""))), "only what is encrypted is read"),
+        (b"\xf4\x01a", "a label"),
+        (struct.pack(">BI", 10, STREAM_BYTES), "announced"),
+        (struct.pack(">BI", 10, 3) + b"abc", "not encrypted"),
+        (struct.pack(">BI", 10, 40) + b"\x01" + bytes(39), "no key fits"),
+        (sealed(sealed(encode(Ack(1, b"")))), "type 10"),
+        (sealed(encode(Ack(1, b""))[:-1]), "does not end"),
+        (sealed(encode(Ack(1, b"")) + b"x"), "1 bytes behind"),
+    ],
+)
+def test_what_is_wrong_with_a_key_is_refused(data: bytes, says: str) -> None:
+    for size in (1, len(data)):
+        with pytest.raises(ProtocolError, match=says):
+            read(data, size, KEY)
+
+
+def test_the_length_is_of_what_was_sealed() -> None:
+    data = bytearray(sealed(encode(Ack(1, b""))) + b"x")
+    data[4] += 1
+    with pytest.raises(ProtocolError, match="no key fits"):
+        read(bytes(data), 100, KEY)
+
+
+def test_a_reader_ends_with_its_message() -> None:
+    reader = pair().reader()
+    data = pair().seal(Ack(1, b""))
+    assert reader.feed(data[:-1]) is None
+    assert reader.feed(data[-1:] + b"more") == Ack(1, b"")
+    with pytest.raises(ProtocolError, match="behind"):
+        reader.feed(b"")
+    wrong = pair().reader()
+    for _ in range(2):
+        with pytest.raises(ProtocolError):
+            wrong.feed(b"\xff")
+
+
+def test_too_many_bytes_are_neither_sent_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "STREAM_BYTES", 30_000)
+    monkeypatch.setattr(streams, "USER_BYTES", 100_000)
+    whole = PushPull(False, (), bytes(29_900))
+    assert read(pair().seal(whole), 100) == whole
+    for user in (bytes(30_001), bytes(100_001)):
+        with pytest.raises(TooLarge):
+            pair().seal(PushPull(False, (), user))
+    with pytest.raises(TooLarge):
+        pair().seal(PushPull(False, NODES[:1] * (NODES_MOST + 1), b""))
+    large = b"\x06" + packed({"Nodes": 0, "UserStateLen": 30_000}) + bytes(30_000)
+    with pytest.raises(ProtocolError, match="more than 30000 bytes"):
+        read(large, 100)
+    assert len(compressed(large)) < 1000
+    with pytest.raises(ProtocolError, match="more than 30000 bytes"):
+        read(compressed(large), 100)
+
+
+def test_much_that_is_compressed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "COMPRESSED_BYTES", 10)
+    with pytest.raises(ProtocolError, match="Buf is"):
+        read(compressed(pair().seal(WHOLES[0])), 100)
+
+
+# -------------------------------------------------------------------------------------------------------------- cost
+
+
+def many(count: int) -> PushPull:
+    nodes = tuple(NodeState(f"node{number}", HERE, bytes(200), 1, 0, VSN) for number in range(count))
+    return PushPull(False, nodes, bytes(1 << 20))
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_large_state_in_small_pieces_costs_as_much_as_in_one(key: bytes | None) -> None:
+    whole = many(4000)
+    data = pair(key).seal(whole)
+    assert len(data) > 2_000_000
+    spent = []
+    for size in (len(data), 500):
+        start = process_time()
+        assert read(data, size, key) == whole
+        spent.append(process_time() - start)
+    # Joining what has arrived at each of 4000 pieces would move 4 GB: seconds.
+    assert spent[1] < 5 * spent[0] + 0.2, spent
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x06" + packed({"Nodes": NODES_MOST, "UserStateLen": USER_BYTES}),
+        push_pull({"Nodes": 1, "UserStateLen": USER_BYTES}, NODE),
+        b"\x08" + packed({"UserMsgLen": USER_BYTES}),
+        b"\x09\x82\xa4Algo\x00\xa3Buf\xdb\x00\x7f\x00\x00",
+        b"\x06\x81\xa4More" + b"\xdc\x00\x40" * 500,
+        b"\x06\x81\xa4More" + b"\xdc\x27\x10" * 500,
+        b"\x06\x81\xa4More" + b"\xde\x00\x40\xa1a" * 500,
+    ],
+    ids=range(7),
+)
+def test_what_is_announced_takes_no_memory(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with suppress(ProtocolError):
+            assert read(data, 100) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.reset_peak()
+        assert read(struct.pack(">BI", 10, STREAM_BYTES // 2), 1, KEY) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

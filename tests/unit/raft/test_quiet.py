@@ -1,0 +1,207 @@
+"""Heartbeats of groups in which nothing happens: one message to each peer, and everything that they must not skip."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from sandq.raft import Group, GroupJournal, Members, Passes, hooks, wire
+from sandq.raft.core import HEARTBEAT_S, LEADER_FALLBACK_S
+from sandq.raft.transport import Flight
+
+NAMES = ("a", "b", "c")
+GROUPS = range(1, 31)
+MEMBERS = Members(("a#1", "b#1", "c#1"))
+
+
+class Nodes:
+    """Three nodes with thirty groups, whose frames are passed by hand. Use it as a context."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.passes = {name: Passes() for name in NAMES}
+        self.committed: dict[str, list[tuple[int, bytes]]] = {name: [] for name in NAMES}
+        self.frames: list[tuple[str, str, Any]] = []
+        self.cut: set[tuple[str, str]] = set()
+        """(from, to): what is not heard."""
+        self.ticked = 0
+
+    def __enter__(self) -> Nodes:
+        self._undo = hooks.replace_time(lambda: self.now_s, random.Random(1))
+        for name in NAMES:
+            for number in GROUPS:
+                self.open(name, number)
+            for other in NAMES:
+                if other != name:
+                    self.passes[name].connected(other)
+        for number in GROUPS:
+            self.group(NAMES[number % 3], number).campaign_soon()
+        self.run(2.0)
+        assert len(self.leaders()) == len(GROUPS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._undo()
+
+    def open(self, name: str, number: int) -> Group:
+        journal = GroupJournal.create(self.passes[name].records, number, MEMBERS)
+        return self.passes[name].add(number, f"{name}#1", journal, applied=0, before_tick=self._tick)
+
+    def _tick(self) -> None:
+        self.ticked += 1
+
+    def group(self, name: str, number: int) -> Group:
+        return self.passes[name].groups[number]
+
+    def leaders(self) -> dict[int, str]:
+        return {number: name for number in GROUPS for name in NAMES if self.group(name, number).is_leader}
+
+    def pass_(self, name: str) -> None:
+        passes = self.passes[name]
+        passes.on_time()
+        _, ready = passes.tick()
+        self.committed[name] += [(entry.group, entry.command) for entry in [*ready, *passes.synced()] if entry.command]
+        for node, messages in passes.take_outgoing().items():
+            body = msgpack.unpackb(msgpack.packb(messages), use_list=False)
+            self.frames += [(name, node, message) for message in body]
+            if (name, node) not in self.cut:
+                self.passes[node].receive(name, body)
+
+    def settle(self) -> None:
+        for _ in range(100):
+            busy = [name for name in NAMES if self.passes[name].has_work]
+            if not busy:
+                return
+            for name in busy:
+                self.pass_(name)
+
+    def run(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.05
+            for name in NAMES:
+                self.pass_(name)
+            self.settle()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with Nodes() as nodes:
+        yield nodes
+
+
+def test_one_message_to_each_peer_and_nobody_ticks(nodes: Nodes) -> None:
+    leaders, terms = nodes.leaders(), {number: nodes.group("a", number).term for number in GROUPS}
+    nodes.frames.clear()
+    nodes.ticked = 0
+    nodes.run(10 * HEARTBEAT_S)
+    assert {message[0] for _, _, message in nodes.frames} == {wire.BEATS, wire.BEAT_ACKS}
+    assert nodes.ticked == 0
+    assert len(nodes.frames) <= 11 * 2 * 6, "each node to two others, and their answers"
+    assert {len(message[1]) for _, _, message in nodes.frames} == {10 * wire.BEAT_NUMBERS}
+    nodes.run(10.0)
+    assert (nodes.leaders(), {number: nodes.group("a", number).term for number in GROUPS}) == (leaders, terms)
+
+
+def test_who_hears_beats_helps_nobody_to_depose_the_leader(nodes: Nodes) -> None:
+    nodes.run(5.0)
+    leader = nodes.leaders()[1]
+    asking, asked = (name for name in NAMES if name != leader)
+    request = (wire.PRE_VOTE_REQUEST, 1, 1, 1, nodes.group(leader, 1).term + 1, 1 << 20, 1 << 20)
+    nodes.passes[asked].receive(asking, (request,))
+    nodes.frames.clear()
+    nodes.pass_(asked)
+    assert [message[5] for *_, message in nodes.frames if message[0] == wire.PRE_VOTE] == [False]
+
+
+def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> int:
+        leader = nodes.leaders()[1]
+        nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
+        nodes.passes[leader].mark(nodes.group(leader, 1))
+        for committed in nodes.committed.values():
+            committed.clear()
+        nodes.run(1.0)
+        return sum((1, b"x") in committed for committed in nodes.committed.values())
+
+    assert told() == 3
+    monkeypatch.setattr(Flight, "has_told", lambda self, commit: not self._sent)
+    assert told() == 1, "the others have it, and are never told"
+
+
+def test_a_leader_that_nobody_answers_steps_down(nodes: Nodes) -> None:
+    led = [number for number, name in nodes.leaders().items() if name == "a"]
+    nodes.cut = {("b", "a"), ("c", "a")}
+    nodes.run(LEADER_FALLBACK_S + 1.0)
+    assert not any(nodes.group("a", number).is_leader for number in led)
+
+
+def test_those_that_hear_nothing_elect_another(nodes: Nodes) -> None:
+    led = [number for number, name in nodes.leaders().items() if name == "a"]
+    nodes.cut = {("a", "b"), ("a", "c")}
+    nodes.run(5.0)
+    assert all(nodes.group("b", number).is_leader or nodes.group("c", number).is_leader for number in led)
+
+
+def test_a_beat_of_an_older_term_is_answered_with_the_newer(nodes: Nodes) -> None:
+    leader = nodes.leaders()[1]
+    other = next(name for name in NAMES if name != leader)
+    nodes.group(other, 1)._election.follow(nodes.group(other, 1).term + 5)
+    nodes.run(2 * HEARTBEAT_S)
+    assert nodes.group(leader, 1).term > 5
+
+
+def test_a_replica_that_was_opened_anew_learns_what_is_committed(nodes: Nodes) -> None:
+    leader = nodes.leaders()[1]
+    other = next(name for name in NAMES if name != leader)
+    nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
+    nodes.passes[leader].mark(nodes.group(leader, 1))
+    nodes.run(1.0)
+    passes, journal = nodes.passes[other], nodes.group(other, 1).journal
+    passes.remove(nodes.group(other, 1))
+    nodes.committed[other].clear()
+    passes.add(1, f"{other}#1", journal, applied=2, before_tick=lambda: None)
+    nodes.run(1.0)
+    assert nodes.committed[other] == [(1, b"x")]
+    assert nodes.leaders()[1] == leader
+
+
+def test_another_life_of_a_member_is_not_beaten(nodes: Nodes) -> None:
+    follower = next(name for name in NAMES if name != nodes.leaders()[1])
+    group, leader = nodes.group(follower, 1), nodes.leaders()[1]
+    for beat in ((1, 1, 2, group.term, 1000), (1, 2, 1, group.term, 1000), (1, 1, 1, group.term + 1, 1000)):
+        assert not group.beaten(leader, beat, nodes.now_s)
+    assert group.beaten(leader, (1, 1, 1, group.term, 1000), nodes.now_s)
+    stranger = nodes.group(leader, 1)
+    assert not stranger.beat_answered("z", (1, 1, 1, stranger.term, 1000), nodes.now_s)
+
+
+def test_an_answer_to_a_beat_from_before_confirms_no_read(nodes: Nodes) -> None:
+    leader = nodes.leaders()[1]
+    passes, group = nodes.passes[leader], nodes.group(leader, 1)
+    nodes.now_s = passes._heartbeat_s
+    nodes.cut = {(leader, name) for name in NAMES}
+    nodes.pass_(leader)
+    sent = [(node, message) for name, node, message in nodes.frames if name == leader and message[0] == wire.BEATS][-2:]
+    answers: list[int | None] = []
+    group.read_index(answers.append)
+    passes.mark(group)
+    nodes.pass_(leader)
+    for node, message in sent:
+        passes.receive(node, ((wire.BEAT_ACKS, message[1]),))
+    nodes.pass_(leader)
+    assert answers == [], "they were sent before it asked"
+    nodes.cut = set()
+    nodes.run(1.0)
+    assert answers == [group.commit_index]
+
+
+@pytest.mark.parametrize("numbers", [(1, 1, 1, 1), (1, 1, 1, 1, -1), (1, 1, 1, 1, True), (1, 1, 1, 1, "1"), [1] * 5, 7])
+def test_what_is_no_beat_is_refused(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="beat"):
+        wire.check((wire.BEATS, numbers))
+    assert wire.check((wire.BEAT_ACKS, ())) and wire.check((wire.BEATS, (1, 1, 1, 1, 1)))
