@@ -1,14 +1,16 @@
-# make setup, then make demo, test, check, bench. Everything stays inside this directory; nothing asks for root.
+# make setup, then make demo, test, check, bench. Everything stays inside this directory and nothing asks for root, but
+# for programs that tests run: make system installs those where it may do so without a password, else it says which.
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
 
 # Suites come as the project grows: those that are there are run.
-SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/e2e tests/regressions)
+SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/interop tests/e2e \
+                      tests/regressions)
 PACKAGES := $(wildcard sandq sandctl demo benchmarks)
 
-.PHONY: setup demo test test-long check bench clean
+.PHONY: setup demo system test test-long check bench clean
 
 setup: $(STAMP)
 
@@ -25,10 +27,13 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m demo $(if $(INPUT),--input "$(INPUT)")
 
-test: $(STAMP)
+system:
+	@tests/install-system-packages
+
+test: $(STAMP) system
 	$(BIN)/pytest -n 2 -rs $(SUITES)
 
-test-long: $(STAMP)
+test-long: $(STAMP) system
 	TEST_RANDOM=1 $(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)
 
 check: $(STAMP)

@@ -79,6 +79,7 @@ class Node:
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
         self._environ["SANDQ_LISTEN__CLIENT"] = self.address
         self._environ["SANDQ_LISTEN__HTTP"] = "none"
+        self._environ["SANDQ_LISTEN__PEER"] = "127.0.0.1:0"
         self._environ["SANDQ_LISTEN__GOSSIP"] = "127.0.0.1:0"
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 

@@ -21,6 +21,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.clock import GuardedClock
 from sandq.broker.cluster import Cluster
 from sandq.broker.engine import Engine
+from sandq.broker.forming import way_of
 from sandq.broker.peer_secret import read_secret
 from sandq.broker.runner import Runner
 from sandq.broker.snapshots import Snapshots
@@ -78,7 +79,6 @@ async def run_node(
     one whose time stands still); `gate` is awaited before what a client sent is looked at. Raises StartupError
     (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
-    _check_supported(config)
     # Of what runs in here; several nodes may be in one process.
     structlog.contextvars.bind_contextvars(node=config.node.id)
     data_dir = _make_data_dir(config)
@@ -104,7 +104,7 @@ async def _running(
     first_start = not files.exists(identity.NAME)
     if first_start:
         # A cluster of several nodes gets its UUID when it is formed.
-        cluster_uuid = None if config.cluster.peers else identity.new_uuid()
+        cluster_uuid = identity.new_uuid() if way_of(config) == "alone" else None
         own = identity.Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)
@@ -187,6 +187,9 @@ async def _serving(
         web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
         if web_address is not None:
             addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
+        if between:
+            peer_address = Address(*between[0].socket.getsockname()[:2])
+            addresses["peer"] = str(Address(config.node.advertise_host or peer_address.host, peer_address.port))
         secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
         cluster = _cluster(config, own, addresses, secret, files, runner, broker)
         discovery = _discovery(config, cluster, addresses, secret, files, broker)
@@ -194,6 +197,7 @@ async def _serving(
             await serving.start(cluster.links.run, between)
             serving.start_soon(cluster.snapshots.run)
         await serving.start(discovery.run)
+        serving.start_soon(cluster.follow, discovery.membership)
         await _take_part(cluster, broker, nursery, serving)
         info = ServerInfo(
             sandq.__version__,
@@ -239,6 +243,7 @@ def _cluster(
         secret=secret,
         own=own,
         addresses=addresses,
+        way=way_of(config),
         peers={peer.id: peer.peer for peer in section.peers},
         files=files,
         engine=broker.engine,
@@ -294,9 +299,9 @@ async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, se
 async def _listening(
     config: NodeConfig,
 ) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener], list[trio.SocketListener]]]:
-    """Listeners for clients, for HTTP and, of a node with peers, for them: all or none."""
+    """Listeners for clients, for HTTP and, of a node that may have peers, for them: all or none."""
     listen_at = config.listen
-    peer = listen_at.peer if config.cluster.peers else None
+    peer = listen_at.peer if config.cluster.peers or config.cluster.membership != "static" else None
     async with contextlib.AsyncExitStack() as stack:
         listeners: list[list[trio.SocketListener]] = []
         for address, what in ((listen_at.client, "client"), (listen_at.http, "http"), (peer, "peer")):
@@ -353,12 +358,3 @@ def _make_data_dir(config: NodeConfig) -> Path:
     except OSError as error:
         raise StartupError(f"node.data_dir {data_dir}: {error.strerror or error}") from None
     return data_dir
-
-
-def _check_supported(config: NodeConfig) -> None:
-    cluster = config.cluster
-    if not (cluster.bootstrap or cluster.peers):
-        raise StartupError(
-            "this version finds other nodes by gossip, and does not join them yet: name them (cluster.membership: "
-            "static, cluster.peers), or let this node found a cluster of its own (cluster.bootstrap: true)"
-        )

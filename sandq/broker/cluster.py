@@ -1,9 +1,8 @@
-"""This node among the others: how the cluster is formed, and what flows over the connections to its peers.
+"""This node among the others: who its peers are, what flows over the connections with them, and who is registered.
 
-Static membership. A cluster is formed once, when all nodes that are named have met and none of them belongs to a
-cluster yet: a silent node is never taken for a new one. Each remembers the store UUIDs of the others from then on
-(`KnownPeers`), so that a node that lost its disk is nobody's voter under its old name. The first leader of the metadata
-group gives the cluster its UUID and registers the nodes.
+Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
+its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and registers the
+nodes that are members. `forming.py` says how a cluster begins.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from typing import Any
 import structlog
 import trio
 
+from sandq.gossip import tags
+from sandq.gossip.membership import Membership, State
 from sandq.metadata import commands as m
+from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError
-from sandq.raft import Members, member_id
+from sandq.raft import Members, own_member
 from sandq.raft.wire import size_of
 from sandq.storage import identity
 from sandq.storage.files import Files
@@ -28,7 +30,9 @@ from sandq.storage.known_peers import KnownPeers
 
 from .broker import Broker
 from .engine import METADATA_GROUP, Engine
+from .forming import Forming, Way
 from .host import GroupHost
+from .joining import Joining
 from .peer_handshake import Peer, PeerIdentity
 from .peer_links import PeerLinks
 from .routes import Route
@@ -40,11 +44,10 @@ log = structlog.get_logger("sandq.cluster")
 RAFT, ROUTES, FOLLOWED, ASKED, TOLD = 1, 2, 3, 4, 5
 """Kinds of frames between nodes."""
 _TOLD_FIELDS = ([int, int], [int, NoneType])
-FOUNDING_INCARNATION = 1
 REGISTER_PAUSE_S = 0.5
 HAND_OVER_S = 3.0
 HAND_OVER_PAUSE_S = 0.05
-TELL_WAITING_S = 5.0
+_LIVE = (State.ALIVE, State.SUSPECT)
 FRAME_BYTES = 4 << 20
 """The messages of a pass go in one frame, unless they are larger than this."""
 
@@ -57,17 +60,22 @@ class Cluster:
         secret: bytes | None,
         own: Identity,
         addresses: Mapping[str, str],
-        peers: Mapping[str, Any],
+        way: Way,
+        peers: Mapping[str, Address],
         files: Files,
         engine: Engine,
         runner: Runner,
         broker: Broker,
         snapshots: Snapshots,
     ) -> None:
-        """`addresses`: where this node serves what. `peers`: node id -> address of its peer port; none: it is alone."""
+        """`addresses`: where this node serves what. `way`: how the cluster begins. `peers`: node id -> address of its
+        peer port, of those that are named."""
+        self._name = name
         self._own = own
         self._addresses = dict(addresses)
-        self._peers = peers
+        self._way = way
+        self._known = KnownPeers.open(files)
+        self._membership: Membership | None = None
         self._files = files
         self._engine = engine
         self._runner = runner
@@ -81,7 +89,7 @@ class Cluster:
             secret=secret,
             identity=self.identity,
             peers=peers,
-            known=KnownPeers.open(files),
+            known=self._known,
             on_up=self._on_up,
             on_down=self._on_down,
             on_frame=self._on_frame,
@@ -99,6 +107,10 @@ class Cluster:
         self._latest.ask = lambda node, question: self.links.send(node, ASKED, question)
         self._followed: dict[str, int] = {}
         """What of metadata each peer has done."""
+        self._joining = Joining(own.node, self.links)
+        self._forming = Forming(
+            way, own.node, peers, self._joining, lambda: self.links.up, lambda: self._followed, self._seen
+        )
 
     @property
     def up(self) -> Collection[str]:
@@ -140,6 +152,8 @@ class Cluster:
             self._latest.answer(partial(self._tell_latest, node, body))
         elif kind == TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
             self._latest.told(*body)
+        elif self._joining.on_frame(node, kind, body):
+            self._wake()
         else:
             log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
 
@@ -189,41 +203,49 @@ class Cluster:
     def _can_leave(host: GroupHost) -> bool:
         return host.group.is_leader and not host.group.is_only_voter
 
+    # -- who the peers are ----------------------------------------------------------------------------------------
+
+    async def follow(self, membership: Membership) -> None:
+        """Be linked with all nodes of the cluster, as they come and go."""
+        self._membership = membership
+        async for _ in membership.changes():
+            self._look_for_peers()
+            self._wake()
+
+    def _seen(self) -> list[Mapping[str, str]]:
+        """Tags of other live members."""
+        members = self._membership.members().values() if self._membership is not None else ()
+        return [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.NODE, m.name) != self._own.node]
+
+    def _look_for_peers(self) -> None:
+        """Those that are registered, and those that gossip knows, which knows best where they are now."""
+        if self._way == "named":
+            return
+        metadata = self._engine.hosts.get(METADATA_GROUP)
+        registered = metadata.status.nodes if metadata is not None else {}
+        found = {name: record.addresses.get("peer") for name, record in registered.items()}
+        for seen in self._seen():
+            if seen.get(tags.CLUSTER) == self._name and tags.NODE in seen:
+                found[seen[tags.NODE]] = seen.get("peer") or found.get(seen[tags.NODE])
+        found.pop(self._own.node, None)
+        peers = {}
+        for node, text in found.items():
+            try:
+                peers[node] = Address.parse(text)
+            except ValueError:
+                continue  # it does not say where it is
+        self.links.set_peers(peers)
+
     # -- forming --------------------------------------------------------------------------------------------------
 
     async def formed(self) -> Members:
-        """Wait until this node may take part in the metadata group; its founding members."""
-        if not self._has_taken_part:
-            with trio.CancelScope() as telling:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._tell_who_is_missing)
-                    while not await self._may_take_part():
-                        await self._changed.wait()
-                    telling.cancel()
-        names = sorted([self._own.node, *self._peers])
-        return Members(tuple(member_id(name, FOUNDING_INCARNATION) for name in names))
-
-    @property
-    def _has_taken_part(self) -> bool:
-        return not self._peers or self._engine.pointers.get(METADATA_GROUP) is not None
-
-    async def _may_take_part(self) -> bool:
-        """All are there and new; or one of a cluster has known this node from its founding on.
-
-        There is who has said something over its link: by then it has written down which store this node has.
-        """
-        up = {name: peer for name, peer in self.links.up.items() if name in self._followed}
-        for peer in up.values():
-            if peer.known and peer.identity.cluster_uuid is not None:
-                await self._adopt(peer.identity.cluster_uuid)
-                return True
-        return all(name in up and up[name].identity.cluster_uuid is None for name in self._peers)
-
-    async def _tell_who_is_missing(self) -> None:
-        while True:
-            await trio.sleep(TELL_WAITING_S)
-            missing = sorted(set(self._peers) - set(self.links.up))
-            log.warning("the cluster is formed once all its nodes have met", missing=missing)
+        """Wait until this node may take part in the metadata group; the configuration that its replica begins with."""
+        if self._engine.pointers.get(METADATA_GROUP) is not None:
+            return self._forming.founders  # not asked for: the replica is there
+        members, cluster_uuid = await self._forming.formed()
+        if cluster_uuid is not None:
+            await self._adopt(cluster_uuid)
+        return members
 
     async def _adopt(self, cluster_uuid: str) -> None:
         """Belong to a cluster from now on, durably."""
@@ -246,22 +268,35 @@ class Cluster:
             try:
                 if view.cluster_uuid is not None:
                     await self._adopt(view.cluster_uuid)
+                await self._pin_registered()
+                self._look_for_peers()
                 if metadata.ready:
                     await self.register(metadata)
+                    await self._joining.admit(metadata, view)
             except SandqError as error:
-                log.warning("this node could not be registered; it is tried again", error=error.message)
+                log.warning("the nodes could not be registered; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
                 await self._changed.wait()
 
+    async def _pin_registered(self) -> None:
+        """Who is registered is known by its store from now on, whether or not this node ever met it."""
+        for node in self._broker.metadata.nodes.values():
+            if node.node_id != self._own.node and self._known.get(node.node_id) is None:
+                await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
+
     async def register(self, metadata: GroupHost) -> None:
-        """Write down the cluster's UUID, and who has connected, as they are now."""
+        """Write down the cluster's UUID, and the members that are connected, as they are now."""
         view = self._broker.metadata
         if view.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))
+        members = metadata.group.members
         for peer in [self.identity(), *[peer.identity for peer in self.links.up.values()]]:
+            if own_member(peer.node_id, (*members.voters, *members.learners)) is None:
+                continue
             record = view.nodes.get(peer.node_id)
-            known = record is not None and (record.store_uuid, record.addresses) == (peer.store_uuid, peer.addresses)
-            if not known:
+            if record is not None and record.store_uuid != peer.store_uuid:
+                continue  # it lost its disk, and waits until it is added anew
+            if record is None or record.addresses != peer.addresses:
                 await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses)))
 
 

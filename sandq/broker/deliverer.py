@@ -70,6 +70,8 @@ class PartitionDelivery:
         self._pumps: dict[str, _GroupPump] = {}
         self.groups: dict[str, GroupStatus] = {}
         """What is known of each, by name."""
+        self._ahead: dict[int, Delivery] = {}
+        """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
         self._taken_ms: dict[str, int] = {}
         """When a group was last said to have takers."""
         self._expiring = False
@@ -275,31 +277,33 @@ class PartitionDelivery:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
         again when the consumer returns."""
 
-        def send() -> None:
-            group = self.groups.get(subscription.group)
-            to = self._present(subscription)
-            if to is None or group is None:
-                return
-            if group.generation == delivery.generation:
-                self.stats.delivered(delivery, self._clock.now_s())
-                to.push(self.host.number, self.partition, delivery)
-            else:
-                # A seek came before: the lease is over, nobody hears of it, and it takes no room.
-                to.credit += delivery.count
-                to.feed()
-
-        if delivery.due_ms <= self._clock.now_ms():
-            send()
+        if delivery.due_ms > self._clock.now_ms():
+            self._ahead[delivery.token] = delivery
+            self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
+            return
+        self._ahead.pop(delivery.token, None)
+        group, to = self.groups.get(subscription.group), self._present(subscription)
+        if to is None or group is None:
+            return
+        if to is not subscription:
+            to.credit -= delivery.count  # it was taken off the one that is gone
+        if group.generation == delivery.generation:
+            self.stats.delivered(delivery, self._clock.now_s())
+            to.push(self.host.number, self.partition, delivery)
         else:
-            self._timers.at(delivery.due_ms, send)
+            # A seek came before: the lease is over, nobody hears of it, and it takes no room.
+            to.credit += delivery.count
+            to.feed()
+
+    def _due(self, subscription: Subscription, delivery: Delivery) -> None:
+        if self._ahead.get(delivery.token) is delivery:
+            self.push(subscription, delivery)
 
     def _present(self, subscription: Subscription) -> Subscription | None:
         """The subscription, or the one with which its consumer has come back meanwhile."""
         if not subscription.closed:
             return subscription
-        if not subscription.moved:
-            return None
-        pump = self._pumps.get(subscription.group)
+        pump = self._pumps.get(subscription.group) if subscription.moved else None
         for other in pump.subscriptions if pump is not None else ():
             if other.consumer == subscription.consumer and not other.closed:
                 return other

@@ -11,7 +11,7 @@ import trio
 
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
-from sandq.raft import Group, Passes, ProposalFailed, ReadDone, node_of
+from sandq.raft import Group, Members, Passes, ProposalFailed, ReadDone, node_of
 
 from .applier import Apply
 from .replica import Replica
@@ -110,6 +110,27 @@ class GroupHost:
         if voters:
             self.group.transfer(max(voters, key=self.group.match_index))
         self._passes.mark(self.group)
+
+    async def change_members(self, members: Members) -> None:
+        """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
+        may not be made now; TimedOut."""
+        self.check_ready()
+        outcome: list[ProposalFailed | None] = []
+        finished = trio.Event()
+
+        def done(index: int | None, failure: ProposalFailed | None) -> None:
+            outcome.append(failure)
+            finished.set()
+
+        self.group.change_members(members, done)
+        self._passes.mark(self.group)
+        await finished.wait()
+        if outcome[0] is ProposalFailed.NOT_LEADER:
+            raise self.not_leader()
+        if outcome[0] is ProposalFailed.REFUSED:
+            raise Unavailable("the members cannot be changed now: the change before is not finished")
+        if outcome[0] is not None:
+            raise TimedOut("leadership was lost while the members changed: the outcome is unknown")
 
     def hurry(self) -> None:
         """Let the other members hear at once what is committed."""

@@ -97,6 +97,9 @@ class PeerLinks:
         self._takes_more = takes_more
         self._ping_s = ping_s
         self._silence_s = silence_s
+        self._nursery: trio.Nursery | None = None
+        self._dialled: set[str] = set()
+        """Peers that this node dials."""
         self._links: dict[str, PeerLink] = {}
         self._up: dict[str, Peer] = {}
         self._greeting = 0
@@ -123,7 +126,7 @@ class PeerLinks:
     async def open_stream(self, node_id: str) -> AsyncIterator[PeerStream]:
         """A connection of its own, closed at the end of the block. NotFound, ConnectionLost, ProtocolError."""
         if node_id not in self._peers:
-            raise NotFound(f"no peer is called {node_id!r:.80}: see cluster.peers")
+            raise NotFound(f"no peer is called {node_id!r:.80}")
         stream, _ = await self._dial(node_id, STREAM)
         try:
             yield stream
@@ -137,19 +140,35 @@ class PeerLinks:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Dial, accept and carry links until cancelled. Closes the listeners."""
-        own_id = self._terms.identity().node_id
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, self._accept, listeners)
-            for node_id in self._peers:
-                if own_id < node_id:
-                    nursery.start_soon(self._keep_linked, node_id)
+            self._nursery = nursery
+            self._dial_new()
             task_status.started()
+
+    def set_peers(self, peers: Mapping[str, Address]) -> None:
+        """These are the peers from now on. A link with one that is none any more stays until it breaks."""
+        # In place: the terms of the handshake look at the same.
+        self._peers.update(peers)
+        for node_id in self._peers.keys() - peers.keys():
+            del self._peers[node_id]
+        if self._nursery is not None:
+            self._dial_new()
+
+    def _dial_new(self) -> None:
+        assert self._nursery is not None
+        own_id = self._terms.identity().node_id
+        for node_id in self._peers.keys() - self._dialled:
+            if own_id < node_id:
+                self._dialled.add(node_id)
+                self._nursery.start_soon(self._keep_linked, node_id)
 
     # The side that dials.
 
     async def _keep_linked(self, node_id: str) -> None:
+        """For as long as it is a peer."""
         pause_s = PAUSE_S
-        while True:
+        while node_id in self._peers:
             lived_s = 0.0
             try:
                 stream, introduced = await self._dial(node_id, LINK)
@@ -163,9 +182,12 @@ class PeerLinks:
                 pause_s = PAUSE_S
             await trio.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        self._dialled.discard(node_id)
 
     async def _dial(self, node_id: str, purpose: str) -> tuple[PeerStream, Introduced]:
-        address = self._peers[node_id]
+        address = self._peers.get(node_id)
+        if address is None:
+            raise ConnectionLost(f"{node_id} is no peer any more")
         try:
             with trio.fail_after(CONNECT_S):
                 await self._check_place(address)

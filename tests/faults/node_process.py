@@ -40,6 +40,7 @@ class NodeProcess:
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,
             "SANDQ_LISTEN__HTTP": "none",
+            "SANDQ_LISTEN__PEER": f"{host}:0",
             "SANDQ_LISTEN__GOSSIP": f"{host}:0",
             "PYTHONPATH": str(ROOT),
             **environ,

@@ -151,7 +151,7 @@ async def test_a_hundred_megabytes_take_little_memory() -> None:
     node1, node2 = await both()
     size, count, got = 1 << 20, 100, 0
 
-    def on_frame(node: str, kind: int, body: Any, size: int) -> None:
+    def on_frame(node: str, kind: int, body: Any, frame_bytes: int) -> None:
         nonlocal got
         assert len(body[0][1]) == size
         got += 1

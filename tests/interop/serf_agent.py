@@ -1,0 +1,133 @@
+"""A real Serf agent in a process of its own, that ends with the test."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from sandq.gossip.edge.serf_rpc import SerfRpc
+from sandq.model.config_types import Address
+from sandq.model.errors import Unavailable
+from tests.ports import free_port
+
+SERF = shutil.which("serf")
+START_S = 10.0
+END_S = 10.0
+_LOOK_S = 0.01
+
+
+def new_key() -> str:
+    """For AES-256, as `encrypt_key` has it."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+class SerfAgent:
+    """`gossip`, `rpc`: where it listens. `encrypt_key`: in base64, the same for all agents of a cluster; None: its
+    gossip is plain text. `rpc_auth`: None lets in everybody. `profile`: "local" or "lan", of its timing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        tags: Mapping[str, str] | None = None,
+        encrypt_key: str | None = None,
+        rpc_auth: str | None = None,
+        profile: str = "local",
+    ) -> None:
+        self.name = name
+        self.gossip = Address("127.0.0.1", free_port())
+        self.rpc = Address("127.0.0.1", free_port())
+        self.rpc_auth = rpc_auth
+        self._config = directory / f"{name}.json"
+        self._log = directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        config: dict[str, Any] = {
+            "node_name": name,
+            "bind": str(self.gossip),
+            "rpc_addr": str(self.rpc),
+            "tags": dict(tags or {}),
+            "profile": profile,
+        }
+        # These two are read from a file only.
+        config |= {"encrypt_key": encrypt_key} if encrypt_key is not None else {}
+        config |= {"rpc_auth": rpc_auth} if rpc_auth is not None else {}
+        with open(os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(config, file)
+
+    async def start(self) -> None:
+        """Until its RPC answers. May be called again after its end."""
+        assert SERF is not None and self._process is None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
+                [SERF, "agent", f"-config-file={self._config}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        with trio.fail_after(START_S):
+            while not await self._answers():
+                assert self._process.poll() is None, f"the agent {self.name} has ended:\n{self.output()}"
+                await trio.sleep(_LOOK_S)
+
+    async def _answers(self) -> bool:
+        try:
+            async with await SerfRpc.open(self.rpc, self.rpc_auth):
+                return True
+        except Unavailable:
+            return False
+
+    async def members(self) -> dict[str, dict[str, Any]]:
+        """Name -> {"addr", "tags", "status", ...}, as Serf's own client shows them."""
+        listed = json.loads(await self._command("members", "-format=json"))
+        return {member["name"]: member for member in listed["members"]}
+
+    async def join(self, seed: Address) -> None:
+        await self._command("join", str(seed))
+
+    def reload(self) -> None:
+        """It reads its configuration again."""
+        self._signal(signal.SIGHUP)
+
+    async def leave(self) -> None:
+        """It tells the others that it leaves, and ends."""
+        self._signal(signal.SIGINT)
+        await self._ended()
+
+    async def kill(self) -> None:
+        """It ends without a word."""
+        self._signal(signal.SIGKILL)
+        await self._ended()
+
+    def close(self) -> None:
+        """Kill it, if it is there."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    async def _command(self, command: str, *arguments: str) -> bytes:
+        auth = [] if self.rpc_auth is None else [f"-rpc-auth={self.rpc_auth}"]
+        line = [SERF or "serf", command, f"-rpc-addr={self.rpc}", *auth, *arguments]
+        done = await trio.run_process(line, capture_stdout=True, capture_stderr=True, check=False)
+        assert done.returncode == 0, f"serf {command}: {done.stdout!r} {done.stderr!r}"
+        return done.stdout
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def _ended(self) -> None:
+        assert self._process is not None
+        await trio.to_thread.run_sync(self._process.wait, END_S)
+        self._process = None

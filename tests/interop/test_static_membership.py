@@ -1,0 +1,54 @@
+"""The backend `static`, as far as its members can do what others' do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import trio
+
+from sandq.gossip.edge.static_backend import StaticMembership
+from sandq.gossip.membership import Member, Membership, State
+from sandq.model.config_types import Address
+from tests.interop.membership_contract import MembershipContract
+
+
+class StaticBed:
+    """Its members know of a peer that was never there."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._members: dict[str, StaticMembership] = {}
+
+    async def start(self, name: str, tags: Mapping[str, str]) -> Membership:
+        now_ms = iter(range(1000, 2000)).__next__
+        peers = {"absent": Address("127.0.0.1", 1)}
+        self._members[name] = StaticMembership(name, self.address(name), peers, tags, now_ms)
+        await self._nursery.start(self._members[name].run)
+        return self._members[name]
+
+    def address(self, name: str) -> Address:
+        return Address("127.0.0.1", 9900)
+
+    async def stop(self, name: str) -> None:
+        await self._members[name].leave()
+
+    async def kill(self, name: str) -> None:
+        raise NotImplementedError("nobody would see it")
+
+    def has_left(self, member: Member) -> bool:
+        return member.state is State.LEFT
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[StaticBed]:
+    async with trio.open_nursery() as nursery:
+        yield StaticBed(nursery)
+        nursery.cancel_scope.cancel()
+
+
+class TestStatic(MembershipContract):
+    async def test_who_leaves_says_so_to_itself(self, bed: StaticBed) -> None:
+        a = await bed.start("a", {})
+        await bed.stop("a")
+        assert bed.has_left(a.members()["a"]) and a.members()["absent"].state is State.ALIVE

@@ -1,0 +1,75 @@
+"""The disk of a leader fails: a producer hears nothing of it, for others have the topic, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.model.errors import SandqError, StorageFailed
+from sandq.protocol.frames import Type
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.files import RealFiles
+from sandq.storage.stores import LevelStores
+from tests.scenarios.cluster.test_three_nodes import created
+from tests.scenarios.cluster.three import NAMES, three_nodes
+from tests.scenarios.raw_client import RawClient
+from tests.scenarios.working import take, values
+
+
+class Disk:
+    """Of one node. `fails`: "", or what takes nothing any more."""
+
+    def __init__(self, directory: Path) -> None:
+        self.fails = ""
+        self.files = FaultyFiles(RealFiles(directory), Plan(on_sync=self._sync))
+
+    def _sync(self, name: str) -> None:
+        if self.fails == "log":
+            raise StorageFailed("the log fails", operation="sync", file=name, errno="EIO")
+
+    def stores(self, *args: Any, **options: Any) -> LevelStores:
+        disk = self
+
+        class Stores(LevelStores):
+            def write(self, changes: Sequence[Any]) -> None:
+                if disk.fails == "stores":
+                    raise StorageFailed("the stores fail", operation="write", file="stores", errno="EIO")
+                super().write(changes)
+
+        return Stores(*args, **options)
+
+
+@pytest.mark.parametrize("what", ["log", "stores"])
+async def test_a_producer_goes_on(tmp_path: Path, what: str) -> None:
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect() as client:
+            await created(nodes, client)
+        await nodes.stop(*NAMES)
+        disks = {name: Disk(nodes.data_dir(name)) for name in NAMES}
+        async with trio.open_nursery() as starting:
+            for name, disk in disks.items():
+                starting.start_soon(lambda n=name, d=disk: nodes.start(n, files=d.files, stores=d.stores))
+        async with nodes.connect() as client, client.producer("t") as producer:
+            leader = await nodes.until_led()
+            receipts = []
+            for number in range(400):
+                if number == 100:
+                    disks[leader].fails = what
+                receipts.append(await producer.send(b"%d" % number))
+                await trio.sleep(0.001)
+            for receipt in receipts:
+                await receipt
+            assert await nodes.until_led() != leader
+            raw = await RawClient.connect(nodes.client_ports[leader])
+            for kind, fields in ((Type.GROUP_LIST, ["t"]), (Type.GET, ["t", 0, bytes(16)]), (Type.TOPIC_STATS, ["t"])):
+                refused = await raw.call(kind, *fields)
+                assert refused[2] == "NOT_LEADER", refused
+            await trio.aclose_forcefully(raw.stream)
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 400, ack=False)) == [b"%d" % number for number in range(400)]
+            with pytest.raises(SandqError):
+                nodes.host(leader).check_ready()
