@@ -275,6 +275,13 @@ class GroupHost:
         self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
         self.group.reads.fail()
 
+    def abandon(self, error: StorageFailed) -> None:
+        """After `fail`: nothing is applied any more either, so that what is committed cannot be answered."""
+        if self.group.is_only_voter:
+            self.close(error)
+        else:
+            self._drop(self._in_flight, TimedOut(f"the outcome is unknown: {error.message}"))
+
     def close(self, error: SandqError) -> None:
         """The group is gone: nothing more will be taken or applied."""
         self._closed = error

@@ -25,7 +25,7 @@ from .replica import MetadataView
 JOIN: Final = 6
 """A frame: nothing in it; the link says who it is."""
 WELCOME: Final = 7
-"""A frame: [voters, learners] of the metadata group."""
+"""A frame: [cluster UUID, voters, learners], these of the metadata group."""
 VOTERS_MOST: Final = 5
 FIRST_INCARNATION: Final = 1
 ASK_PAUSE_S: Final = 0.5
@@ -48,8 +48,8 @@ class Joining:
         """Whether it was one of these."""
         if kind == JOIN and body is None:
             self._asking.add(node)
-        elif kind == WELCOME and _is_members(body):
-            self._heard_welcome(node, Members(tuple(body[0]), tuple(body[1])))
+        elif kind == WELCOME and _is_welcome(body):
+            self._heard_welcome(Members(body[1], body[2]), body[0])
         else:
             return False
         return True
@@ -59,25 +59,23 @@ class Joining:
     async def until_welcome(self) -> tuple[Members, str]:
         """Ask until this node is taken in. The configuration it is part of, and the cluster's UUID."""
         while self._welcomed is None:
-            for node, peer in self._links.up.items():
-                if peer.identity.cluster_uuid is not None:
-                    self._links.send(node, JOIN, None)
+            for node in self._links.up:
+                self._links.send(node, JOIN, None)
             with trio.move_on_after(ASK_PAUSE_S):
                 await self._changed.wait()
         return self._welcomed
 
-    def _heard_welcome(self, node: str, members: Members) -> None:
-        peer = self._links.up.get(node)
-        cluster_uuid = peer.identity.cluster_uuid if peer is not None else None
-        if cluster_uuid is not None and own_member(self._own_node, (*members.voters, *members.learners)) is not None:
+    def _heard_welcome(self, members: Members, cluster_uuid: str) -> None:
+        if own_member(self._own_node, (*members.voters, *members.learners)) is not None:
             self._welcomed = members, cluster_uuid
             self._changed.set()
-            self._changed = trio.Event()
 
     # -- who leads the metadata group -----------------------------------------------------------------------------
 
     async def admit(self, metadata: GroupHost, view: MetadataView) -> None:
         """Take in who asks, one step. Raises SandqError when it could not be done now."""
+        if view.cluster_uuid is None:
+            return
         for node in sorted(self._asking):
             peer = self._links.up.get(node)
             if peer is None:
@@ -93,7 +91,7 @@ class Joining:
                 await metadata.change_members(Members(members.voters, (*members.learners, learner)))
                 log.info("a node joins the cluster", joining=node)
             self._asking.discard(node)
-            self._links.send(node, WELCOME, metadata.group.members)
+            self._links.send(node, WELCOME, (view.cluster_uuid, *metadata.group.members))
         await self._promote(metadata, view)
 
     async def _promote(self, metadata: GroupHost, view: MetadataView) -> None:
@@ -113,9 +111,7 @@ class Joining:
             log.error("a node asks to join under the name of one that had another data directory", joining=node)
 
 
-def _is_members(body: Any) -> bool:
-    return (
-        isinstance(body, tuple)
-        and len(body) == 2
-        and all(isinstance(part, tuple) and all(isinstance(member, str) for member in part) for part in body)
-    )
+def _is_welcome(body: Any) -> bool:
+    if not isinstance(body, tuple) or [type(part) for part in body] != [str, tuple, tuple]:
+        return False
+    return all(isinstance(member, str) for part in body[1:] for member in part)

@@ -184,7 +184,7 @@ class Runner:
                 reply.settle(outcome.Error(crash))
             self.engine.fail(crash)
             for host in self.engine.hosts.values():
-                host.close(crash)
+                host.abandon(crash)
         else:
             self._crash = crash
             self._crashed.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Final
 
 
 class Task:
@@ -18,10 +19,18 @@ class Task:
     def cancel(self) -> None:
         self._do = None
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self._do is None
+
     def take(self) -> Callable[[], None] | None:
         """What is to be done, once; None when it was cancelled."""
         do, self._do = self._do, None
         return do
+
+
+SWEEP_TASKS: Final = 1024
+"""So many tasks may lie here before those that were cancelled are looked for."""
 
 
 class Agenda:
@@ -31,6 +40,10 @@ class Agenda:
         self.now = now
         self._heap: list[tuple[float, int, Task]] = []
         self._count = 0
+        self._sweep_at = SWEEP_TASKS
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     @property
     def next_at(self) -> float | None:
@@ -38,10 +51,18 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def after(self, delay_s: float, do: Callable[[], None]) -> Task:
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
         task = Task(self.now + delay_s, do)
         self._count += 1
         heapq.heappush(self._heap, (task.at, self._count, task))
         return task
+
+    def _sweep(self) -> None:
+        """Who is planned and cancelled again and again, a day ahead each time, must not fill the memory."""
+        self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(SWEEP_TASKS, 2 * len(self._heap))
 
     def advance(self, now: float) -> None:
         """It is later; nothing is done yet."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from .packets import PART_BYTES
+
+PARTS_MOST: Final = 100
+"""Of one packet."""
+KEPT_MOST: Final = 4096
+"""Of what waits; beyond it, what was handed on most often gives way, of that the oldest. Two members tell each other
+all of it anyway, when they compare."""
+MISFITS_MOST: Final = 8
+"""So many that do not fit any more are looked at for one packet."""
 
 
 class Broadcasts:
@@ -31,6 +40,13 @@ class Broadcasts:
             del self._parts[times][name]
         self._times[name] = 0
         self._parts[0][name] = message
+        if len(self._times) > KEPT_MOST:
+            self._drop()
+
+    def _drop(self) -> None:
+        most = max(times for times, parts in self._parts.items() if parts)
+        name = next(iter(self._parts[most]))
+        del self._parts[most][name], self._times[name]
 
     def take(self, room: int, transmits: int) -> list[bytes]:
         """Messages that fit into so many bytes of a packet, each handed on once more by this; at most `transmits`
@@ -38,12 +54,15 @@ class Broadcasts:
         if not self._times:
             return []
         taken: list[tuple[int, str, bytes]] = []
+        misfits = 0
         for times, name, message in self._in_order():
-            if room <= PART_BYTES:
+            if room <= PART_BYTES or len(taken) == PARTS_MOST or misfits == MISFITS_MOST:
                 break
-            if len(message) + PART_BYTES <= room and len(taken) < PARTS_MOST:
+            if len(message) + PART_BYTES <= room:
                 room -= len(message) + PART_BYTES
                 taken.append((times, name, message))
+            else:
+                misfits += 1
         for times, name, message in taken:
             del self._parts[times][name]
             if times + 1 >= transmits:
@@ -58,7 +77,3 @@ class Broadcasts:
             parts = self._parts[times]
             for name in reversed(parts):
                 yield times, name, parts[name]
-
-
-PARTS_MOST = 100
-"""Of one packet."""

@@ -40,6 +40,8 @@ from .probing import Prober
 from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf, encode_serf, encode_tags
 from .streams import PushPull
 
+RECONNECTS: Final = 3
+"""Attempts to reach one that failed, of all its cluster together, in an interval."""
 ASKS_MOST: Final = 64
 """Streams to be opened that wait for the edge; further ones are left out, as each is tried again later anyway."""
 
@@ -283,7 +285,9 @@ class Gossip:
         """Members that failed may be back, behind a network that is whole again: nobody else would ever find out."""
         self._agenda.after(self._timing.reconnect_interval_s, self._reconnect)
         failed = [record for record in self.records.values() if record.state == State.FAILED]
-        if failed and not self._nodes.leaving:
+        # A thousand members do not all knock at the one that is back.
+        share = RECONNECTS * len(failed) / self._nodes.live_count() if failed else 0.0
+        if not self._nodes.leaving and self._rng.random() < share:
             record = self._rng.choice(failed)
             self._ask(Ask(record.address, record.name, None))
 

@@ -23,6 +23,8 @@ from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, enco
 
 INTENTS_MOST: Final = 4096
 """About members that are not known yet; the oldest give way."""
+LTIME_LAST: Final = 2**63
+"""Nor a later one than this: what is one more must still be a number of 64 bits."""
 LTIME_JUMP: Final = 2**40
 """No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
 would run out."""
@@ -85,7 +87,7 @@ class Members:
         """After each change of a node."""
         record = self.records.get(node.name)
         if record is None:
-            if not node.is_live or len(self.records) >= MEMBERS_MOST:
+            if not node.is_live or not self._has_room():
                 return
             record = self.records[node.name] = Record(node.name)
         record.address, record.meta = node.address, node.meta
@@ -96,6 +98,16 @@ class Members:
         else:
             self._went(record)
         self._on_change(node.name)
+
+    def _has_room(self) -> bool:
+        """For one more; somebody who is gone gives way."""
+        if len(self.records) < MEMBERS_MOST:
+            return True
+        for record in self.records.values():
+            if record.state in (State.FAILED, State.LEFT):
+                self._forget(record)
+                return True
+        return False
 
     def _came(self, record: Record) -> None:
         record.state = State.ALIVE
@@ -119,13 +131,17 @@ class Members:
 
     def _forget(self, record: Record) -> None:
         if self.records.get(record.name) is record:
+            if record.forgetting is not None:
+                record.forgetting.cancel()
             del self.records[record.name]
             self._on_change(record.name)
 
     # -- intents --------------------------------------------------------------------------------------------------
 
     def announce_join(self) -> None:
-        """Say that this member means to be there: later than whatever was said of it."""
+        """Say that this member means to be there: later than whatever was said of it. Not when it means to go."""
+        if self._leaving:
+            return
         self.clock += 1
         self._tell(JoinIntent(self.clock, self._own_name))
 
@@ -147,7 +163,7 @@ class Members:
             self._hand_on(intent)
 
     def _witness(self, ltime: int) -> bool:
-        if ltime > self.clock + LTIME_JUMP:
+        if ltime > min(self.clock + LTIME_JUMP, LTIME_LAST):
             self._counts["refused_ltime"] += 1
             return False
         self.clock = max(self.clock, ltime)

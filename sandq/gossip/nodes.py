@@ -143,6 +143,9 @@ class Nodes:
         self._broadcasts.put(own.name, encode(_alive_of(own)))
 
     def retag(self, meta: bytes) -> None:
+        """Nothing when this member has left: what is new of it would bring it back."""
+        if self.leaving or meta == self.own.meta:
+            return
         self.own.meta = meta
         self.own.incarnation += 1
         self.announce()
@@ -189,12 +192,13 @@ class Nodes:
 
     def _alive_other(self, said: Alive) -> None:
         node = self._nodes.get(said.node)
-        may_move = node is not None and said.address != node.address and self._may_move(node, said)
-        if node is not None and not may_move:
-            if said.address != node.address:
+        if node is not None:
+            moves = said.address != node.address
+            if moves and not self._may_move(node, said):
                 self._refuse(said.node, "name_conflict")
                 return
             if said.incarnation <= node.incarnation:
+                # Who has come back hears what is said of it, and says more then.
                 return
         try:
             tags = decode_tags(said.meta)
@@ -211,7 +215,7 @@ class Nodes:
                 self._refuse(said.node, "too_many_members")
                 return
             node = self._nodes[said.node] = Node(said.node, said.address, said.meta, said.vsn)
-        node.address, node.meta, node.vsn = said.address, said.meta, said.vsn or VSN
+        node.address, node.meta, node.vsn = said.address, said.meta, said.vsn or node.vsn
         node.incarnation = said.incarnation
         node.suspicion = None
         node.expect_end(None)
@@ -222,10 +226,8 @@ class Nodes:
 
     @staticmethod
     def _may_move(node: Node, said: Alive) -> bool:
-        """Whether a name may be at another address: its member has left, or is the same one, which says so later."""
-        if node.standing == Standing.LEFT:
-            return True
-        return said.incarnation > node.incarnation and _same_store(said.meta, node.meta)
+        """Whether a name may be at another address: its member has left, or is the same one."""
+        return node.standing == Standing.LEFT or _same_store(said.meta, node.meta)
 
     def suspect(self, said: Suspect) -> None:
         node = self._nodes.get(said.node)

@@ -22,6 +22,8 @@ from .nodes import Node, Nodes, Standing
 
 RELAYS_MOST: Final = 1024
 """Pings at once on behalf of others; further ones are not asked."""
+RELAY_SHARE: Final = 0.8
+"""Of what is left of the asker's interval, that a relay waits: a nack that comes behind its end tells nothing."""
 _SEQ_MOST: Final = 2**32
 
 Send = Callable[[Address, list[Message], bool], None]
@@ -29,10 +31,11 @@ Send = Callable[[Address, list[Message], bool], None]
 
 
 class _Probe:
-    __slots__ = ("acked", "began", "expected_nacks", "nacks", "node")
+    __slots__ = ("acked", "began", "expected_nacks", "incarnation", "nacks", "node")
 
     def __init__(self, node: Node, began: float) -> None:
         self.node = node
+        self.incarnation = node.incarnation
         self.began = began
         self.acked = False
         self.nacks = 0
@@ -82,16 +85,20 @@ class Prober:
 
     def welcome(self, name: str) -> None:
         """A new member: probe it somewhen in this turn, not behind all others."""
+        if len(self._order) > 2 * len(self._nodes):
+            # Names of many that are gone again.
+            self._order = [name for name in self._order if self._nodes.get(name) is not None]
         self._order.insert(self._rng.randrange(len(self._order) + 1), name)
 
     # -- probing --------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        self._agenda.after(self._timing.probe_interval_s, self._round)
         # Who doubts itself waits longer for an answer, and lets rounds pass meanwhile.
         node = self._next() if self._probe is None else None
         if node is not None and not self._nodes.leaving:
             self._begin(node)
+        # Planned behind the end of this probe, which is due at the same instant: a failed one costs one round, not two.
+        self._agenda.after(self._timing.probe_interval_s, self._round)
 
     def _next(self) -> Node | None:
         for _ in range(2):
@@ -138,12 +145,11 @@ class Prober:
     def _failed(self, probe: _Probe) -> None:
         self._count("probes_failed")
         if probe.expected_nacks:
-            self._awareness.add(probe.expected_nacks - probe.nacks)
+            self._awareness.add(max(0, probe.expected_nacks - probe.nacks))
         else:
             self._awareness.add(1)
-        node = probe.node
-        if self._nodes.get(node.name) is node:
-            self._nodes.suspect(Suspect(node.incarnation, node.name, self._nodes.own.name))
+        # Of what it said before: if it has said more meanwhile, it lives.
+        self._nodes.suspect(Suspect(probe.incarnation, probe.node.name, self._nodes.own.name))
 
     def on_ack(self, seq: int) -> None:
         relay = self._relays.pop(seq, None)
@@ -181,7 +187,8 @@ class Prober:
                 self._send(requester, [Nack(asked.seq)], False)
             return
         seq = self._next_seq()
-        ending = self._agenda.after(self._timing.probe_timeout_s, lambda: self._end_relay(seq, asked.nack))
+        left_s = RELAY_SHARE * (self._timing.probe_interval_s - self._timing.probe_timeout_s)
+        ending = self._agenda.after(min(self._timing.probe_timeout_s, left_s), lambda: self._end_relay(seq, asked.nack))
         self._relays[seq] = _Relay(requester, asked.seq, ending)
         own = self._nodes.own
         self._send(target.address, [Ping(seq, asked.node, own.address, own.name)], target.takes_crc)

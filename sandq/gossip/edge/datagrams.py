@@ -29,10 +29,9 @@ class Datagrams:
         """One that has arrived; None when there is none."""
         try:
             datagram, source = self._socket.recvfrom(RECEIVE_BYTES)
-        except BlockingIOError:
-            return None
-        except ConnectionError:
-            # An earlier one met a closed port: the kernel says so here, and it concerns nothing that arrived.
+        except OSError:
+            # Nothing is there; or an earlier one met a closed port or no route: the kernel says so here, and it
+            # concerns nothing that arrived.
             return None
         return datagram, Address(unmapped(source[0]), source[1])
 

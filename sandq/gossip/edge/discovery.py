@@ -99,7 +99,11 @@ class Discovery:
         """Until cancelled; ready when it can be used."""
         backend, keys_file = self._backend, self._config.gossip.keys_file
         async with trio.open_nursery() as nursery:
-            await nursery.start(backend.run)
+            if isinstance(backend, SerfMembership):
+                # The site's agent may be away: a node that was in the cluster before needs nobody to find it.
+                nursery.start_soon(backend.run)
+            else:
+                await nursery.start(backend.run)
             self._running = True
             if isinstance(backend, GossipMembership) and self._config.gossip.encrypt and keys_file is not None:
                 nursery.start_soon(follow_keys, keys_file, backend.use_keys)

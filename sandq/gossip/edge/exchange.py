@@ -49,7 +49,7 @@ async def receive(streams: Streams, stream: trio.SocketStream) -> PushPull | Mes
 async def _connected(address: Address) -> AsyncIterator[trio.SocketStream]:
     try:
         stream = await trio.open_tcp_stream(address.host, address.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that can be none
         raise ConnectionLost(f"{address} cannot be reached: {_reason(error)}") from None
     try:
         yield stream
@@ -60,7 +60,9 @@ async def _connected(address: Address) -> AsyncIterator[trio.SocketStream]:
         await trio.aclose_forcefully(stream)
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return str(error)
     cause = error.__cause__
     if isinstance(cause, OSError):
         error = cause

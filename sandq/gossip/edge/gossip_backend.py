@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import secrets
 from collections import Counter
@@ -40,8 +41,11 @@ SEEDS_MOST = 32
 SEED_PAUSE_S = 1.0
 SEED_PAUSE_MOST_S = 15.0
 """Between two attempts to reach the seeds: the pause grows from the one to the other, and attempts never end."""
-REMEMBER_S = 10.0
-"""Between two looks at who is there, for the next start."""
+SEED_AGAIN_S = 120.0
+"""A seed that has answered, and whose address is no member's (a name for several, a way through a router), is asked
+again after so long, while others are there."""
+REMEMBER_PAUSE_S = 1.0
+"""Between two writes of who is there, for the next start."""
 
 log = structlog.get_logger("sandq.gossip")
 
@@ -84,8 +88,11 @@ class GossipMembership:
         self._core: Gossip | None = None
         self._datagrams: Datagrams | None = None
         self._nursery: trio.Nursery | None = None
+        self._leaving = False
         self._serving = 0
         self._told: set[tuple[str, str]] = set()
+        self._met: dict[Address, float] = {}
+        """Seeds -> when they last answered."""
         self.traffic: Counter[str] = Counter()
         """Datagrams and streams, in and out, and what went wrong with them."""
         self._packets = Packets(keyring, _nonce)
@@ -133,6 +140,7 @@ class GossipMembership:
 
     async def leave(self) -> None:
         core = self._running
+        self._leaving = True
         for step in (core.announce_leave, core.depart):
             step()
             self._flush()
@@ -199,10 +207,9 @@ class GossipMembership:
         core, datagrams = self._running, self._datagrams
         assert datagrams is not None
         while True:
-            planned = core.next_at
-            with trio.move_on_at(self._clock.real(planned)):
+            with trio.move_on_at(self._clock.plan(core.next_at)):
                 await datagrams.readable()
-            now = self._clock.woke(planned)
+            now = self._clock.now()
             self.traffic["stalls"] = self._clock.stalls
             for _ in range(RECEIVE_MOST):
                 arrived = datagrams.receive()
@@ -223,19 +230,19 @@ class GossipMembership:
             self.traffic["datagrams_out" if sent else "datagrams_not_sent"] += 1
         for ask in core.take_asks():
             self._nursery.start_soon(self._ask, ask)
+        before = self.members()
         for name in core.take_changed():
-            self._publish(name)
+            self._publish(name, before.get(name))
         for name, reason in core.refusals.items():
             if (name, reason) not in self._told:
                 self._told.add((name, reason))
                 log.warning("what is said of a member is not believed", member=name, reason=reason)
 
-    def _publish(self, name: str) -> None:
+    def _publish(self, name: str, before: Member | None) -> None:
         record = self._running.records.get(name)
         if record is None:
             self._roster.remove(name)
             return
-        before = self.members().get(name)
         state = record.believed
         since_ms = before.since_ms if before is not None and before.state == state else self._now_ms()
         self._roster.put(Member(name, record.address, record.tags, state, since_ms))
@@ -304,6 +311,7 @@ class GossipMembership:
         answer = await ask_over_stream(self._streams, seed, question, self._timing.stream_timeout_s)
         assert isinstance(answer, PushPull)
         core.on_push_pull(self._clock.now(), answer)
+        self._met[seed] = self._clock.now()
         self._flush()
         refused = {state.name: core.refusals[state.name] for state in answer.nodes if state.name in core.refusals}
         if refused and not any(state.name in core.records for state in answer.nodes if state.name != self.name):
@@ -315,10 +323,9 @@ class GossipMembership:
         pause_s = SEED_PAUSE_S
         while True:
             wanted = await self._missing_seeds()
-            if wanted:
+            if wanted and not self._leaving:
                 try:
                     await self.join(wanted)
-                    pause_s = SEED_PAUSE_S
                     self._told = {told for told in self._told if told[0] != "seeds"}
                 except SandqError as error:
                     if ("seeds", error.code) not in self._told:
@@ -336,20 +343,25 @@ class GossipMembership:
                 address = Address(await _ip_of(seed.host), seed.port)
             except SandqError:
                 address = seed  # that it cannot be resolved is said where it is asked
-            if address not in live and address not in wanted:
+            if address not in live and address not in wanted and not self._was_met(address):
                 wanted.append(address)
         return wanted
 
+    def _was_met(self, seed: Address) -> bool:
+        return self._others and self._clock.now() - self._met.get(seed, -math.inf) < SEED_AGAIN_S
+
     async def _note_others(self) -> None:
         """For the next start: where others are, when that has changed, but never that nobody is there."""
+        if self._remember is None:
+            return
         noted: set[Address] = set(self._known)
-        while self._remember is not None:
-            await trio.sleep(REMEMBER_S)
+        async for _ in self.changes():
             live = {m.address for m in self.members().values() if m.state == State.ALIVE and m.name != self.name}
             if live and live != noted:
                 noted = live
                 self._known = sorted(live)
                 await self._remember(live)
+                await trio.sleep(REMEMBER_PAUSE_S)
 
 
 def _nonce() -> bytes:
@@ -360,6 +372,6 @@ async def _ip_of(host: str) -> str:
     """Of a name, the first address. Unavailable."""
     try:
         found = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-    except OSError as error:
-        raise Unavailable(f"{host} cannot be resolved: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that can be none
+        raise Unavailable(f"{host} cannot be resolved: {getattr(error, 'strerror', None) or error}") from None
     return str(found[0][4][0])

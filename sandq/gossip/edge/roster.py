@@ -44,6 +44,7 @@ class Roster:
         await self._changed.wait()
 
     def _note(self) -> None:
+        self._sorted = None
         self._changed.set()
         self._changed = trio.Event()
 

@@ -120,14 +120,16 @@ class SerfMembership:
         """See `membership.Membership`. InvalidRequest for a tag that is not of `ours`. While the agent is away they are
         kept, and set when it is back."""
         self._check(tags)
-        before, self._tags = self._tags, dict(tags)
+        before, wanted = self._tags, dict(tags)
+        self._tags = wanted
         if self._rpc is None:
             return
         try:
             with suppress(*_ENDS):
                 await self._put_tags(self._rpc)
         except SandqError:
-            self._tags = before
+            if self._tags is wanted:
+                self._tags = before
             raise
 
     async def leave(self) -> None:

@@ -65,11 +65,11 @@ async def test_a_producer_goes_on(tmp_path: Path, what: str) -> None:
                 await receipt
             assert await nodes.until_led() != leader
             raw = await RawClient.connect(nodes.client_ports[leader])
-            for kind, fields in ((Type.GROUP_LIST, ["t"]), (Type.GET, ["t", 0, bytes(16)]), (Type.TOPIC_STATS, ["t"])):
-                refused = await raw.call(kind, *fields)
+            for kind in (Type.GROUP_LIST, Type.TOPIC_STATS):
+                refused = await raw.call(kind, "t")
                 assert refused[2] == "NOT_LEADER", refused
             await trio.aclose_forcefully(raw.stream)
-            async with client.subscribe("t", group="g") as subscription:
+            async with client.subscribe("t", group="g", credit=1000) as subscription:
                 assert values(await take(subscription, 400, ack=False)) == [b"%d" % number for number in range(400)]
             with pytest.raises(SandqError):
                 nodes.host(leader).check_ready()
