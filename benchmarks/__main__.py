@@ -37,6 +37,7 @@ MEASURES: dict[str, Measure] = {
     "memory": memory,
     "cluster_1000": cluster.batched,
     "cluster_entries": cluster.entries,
+    "raft_entries": cluster.raft,
     "cluster_100KB": cluster.large,
     "cluster_commit": cluster.commit,
     "cluster_idle": cluster.idle,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,13 +21,14 @@ from benchmarks.process import PROFILED, Where, cpu_s
 from benchmarks.produce import TOPIC, batch_of, frames_of
 from benchmarks.result import Goal, Result
 from benchmarks.wire import Flow, Wire, drive
-from demo.node import PROGRAM
+from demo.node import PROGRAM, free_port
 from sandq.model.batch import Column, encode
 
 NODES = 3
 START_S = 30.0
 BATCHED = Goal(200_000, "msg/s")
 ENTRIES = Goal(60_000, "entries/s")
+"""Of Raft alone; through the whole broker each is a message of its own."""
 LARGE = Goal(100, "MB/s")
 COMMIT = Goal(2.0, "ms", at_least=False)
 IDLE = Goal(6.0, "% of a core a node", at_least=False)
@@ -111,6 +114,36 @@ def entries(where: Where, quick: bool) -> Result:
     count = 2000 if quick else 60_000
     settings = {"LIMITS__ENTRY_MESSAGES": "1"}
     return _produce("cluster_entries", what, ENTRIES, where, batch_of(1), 1, 1, 2000, count, **settings)
+
+
+def raft(where: Where, quick: bool) -> Result:
+    """The part of it that replication itself takes: no clients, no state machines."""
+    count = 5000 if quick else 200_000
+    directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
+    ports = [f"node{at}={free_port()}" for at in range(NODES)]
+    nodes: list[subprocess.Popen[str]] = []
+    try:
+        for at in range(NODES):
+            own = directory / str(at)
+            own.mkdir()
+            arguments = [str(own), str(count), *ports[at:], *ports[:at]]
+            command = [sys.executable, "-m", "benchmarks.raft_node", *arguments]
+            nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+        leader = nodes[0].stdout
+        assert leader is not None
+        assert leader.readline() == "begun\n"
+        before_s = sum(cpu_s(node.pid) for node in nodes)
+        seconds = float(leader.readline())
+        used_s = sum(cpu_s(node.pid) for node in nodes) - before_s
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+    what = "Raft alone: 3 members, one group, entries of 100 B, 4000 on the way"
+    result = Result("raft_entries", what, "none", count, count / seconds, ENTRIES.unit, ENTRIES)
+    result.cpu_us = used_s * 1e6 / count
+    return result
 
 
 def large(where: Where, quick: bool) -> Result:

@@ -64,7 +64,7 @@ def nodes(limit: int | None) -> None:
             "leads": leads[row.get("node")],
             "asked": row.get("node") == found.get("node"),
         }
-        for row in found.get("nodes") or ()
+        for row in [*(found.get("nodes") or ()), *(found.get("others") or ())]
     ]
     columns = {
         "node": "NODE",

@@ -47,7 +47,7 @@ STREAM: Final = "stream"
 REMEDIES: Final = {
     "malformed": "check that the peer's address is that of a sandq peer port (listen.peer), of this release",
     "version": "run the same release on all nodes",
-    "cluster": "give all nodes the same cluster.name, or check the addresses in cluster.peers",
+    "cluster": "give all nodes the same cluster.name, or check the addresses in cluster.peers or cluster.seeds",
     "node": "check node.id and cluster.peers of both nodes",
     "purpose": "check that both nodes have different ids, the same in every cluster.peers",
     "secret": "let cluster.secret_file hold the same on all nodes",

@@ -55,7 +55,7 @@ PAUSE_MOST_S: Final = 1.0
 STRANGER: Final = "a stranger"
 _REMEDIES: Final = {
     **REMEDIES,
-    ConnectionLost.code: "see that it runs, and can be reached at the address in cluster.peers",
+    ConnectionLost.code: "see that it runs, and can be reached at its peer address",
     Overloaded.code: "wait; if it stays, see who connects to this port",
 }
 

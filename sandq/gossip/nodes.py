@@ -37,6 +37,9 @@ INCARNATION_NEW: Final = 2**31
 REFUSALS_MOST: Final = 256
 """Names of which it is remembered why they are refused."""
 
+SAMPLED: Final = 4
+"""Times as many as are wanted, that are drawn first."""
+
 Judge = Callable[[str, Mapping[str, str]], str | None]
 """Of a member's name and tags: why it may not be one, or None."""
 
@@ -112,6 +115,8 @@ class Nodes:
         self._counts = counts
         self.own = own
         self._nodes = {own.name: own}
+        self._others: list[Node] | None = None
+        """All but this one; None when that has changed."""
         self.refusals: dict[str, str] = {}
         self.leaving = False
         own.incarnation = 1
@@ -132,7 +137,14 @@ class Nodes:
 
     def sample(self, count: int, wanted: Callable[[Node], bool]) -> list[Node]:
         """At most so many others, drawn without preference."""
-        found = [node for node in self._nodes.values() if node is not self.own and wanted(node)]
+        if self._others is None:
+            self._others = [node for node in self._nodes.values() if node is not self.own]
+        if len(self._others) > SAMPLED * count:
+            # Most are wanted, mostly: not all of a thousand are looked at, several times a second.
+            drawn = [node for node in self._rng.sample(self._others, SAMPLED * count) if wanted(node)]
+            if len(drawn) >= count:
+                return drawn[:count]
+        found = [node for node in self._others if wanted(node)]
         return found if len(found) <= count else self._rng.sample(found, count)
 
     # -- what is said of itself -----------------------------------------------------------------------------------
@@ -215,6 +227,7 @@ class Nodes:
                 self._refuse(said.node, "too_many_members")
                 return
             node = self._nodes[said.node] = Node(said.node, said.address, said.meta, said.vsn)
+            self._others = None
         node.address, node.meta, node.vsn = said.address, said.meta, said.vsn or node.vsn
         node.incarnation = said.incarnation
         node.suspicion = None
@@ -313,6 +326,7 @@ class Nodes:
     def _forget(self, node: Node) -> None:
         if not node.is_live and self._nodes.get(node.name) is node:
             del self._nodes[node.name]
+            self._others = None
 
     def _refuse(self, name: str, reason: str) -> None:
         self._counts[f"refused_{reason}"] += 1

@@ -51,6 +51,7 @@ class ServerInfo:
 
     def cluster(self) -> dict[str, Any]:
         broker = self.broker
+        nodes, others = self._nodes_and_others()
         return {
             "cluster": self.cluster_name,
             "cluster_uuid": self.cluster_uuid,
@@ -58,35 +59,34 @@ class ServerInfo:
             "store_uuid": self.store_uuid,
             "version": self.version,
             "metadata_leader": broker.metadata_host.leader,
-            "nodes": self._nodes_in_full(),
+            "nodes": nodes,
+            "others": others,
             "topics": len(broker.topics()),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.engine.failed.message if broker.engine.failed else None,
         }
 
-    def _nodes_in_full(self) -> list[dict[str, Any]]:
-        """The registered ones, and members that are not: other nodes, or machines of the same Serf cluster."""
+    def _nodes_and_others(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,
+        or machines of the same Serf cluster."""
         up = self.up()
-        rows: dict[str, dict[str, Any]] = {}
-        for node in self.broker.metadata.nodes.values():
-            rows[node.node_id] = {
-                "node": node.node_id,
-                "registered": True,
-                "store_uuid": node.store_uuid,
-                "up": node.node_id in up,
-                **node.addresses,
-            }
+        others: dict[str, dict[str, Any]] = {}
         for member in self.members().values():
             node_id = member.tags.get(tags.NODE, member.name)
-            row = rows.setdefault(node_id, {"node": node_id, "registered": False, "up": node_id in up})
-            row.update(
-                member=member.state.value,
-                since_ms=member.since_ms,
-                gossip=str(member.address),
-                zone=member.tags.get(tags.ZONE),
-                version=member.tags.get(tags.VERSION),
-            )
-        return [row for _, row in sorted(rows.items())]
+            others[node_id] = {
+                "node": node_id,
+                "up": node_id in up,
+                "member": member.state.value,
+                "since_ms": member.since_ms,
+                "gossip": str(member.address),
+                "zone": member.tags.get(tags.ZONE),
+                "version": member.tags.get(tags.VERSION),
+            }
+        nodes = []
+        for _, node in sorted(self.broker.metadata.nodes.items()):
+            known = {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in up, **node.addresses}
+            nodes.append({**known, **others.pop(node.node_id, {"member": None, "since_ms": None})})
+        return nodes, [row for _, row in sorted(others.items())]
 
 
 class NodeState:

@@ -16,6 +16,7 @@ from tests.e2e.test_http_page import wait_for
 from tests.faults.node_process import ROOT, NodeProcess, free_port
 from tests.faults.shipped_cluster import ShippedCluster
 
+FINDS = "## A cluster that finds itself"
 CLUSTER, DIES, LOST = (
     "## A cluster of three nodes",
     "### When a node of the cluster dies",
@@ -52,8 +53,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_operations(shell: Shell) -> None:
-    before, _, rest = read("docs/operations.md").partition(CLUSTER)
-    lines = commands(before + rest.partition("\n## ")[2])
+    titles = [title.strip().removeprefix("## ") for title in (CLUSTER, FINDS)]
+    sections = read("docs/operations.md").split("\n## ")
+    lines = commands("\n".join(text for text in sections if text.partition("\n")[0] not in titles))
     assert len(lines) > 12
     for line in lines:
         shell(line)
@@ -80,6 +82,22 @@ def test_three_nodes(tmp_path: Path) -> None:
         while "returned with another data directory" not in cluster.nodes["node1"].output():
             time.sleep(0.05)
         assert cluster.nodes["node2"].runs
+    finally:
+        cluster.close()
+
+
+def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
+    lines = commands(read("docs/operations.md").partition(FINDS)[2].partition("\n## ")[0])
+    starts = [line for line in lines if line.startswith("sandq ")]
+    assert starts == [f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3)]
+    cluster = ShippedCluster(tmp_path, "gossip")
+    try:
+        cluster.start()
+        shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
+        while shell("sandctl cluster nodes").count("alive") < 3:  # it has heard of the third by its link already
+            time.sleep(0.05)
+        said = [shell(line) for line in lines[len(starts) :]]
+        assert "17 parcels" in said[-1]
     finally:
         cluster.close()
 

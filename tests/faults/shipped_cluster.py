@@ -1,4 +1,5 @@
-"""The three nodes of configs/node1..3.yaml, as they ship, but for the ports: the usual ones may be taken here."""
+"""The three nodes of configs/node1..3.yaml or gossip1..3.yaml, as they ship, but for the ports: the usual ones may be
+taken here."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ _PATIENCE_S = 30.0
 class ShippedCluster:
     """Each node is started in a directory of its own below `directory`."""
 
-    def __init__(self, directory: Path) -> None:
-        texts = {name: (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8") for name in _CLIENT_PORTS}
+    def __init__(self, directory: Path, kind: str = "node") -> None:
+        files = {name: ROOT / "configs" / f"{kind}{name.removeprefix('node')}.yaml" for name in _CLIENT_PORTS}
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
         self.ports = {port: str(free_port()) for text in texts.values() for port in _ADDRESS.findall(text)}
         self.nodes: dict[str, NodeProcess] = {}
         for name, text in texts.items():
@@ -27,10 +29,10 @@ class ShippedCluster:
             config = directory / name / "config.yaml"
             config.write_text(_ADDRESS.sub(lambda found: f"127.0.0.1:{self.ports[found[1]]}", text))
             node = NodeProcess(directory / name, program=("-m", "sandq.cli", "--config", str(config)))
-            for variable in ("SANDQ_NODE__DATA_DIR", "SANDQ_LISTEN__CLIENT", "SANDQ_LISTEN__HTTP"):
-                del node.environ[variable]
+            for variable in ("NODE__DATA_DIR", *(f"LISTEN__{what}" for what in ("CLIENT", "HTTP", "PEER", "GOSSIP"))):
+                del node.environ[f"SANDQ_{variable}"]
             node.port = int(self.ports[_CLIENT_PORTS[name]])
-            node.data_dir = directory / name / "data" / name
+            node.data_dir = directory / name / "data" / files[name].stem
             self.nodes[name] = node
 
     @property

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from tests.interop.serf_agent import SERF, SerfAgent
+from tests.interop.gossip_bed import GossipBed
+from tests.interop.serf_agent import SERF, SerfAgent, new_key
 
 pytest.register_assert_rewrite("tests.interop.membership_contract")
 
@@ -14,14 +16,28 @@ pytest.register_assert_rewrite("tests.interop.membership_contract")
 @pytest.fixture
 def make_agent(tmp_path: Path) -> Iterator[Callable[..., SerfAgent]]:
     """Makes Serf agents that end with the test: `make_agent(name, tags=...)`, then `await agent.start()`."""
-    if SERF is None:
-        pytest.skip("`serf` is not installed: make system, or apt-get install serf")
     agents: list[SerfAgent] = []
 
     def make(name: str, **options: Any) -> SerfAgent:
+        if SERF is None:
+            pytest.skip("`serf` is not installed: make system, or apt-get install serf")
         agents.append(SerfAgent(tmp_path, name, **options))
         return agents[-1]
 
     yield make
     for agent in agents:
         agent.close()
+
+
+@pytest.fixture(params=["plain text", "encrypted"])
+def key(request: pytest.FixtureRequest) -> str | None:
+    """Of a cluster's gossip, as Serf's agents have it."""
+    return new_key() if request.param == "encrypted" else None
+
+
+@pytest.fixture
+async def bed(make_agent: Callable[..., SerfAgent], key: str | None) -> AsyncIterator[GossipBed]:
+    """Of the native backend; other backends' modules have a bed of their own."""
+    async with trio.open_nursery() as nursery:
+        yield GossipBed(nursery, make_agent, key)
+        nursery.cancel_scope.cancel()

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from tests.ports import free_port
 SERF = shutil.which("serf")
 START_S = 10.0
 END_S = 10.0
-_LOOK_S = 0.01
+PATIENCE_S = 30.0
+_LOOK_S = 0.02
 
 
 def new_key() -> str:
@@ -31,9 +32,15 @@ def new_key() -> str:
     return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
+def _write_secret(path: Path, content: Any) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file)
+
+
 class SerfAgent:
     """`gossip`, `rpc`: where it listens. `encrypt_key`: in base64, the same for all agents of a cluster; None: its
-    gossip is plain text. `rpc_auth`: None lets in everybody. `profile`: "local" or "lan", of its timing."""
+    gossip is plain text. `keyring` instead: several that may be changed while it runs, the first one seals.
+    `rpc_auth`: None lets in everybody. `profile`: "local" or "lan", of its timing."""
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class SerfAgent:
         *,
         tags: Mapping[str, str] | None = None,
         encrypt_key: str | None = None,
+        keyring: Sequence[str] | None = None,
         rpc_auth: str | None = None,
         profile: str = "local",
     ) -> None:
@@ -62,8 +70,10 @@ class SerfAgent:
         # These two are read from a file only.
         config |= {"encrypt_key": encrypt_key} if encrypt_key is not None else {}
         config |= {"rpc_auth": rpc_auth} if rpc_auth is not None else {}
-        with open(os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(config, file)
+        if keyring is not None:
+            config["keyring_file"] = str(directory / f"{name}.keys")
+            _write_secret(directory / f"{name}.keys", list(keyring))
+        _write_secret(self._config, config)
 
     async def start(self) -> None:
         """Until its RPC answers. May be called again after its end."""
@@ -89,8 +99,47 @@ class SerfAgent:
         listed = json.loads(await self._command("members", "-format=json"))
         return {member["name"]: member for member in listed["members"]}
 
+    async def until(self, name: str, status: str, **tags: str) -> dict[str, Any]:
+        """The member, when the agent lists it like that, with at least these tags."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                listed = await self.members()
+                found = listed.get(name)
+                if found is not None and found["status"] == status and tags.items() <= found["tags"].items():
+                    return found
+                await trio.sleep(_LOOK_S)
+
     async def join(self, seed: Address) -> None:
         await self._command("join", str(seed))
+
+    async def set_tags(self, **tags: str) -> None:
+        await self._command("tags", *[f"-set={name}={value}" for name, value in tags.items()])
+
+    async def force_leave(self, name: str) -> None:
+        """It says that this member has left."""
+        await self._command("force-leave", name)
+
+    async def event(self, name: str) -> None:
+        await self._command("event", name, "payload")
+
+    async def query(self, name: str) -> None:
+        """Until the time for answers is over."""
+        await self._command("query", "-timeout=200ms", name, "payload")
+
+    async def change_keys(self, what: str, key: str) -> None:
+        """`what`: "install", "use" or "remove", of all agents. Serf calls it an error that others do not answer."""
+        await self._command("keys", f"-{what}={key}", fails=True)
+
+    def stall(self) -> None:
+        """It does nothing until it goes on."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def reload(self) -> None:
         """It reads its configuration again."""
@@ -116,11 +165,11 @@ class SerfAgent:
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
-    async def _command(self, command: str, *arguments: str) -> bytes:
+    async def _command(self, command: str, *arguments: str, fails: bool = False) -> bytes:
         auth = [] if self.rpc_auth is None else [f"-rpc-auth={self.rpc_auth}"]
         line = [SERF or "serf", command, f"-rpc-addr={self.rpc}", *auth, *arguments]
         done = await trio.run_process(line, capture_stdout=True, capture_stderr=True, check=False)
-        assert done.returncode == 0, f"serf {command}: {done.stdout!r} {done.stderr!r}"
+        assert fails or done.returncode == 0, f"serf {command}: {done.stdout!r} {done.stderr!r}"
         return done.stdout
 
     def _signal(self, number: signal.Signals) -> None:

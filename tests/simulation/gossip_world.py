@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import Keyring
+from sandq.gossip.members import Record
 from sandq.gossip.membership import State
+from sandq.gossip.nodes import Node, Standing
 from sandq.gossip.packets import Packets
-from sandq.gossip.streams import NodeState
 from sandq.gossip.tags import judge_of
+from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing
-from sandq.model.config_schema import Address
 
 
 class Member:
@@ -38,6 +39,19 @@ class Member:
     def believes(self, name: str) -> State | None:
         record = self.core.records.get(name)
         return record.believed if record is not None else None
+
+
+def _known(own: Node) -> Node:
+    """What others believe of a member that lives."""
+    node = Node(own.name, own.address, own.meta, own.vsn)
+    node.incarnation, node.standing = own.incarnation, Standing.ALIVE
+    return node
+
+
+def _listed(own: Node) -> Record:
+    record = Record(own.name)
+    record.address, record.meta = own.address, own.meta
+    return record
 
 
 class World:
@@ -65,15 +79,23 @@ class World:
         self.packets = 0
         self.history: list[tuple[float, str, str, State | None]] = []
         """(when, who, about whom, what it believes from then on)."""
+        self._added = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     # -- members --------------------------------------------------------------------------------------------------
 
     def add(
-        self, name: str, tags: Mapping[str, str] | None = None, address: Address | None = None, cluster: str = "sandq"
+        self,
+        name: str,
+        tags: Mapping[str, str] | None = None,
+        address: Address | None = None,
+        cluster: str = "sandq",
+        keys: Keyring | None = None,
     ) -> Member:
-        number = len(self.at) + 1
+        """It has met nobody. `keys`: the world's unless said."""
+        self._added += 1
+        number = self._added
         address = address or Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 9900)
         rng = random.Random(self.rng.random())
         core = Gossip(
@@ -81,7 +103,7 @@ class World:
             address=address,
             tags=tags if tags is not None else {"cluster": cluster, "id": name, "store": f"store of {name}"},
             timing=self.timing,
-            packets=Packets(self.keys, lambda: rng.randbytes(12)),
+            packets=Packets(keys or self.keys, lambda: rng.randbytes(12)),
             judge=judge_of(cluster, lambda: None),
             rng=rng,
             now=self.now,
@@ -108,18 +130,19 @@ class World:
         self._step(other)
         return True
 
-    def acquaint(self, names: Iterable[str]) -> None:
+    def acquaint(self, names: Sequence[str]) -> None:
         """As if all of them had known each other for long."""
-        states = [self._state_of(self.members[name]) for name in names]
+        # What they would have come to believe, without a million messages.
+        owns = [self.members[name].core._nodes.own for name in names]
         for name in names:
             core = self.members[name].core
-            core._nodes.merge(states)
+            for own in owns:
+                if own.name != name:
+                    core._nodes._nodes[own.name] = _known(own)
+                    core._members.records[own.name] = _listed(own)
+            core._nodes._others = None
             core._rumours._parts, core._rumours._times = {0: {}}, {}
             core.take_changed()
-
-    @staticmethod
-    def _state_of(member: Member) -> NodeState:
-        return member.core._nodes.own.state()
 
     def stall(self, name: str, seconds: float) -> None:
         """Its process does nothing for so long, and then all that lies before it."""

@@ -13,6 +13,7 @@ from sandq.broker.deliverer import PartitionDelivery
 from sandq.broker.host import GroupHost
 from sandq.broker.snapshots import needing
 from sandq.partition.producers import Producers
+from sandq.raft import guards
 from tests.simulation.cluster_node import ClusterNode
 from tests.simulation.cluster_world import ClusterWorld
 
@@ -86,11 +87,13 @@ def ends_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
-    """A leader sends none before it is ready, and is not ready before somebody has got one."""
+    """A leader sends none before it is ready, and is not ready before somebody has got one. (It is rare that all need
+    one, unless whoever conflicts goes back beyond what the leader has.)"""
 
     def needed(host: GroupHost) -> list[str]:
         return needing(host) if host.ready else []
 
+    patch.setattr(guards, "kept_start", lambda tried, peer, next_index, first: next_index)
     patch.setattr("tests.simulation.cluster_snapshots.needing", needed)
 
 

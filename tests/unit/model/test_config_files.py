@@ -13,7 +13,8 @@ FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
 
 
 def test_these_are_the_files() -> None:
-    assert FILES == ["node1.yaml", "node2.yaml", "node3.yaml", "single.yaml"]
+    names = [f"{kind}{number}.yaml" for kind in ("gossip", "node") for number in (1, 2, 3)]
+    assert [*names, "single.yaml"] == FILES
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -53,3 +54,16 @@ def test_three_nodes_make_one_cluster() -> None:
     for node in nodes:
         peers = {peer.id: (peer.peer, peer.client, peer.http) for peer in node.cluster.peers}
         assert peers == {name: addresses for name, addresses in listen.items() if name != node.node.id}
+
+
+def test_three_nodes_that_find_each_other() -> None:
+    nodes = [load_config(CONFIGS / f"gossip{number}.yaml", {}) for number in (1, 2, 3)]
+    assert [node.node.id for node in nodes] == ["node1", "node2", "node3"]
+    assert [node.cluster.bootstrap for node in nodes] == [True, False, False]
+    assert len({node.node.data_dir for node in nodes}) == 3
+    ports = [address.port for node in nodes for address in vars(node.listen).values()]
+    assert len(set(ports)) == 12
+    gossip = {node.listen.gossip for node in nodes}
+    for node in nodes[1:]:
+        assert nodes[0].listen.gossip in node.cluster.seeds
+        assert set(node.cluster.seeds) == gossip - {node.listen.gossip}

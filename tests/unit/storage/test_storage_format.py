@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgpack
 
-from sandq.storage import identity, keys, level_check, small_file, wal_format
+from sandq.model.config_schema import Address
+from sandq.storage import identity, keys, known_addresses, level_check, small_file, wal_format
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
@@ -80,6 +81,15 @@ def test_the_identity_decodes_and_encodes() -> None:
     assert found == identity.Identity("n1", "6a204bd8-9f3c-4b7e-8a0e-0c2a2f0d6f11", None)
     identity.save(files, found)
     assert files.read("identity") == example("identity")
+
+
+def test_the_known_addresses_decode_and_encode() -> None:
+    files = MemoryFiles()
+    files.replace("known-addresses", example("known-addresses"))
+    assert known_addresses.load(files) == [Address("10.0.0.2", 9900)]
+    files.remove("known-addresses")
+    known_addresses.save(files, [Address("10.0.0.2", 9900)])
+    assert files.read("known-addresses") == example("known-addresses")
 
 
 def test_the_known_peers_decode_and_encode() -> None:

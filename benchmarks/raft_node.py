@@ -1,0 +1,113 @@
+"""A member of one Raft group and nothing else: `python -m benchmarks.raft_node DIRECTORY COUNT NAME=PORT...`.
+
+The log, syncs and links of a node, without clients and state machines. The first name is this node; the smallest name
+leads, says that it has begun, commits COUNT entries, and prints how many seconds that took.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import structlog
+import trio
+
+from sandq.broker.peer_handshake import PeerIdentity
+from sandq.broker.peer_links import PeerLinks
+from sandq.broker.peer_stream import PeerStream
+from sandq.model.config_schema import Address
+from sandq.raft import Group, GroupJournal, Members, Passes, member_id
+from sandq.storage.files import RealFiles
+from sandq.storage.known_peers import KnownPeers
+from sandq.storage.wal import Wal
+
+GROUP, RAFT = 1, 1
+WINDOW = 4000
+"""Entries on the way."""
+COMMAND = bytes(100)
+
+
+class Node:
+    def __init__(self, directory: Path, count: int, ports: dict[str, int]) -> None:
+        self._name, *others = ports
+        self._port = ports[self._name]
+        self._count = count
+        files = RealFiles(directory)
+        self._wal, _ = Wal.open(files, known_groups=lambda group: True)
+        self._passes = Passes()
+        self._wake = trio.Event()
+        self._passes.wake = lambda: self._wake.set()
+        self._links = PeerLinks(
+            cluster="benchmark",
+            secret=None,
+            identity=lambda: PeerIdentity(self._name, f"store of {self._name}", None, {}),
+            peers={other: Address("127.0.0.1", ports[other]) for other in others},
+            known=KnownPeers.open(files),
+            on_up=lambda peer: self._passes.connected(peer.identity.node_id),
+            on_down=self._passes.disconnected,
+            on_frame=lambda node, kind, body, size: self._passes.receive(node, body, size),
+            on_stream=_no_stream,
+        )
+        self._passes.room = self._links.room
+        members = Members(tuple(member_id(name, 1) for name in sorted(ports)))
+        journal = GroupJournal.create(self._passes.records, GROUP, members)
+        own = member_id(self._name, 1)
+        self._group: Group = self._passes.add(GROUP, own, journal, applied=0, before_tick=self._propose)
+        if self._name == min(ports):
+            self._group.campaign_soon()
+        self._sent = self._done = 0
+        self._began_s = 0.0
+
+    def _propose(self) -> None:
+        if self._group.is_leader and self._group.commit_index >= self._group.term_start:
+            if not self._began_s:
+                self._began_s = time.perf_counter()
+                print("begun", flush=True)
+            while self._sent < self._count and self._sent - self._done < WINDOW:
+                self._sent += 1
+                self._group.propose(COMMAND, self._committed)
+
+    def _committed(self, index: int | None, failure: object) -> None:
+        assert failure is None, failure
+        self._done += 1
+        if self._done == self._count:
+            print(time.perf_counter() - self._began_s, flush=True)
+        self._passes.mark(self._group)
+
+    async def run(self) -> None:
+        listeners = await trio.open_tcp_listeners(self._port, host="127.0.0.1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._links.run, listeners)
+            while True:
+                self._passes.on_time()
+                if not self._passes.has_work:
+                    self._wake = trio.Event()
+                    with trio.move_on_after(self._passes.pause_s()):
+                        await self._wake.wait()
+                    continue
+                await self._pass()
+
+    async def _pass(self) -> None:
+        records, _ = self._passes.tick()
+        if records:
+            await trio.to_thread.run_sync(self._wal.commit, records)
+        else:
+            await trio.lowlevel.checkpoint()
+        self._passes.synced()
+        for node, messages in self._passes.take_outgoing().items():
+            self._links.send(node, RAFT, messages)
+
+
+async def _no_stream(node: str, stream: PeerStream) -> None:
+    pass
+
+
+def main(directory: str, count: str, *named_ports: str) -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    ports = {name: int(port) for name, port in (named.split("=") for named in named_ports)}
+    trio.run(Node(Path(directory), int(count), ports).run)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,329 @@
+"""Members of the native backend and real Serf agents in one cluster, in plain text and encrypted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from sandq.gossip import lzw
+from sandq.gossip.edge.gossip_backend import GossipMembership
+from sandq.gossip.keyring import Keyring
+from sandq.gossip.membership import Member, State
+from sandq.gossip.packets import PACKET_BYTES
+from sandq.model.errors import Unavailable
+from sandq.model.gossip_timing import PROFILES
+from tests.interop.gossip_bed import CLUSTER, QUICK, GossipBed, key_bytes
+from tests.interop.membership_contract import PATIENCE_S, Follower
+from tests.interop.serf_agent import SerfAgent, new_key
+
+LOOK_S = 0.01
+STALL_S = 2.0
+
+
+def is_in(state: State) -> Callable[[Member], bool]:
+    return lambda member: member.state is state
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what nobody signals."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(LOOK_S)
+
+
+async def met(bed: GossipBed, **options: Any) -> tuple[GossipMembership, Follower, SerfAgent]:
+    """`a`, native, and the agent `sa`, which list each other."""
+    sa = await bed.agent("sa", role="web")
+    a = await bed.start("a", {"id": "a"}, **options)
+    follows = Follower(a.changes())
+    assert await a.join([sa.gossip]) == 1
+    await follows.until("sa", is_in(State.ALIVE))
+    await sa.until("a", "alive", id="a")
+    return a, follows, sa
+
+
+# -- meeting ----------------------------------------------------------------------------------------------------------
+
+
+async def test_joining_an_agent(bed: GossipBed) -> None:
+    a, _, sa = await met(bed)
+    seen, found = a.members()["sa"], (await sa.members())["a"]
+    assert (seen.address, seen.tags) == (sa.gossip, {"role": "web"})
+    assert found["addr"] == str(bed.address("a"))
+
+
+async def test_an_agent_that_joins(bed: GossipBed) -> None:
+    a = await bed.start("a", {"id": "a"})
+    sa = await bed.agent("sa", joins=bed.address("a"), role="web")
+    seen = await Follower(a.changes()).until("sa", is_in(State.ALIVE))
+    assert (seen.address, seen.tags) == (sa.gossip, {"role": "web"})
+    await sa.until("a", "alive", id="a")
+
+
+async def test_agents_meet_through_a_native_member(bed: GossipBed) -> None:
+    _, _, sa = await met(bed)
+    sb = await bed.agent("sb", joins=bed.address("a"), role="db")
+    await sa.until("sb", "alive", role="db")
+    await sb.until("sa", "alive", role="web")
+
+
+async def test_native_members_meet_through_an_agent(bed: GossipBed) -> None:
+    _, follows, sa = await met(bed)
+    b = await bed.start("b", {"id": "b"})
+    await b.join([sa.gossip])
+    assert (await follows.until("b", is_in(State.ALIVE))).tags == {"id": "b"}
+    assert (await Follower(b.changes()).until("a", is_in(State.ALIVE))).tags == {"id": "a"}
+
+
+async def test_tags_that_change(bed: GossipBed) -> None:
+    a, follows, sa = await met(bed)
+    await a.set_tags({"id": "a", "zone": "x"})
+    await sa.until("a", "alive", zone="x")
+    await sa.set_tags(role="db")
+    await follows.until("sa", lambda member: member.tags == {"role": "db"})
+
+
+# -- failing and leaving ----------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_fails_and_comes_back(bed: GossipBed) -> None:
+    _, follows, sa = await met(bed)
+    await sa.kill()
+    await follows.until("sa", is_in(State.FAILED))
+    await sa.start()
+    # Who failed is knocked at: nobody has to join again.
+    await follows.until("sa", is_in(State.ALIVE))
+    await sa.until("a", "alive")
+
+
+async def test_a_native_member_fails_and_comes_back(bed: GossipBed) -> None:
+    _, _, sa = await met(bed)
+    await bed.kill("a")
+    await sa.until("a", "failed", id="a")
+    a = await bed.start("a", {"id": "a", "run": "2"}, seeds=[sa.gossip])
+    await Follower(a.changes()).until("sa", is_in(State.ALIVE))
+    await sa.until("a", "alive", run="2")
+
+
+async def test_an_agent_leaves_and_comes_back(bed: GossipBed) -> None:
+    _, follows, sa = await met(bed)
+    await sa.leave()
+    await follows.until("sa", is_in(State.LEFT))
+    await sa.start()
+    await sa.join(bed.address("a"))
+    await follows.until("sa", is_in(State.ALIVE))
+    await sa.until("a", "alive")
+
+
+async def test_a_native_member_leaves_and_comes_back(bed: GossipBed) -> None:
+    _, _, sa = await met(bed)
+    await bed.stop("a")
+    await sa.until("a", "left")
+    a = await bed.start("a", {"id": "a", "run": "2"})
+    await a.join([sa.gossip])
+    await sa.until("a", "alive", run="2")
+    await Follower(a.changes()).until("sa", is_in(State.ALIVE))
+
+
+async def test_a_restart_that_nobody_noticed(bed: GossipBed) -> None:
+    """It begins at incarnation 1, and must say more than was said of it before."""
+    a, _, sa = await met(bed)
+    for run in range(5):
+        await a.set_tags({"id": "a", "run": str(run)})
+    await sa.until("a", "alive", run="4")
+    await bed.kill("a")
+    a = await bed.start("a", {"id": "a", "run": "again"}, seeds=[sa.gossip])
+    await sa.until("a", "alive", run="again")
+    assert a.counts["refutations"] >= 1
+    assert (await Follower(a.changes()).until("a", lambda member: member.tags["run"] == "again")).state is State.ALIVE
+
+
+async def test_an_agent_makes_a_failed_member_leave(bed: GossipBed) -> None:
+    a, follows, sa = await met(bed)
+    await bed.start("b", {"id": "b"}, seeds=[sa.gossip])
+    await follows.until("b", is_in(State.ALIVE))
+    await bed.kill("b")
+    await follows.until("b", is_in(State.FAILED))
+    await sa.until("b", "failed")
+    await sa.force_leave("b")
+    await follows.until("b", is_in(State.LEFT))
+    assert a.members()["a"].state is State.ALIVE
+
+
+# -- standing still ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_that_stands_still_for_a_moment_has_not_failed(bed: GossipBed) -> None:
+    lan = PROFILES["lan"]
+    # Looks often, and is as patient as on a network.
+    timing = dataclasses.replace(QUICK, suspicion_mult=int(lan.suspicion_s(2) / QUICK.probe_interval_s))
+    _, follows, sa = await met(bed, timing=timing)
+    states: list[State] = []
+
+    async def read() -> None:
+        states.extend(change.member.state for change in await follows.read() if change.member.name == "sa")
+
+    sa.stall()
+    with trio.move_on_after(STALL_S):
+        while True:
+            await read()
+    sa.go_on()
+    with trio.fail_after(PATIENCE_S):
+        while states[-1:] != [State.ALIVE]:
+            await read()
+    assert set(states) == {State.SUSPECT, State.ALIVE}
+    await sa.until("a", "alive")
+
+
+async def test_an_agent_that_stands_still_fails_and_is_alive_again(bed: GossipBed) -> None:
+    _, follows, sa = await met(bed)
+    sb = await bed.agent("sb", joins=bed.address("a"))
+    await sb.until("sa", "alive")
+    sa.stall()
+    await follows.until("sa", is_in(State.FAILED))
+    await sb.until("sa", "failed")
+    sa.go_on()
+    await follows.until("sa", is_in(State.ALIVE))
+    await sb.until("sa", "alive")
+    for name in ("a", "sb"):
+        await sa.until(name, "alive")
+
+
+# -- who is not one of us ---------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_of_another_cluster_is_refused(bed: GossipBed) -> None:
+    a = await bed.start("a", {"id": "a", "cluster": CLUSTER})
+    with capture_logs() as logs:
+        other = await bed.agent("other", joins=bed.address("a"), cluster="another")
+        await other.until("a", "alive")
+        await until(lambda: a.counts["refused_cluster"] > 0)
+    assert list(a.members()) == ["a"]
+    assert told(logs) == [("other", "cluster")]
+    with pytest.raises(Unavailable, match=r"other \(cluster\)"):
+        await a.join([other.gossip])
+
+
+async def test_an_agent_with_the_name_of_a_member_gives_way(bed: GossipBed) -> None:
+    """Serf asks all others who is right, and ends where fewer than half say that it is."""
+    a, _, sa = await met(bed)
+    with capture_logs() as logs:
+        double = await bed.agent("a", joins=bed.address("a"))
+        await until(lambda: not double.is_running)
+    assert "name conflict" in double.output()
+    assert a.counts["refused_name_conflict"] >= 1 and told(logs) == [("a", "name_conflict")]
+    assert (await sa.until("a", "alive", id="a"))["addr"] == str(bed.address("a"))
+    assert a.members()["a"].address == bed.address("a")
+
+
+async def test_two_native_members_of_one_name(bed: GossipBed) -> None:
+    """Who came later is told, and neither gives way."""
+    a, _, sa = await met(bed)
+    with capture_logs() as logs:
+        await bed.start("double", {"id": "a", "store": "another"}, called="a", seeds=[sa.gossip])
+        await until(lambda: bool(told(logs)))
+    assert told(logs) == [("a", "name_conflict")]
+    assert (await sa.until("a", "alive"))["addr"] == str(bed.address("a"))
+    assert a.members()["a"].address == bed.address("a")
+
+
+def told(logs: list[Any]) -> list[tuple[str, str]]:
+    """Of whom it is not believed what is said, and why."""
+    return [(entry["member"], entry["reason"]) for entry in logs if "reason" in entry]
+
+
+# -- what else agents say ---------------------------------------------------------------------------------------------
+
+
+async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
+    a, follows, sa = await met(bed)
+    for say in (sa.event, sa.query):
+        before = a.counts["not_spoken"]
+        await say("deploy")
+        await until(lambda: a.counts["not_spoken"] > before)  # noqa: B023 - called before it changes
+    # What was said is in what the agent tells who joins.
+    b = await bed.start("b", {"id": "b"})
+    assert await b.join([sa.gossip]) == 1
+    await follows.until("b", is_in(State.ALIVE))
+    for member in (a, b):
+        assert member.counts["malformed"] == 0 and member.traffic["streams_in_failed"] == 0
+
+
+async def test_what_an_agent_tells_of_many_is_compressed(bed: GossipBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    inflated: list[int] = []
+    decode = lzw.decode
+
+    def spy(data: bytes, limit: int) -> bytes:
+        found = decode(data, limit)
+        inflated.append(len(found))
+        return found
+
+    names = [f"n{number}" for number in range(1, 16)]
+    members = [await bed.start(name, {"id": name, "zone": f"a zone of {name}"}) for name in names]
+    for member in members[1:]:
+        await member.join([bed.address("n1")])
+    monkeypatch.setattr(lzw, "decode", spy)
+    sa = await bed.agent("sa", joins=bed.address("n1"))
+    late = await bed.start("late", {"id": "late"})
+    assert await late.join([sa.gossip]) == 1
+    # Far more than a datagram carries: it came over a stream.
+    assert max(inflated) > PACKET_BYTES
+    everybody = sorted([*names, "sa", "late"])
+    for member in (*members, late):
+        for name in everybody:
+            await Follower(member.changes()).until(name, is_in(State.ALIVE))
+    for name in everybody:
+        await sa.until(name, "alive")
+    assert all(member.counts["malformed"] == 0 for member in (*members, late))
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["encrypted"], indirect=True)
+async def test_keys_are_changed_while_all_run(bed: GossipBed) -> None:
+    old, new = bed.key, new_key()
+    assert old is not None
+    sa = await bed.agent("sa", keyring=[old])
+    a = await bed.start("a", {"id": "a"}, seeds=[sa.gossip])
+    follows = Follower(a.changes())
+    await sa.until("a", "alive")
+
+    async def use(*keys: str) -> None:
+        a.use_keys(Keyring([key_bytes(key) for key in keys]))
+
+    for number, step in enumerate(
+        (
+            lambda: use(old, new),
+            lambda: sa.change_keys("install", new),
+            lambda: use(new, old),
+            lambda: sa.change_keys("use", new),
+            lambda: sa.change_keys("remove", old),
+            lambda: use(new),
+        )
+    ):
+        await step()
+        await a.set_tags({"id": "a", "step": str(number)})
+        await sa.until("a", "alive", step=str(number))
+        await sa.set_tags(step=str(number))
+        await follows.until("sa", lambda member: member.tags["step"] == str(number))  # noqa: B023 - as above
+        assert await a.join([sa.gossip]) == 1
+    assert a.counts["malformed"] == 0
+
+
+@pytest.mark.parametrize("key", ["encrypted"], indirect=True)
+@pytest.mark.parametrize("theirs", ["another key", "no key"])
+async def test_without_the_key_nobody_comes_in(bed: GossipBed, theirs: str) -> None:
+    sa = await bed.agent("sa")
+    ring = Keyring([key_bytes(new_key())]) if theirs == "another key" else None
+    a = await bed.start("a", {"id": "a"}, keyring=ring)
+    with pytest.raises(Unavailable, match="no seed answered"):
+        await a.join([sa.gossip])
+    with pytest.raises(AssertionError, match="serf join"):
+        await sa.join(bed.address("a"))
+    assert list(a.members()) == ["a"] and list(await sa.members()) == ["sa"]

@@ -1,0 +1,113 @@
+"""The state machine of one member, `own`, with nothing around it; and short words for what others say."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+from sandq.gossip.agenda import Agenda
+from sandq.gossip.awareness import Awareness
+from sandq.gossip.broadcasts import Broadcasts
+from sandq.gossip.messages import VSN, Alive, Dead, Message, Suspect, decode
+from sandq.gossip.nodes import Node, Nodes, Standing
+from sandq.gossip.serf_messages import encode_tags
+from sandq.gossip.tags import judge_of
+from sandq.model.config_types import Address
+from sandq.model.gossip_timing import PROFILES, Timing
+
+CLUSTER = "sandq"
+LAN = PROFILES["lan"]
+
+
+def address_of(name: str) -> Address:
+    """Each name has one."""
+    return Address(f"10.0.{len(name)}.{sum(name.encode()) % 250 + 1}", 9900)
+
+
+def tags_of(name: str, **more: str) -> bytes:
+    return encode_tags({"cluster": CLUSTER, "id": name, "store": f"store of {name}", **more})
+
+
+def alive(
+    name: str,
+    incarnation: int = 1,
+    *,
+    at: Address | None = None,
+    meta: bytes | None = None,
+    vsn: tuple[int, ...] = VSN,
+) -> Alive:
+    return Alive(incarnation, name, at or address_of(name), tags_of(name) if meta is None else meta, vsn)
+
+
+def suspect(name: str, incarnation: int = 1, sender: str = "somebody") -> Suspect:
+    return Suspect(incarnation, name, sender)
+
+
+def dead(name: str, incarnation: int = 1, sender: str = "somebody") -> Dead:
+    return Dead(incarnation, name, sender)
+
+
+def left(name: str, incarnation: int = 1) -> Dead:
+    return Dead(incarnation, name, name)
+
+
+class SwimBench:
+    """`changes`: (name, standing before, standing now)."""
+
+    def __init__(self, timing: Timing = LAN, *, others: str = "", uuid: str | None = None) -> None:
+        self.agenda = Agenda(0.0)
+        self.rumours = Broadcasts()
+        self.counts: Counter[str] = Counter()
+        self.awareness = Awareness()
+        self.changes: list[tuple[str, Standing | None, Standing]] = []
+        self.own = Node("own", address_of("own"), tags_of("own"), VSN)
+        self.nodes = Nodes(
+            self.own,
+            timing,
+            self.agenda,
+            self.rumours,
+            self.awareness,
+            random.Random(1),
+            judge_of(CLUSTER, lambda: uuid),
+            self.on_node,
+            self.counts,
+        )
+        self.hear(*(alive(name) for name in others))
+        self.said()
+        self.changes.clear()
+
+    def on_node(self, node: Node, before: Standing | None) -> None:
+        self.changes.append((node.name, before, node.standing))
+
+    def hear(self, *words: Alive | Suspect | Dead) -> None:
+        for word in words:
+            if isinstance(word, Alive):
+                self.nodes.alive(word)
+            elif isinstance(word, Suspect):
+                self.nodes.suspect(word)
+            else:
+                self.nodes.dead(word)
+
+    def said(self) -> list[Message]:
+        """What waits to be handed on, newest first; it waits no longer."""
+        return [decode(part) for part in self.rumours.take(1 << 20, 1)]
+
+    def pass_time(self, seconds: float) -> None:
+        """All that falls due within."""
+        end = self.agenda.now + seconds
+        while (at := self.agenda.next_at) is not None and at <= end:
+            self.agenda.run(at)
+        self.agenda.advance(end)
+
+    def node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        assert node is not None
+        return node
+
+    def standing(self, name: str) -> tuple[Standing, int]:
+        node = self.node(name)
+        return node.standing, node.incarnation
+
+    def refused(self) -> Mapping[str, int]:
+        return {key: count for key, count in self.counts.items() if key.startswith("refused_")}

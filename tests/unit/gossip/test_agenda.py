@@ -1,0 +1,107 @@
+"""What is planned is done, in order, once; and the clock that stands still with its process."""
+
+from __future__ import annotations
+
+from sandq.gossip.agenda import SWEEP_TASKS, Agenda
+from sandq.gossip.edge.awake import STALL_S, AwakeClock
+
+
+def test_what_is_due_is_done_in_order() -> None:
+    agenda = Agenda(10.0)
+    done: list[str] = []
+    for delay_s, name in ((3.0, "c"), (1.0, "a"), (2.0, "b"), (1.0, "a too")):
+        agenda.after(delay_s, lambda name=name: done.append(name))
+    assert agenda.next_at == 11.0
+    agenda.run(10.9)
+    assert done == []
+    agenda.run(12.0)
+    assert done == ["a", "a too", "b"] and agenda.next_at == 13.0
+    agenda.run(20.0)
+    agenda.run(30.0)
+    assert done == ["a", "a too", "b", "c"] and agenda.next_at is None
+
+
+def test_what_is_cancelled_is_not_done_even_when_both_are_due() -> None:
+    agenda = Agenda(0.0)
+    done: list[str] = []
+    second = agenda.after(2.0, lambda: done.append("second"))
+    agenda.after(1.0, second.cancel)
+    agenda.run(5.0)
+    assert done == [] and len(agenda) == 0
+
+
+def test_what_is_planned_meanwhile_is_left_for_the_next_time() -> None:
+    agenda = Agenda(0.0)
+    done: list[float] = []
+
+    def again() -> None:
+        done.append(agenda.now)
+        agenda.after(0.0, again)
+
+    agenda.after(0.0, again)
+    agenda.run(1.0)
+    agenda.run(2.0)
+    assert done == [1.0, 2.0]
+
+
+def test_time_never_goes_back() -> None:
+    agenda = Agenda(5.0)
+    agenda.advance(9.0)
+    agenda.advance(7.0)
+    agenda.run(8.0)
+    assert agenda.now == 9.0 and agenda.after(1.0, lambda: None).at == 10.0
+
+
+def test_what_was_cancelled_does_not_pile_up() -> None:
+    agenda = Agenda(0.0)
+    kept = [agenda.after(1.0, lambda: None) for _ in range(10)]
+    for _ in range(20 * SWEEP_TASKS):
+        agenda.after(86_400.0, lambda: None).cancel()
+    assert len(agenda) <= SWEEP_TASKS
+    assert not any(task.is_cancelled for task in kept)
+    for _ in range(3 * SWEEP_TASKS):
+        agenda.after(2.0, lambda: None)
+    assert len(agenda) >= 3 * SWEEP_TASKS + 10, "nothing that is planned is lost"
+    agenda.run(2.0)
+    assert all(task.is_cancelled for task in kept) and len(agenda) == 0
+
+
+# ------------------------------------------------------------------------------------------------------- the clock
+
+
+class Below:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_turns_in_time_lose_nothing() -> None:
+    below = Below()
+    clock = AwakeClock(below)
+    assert clock.now() == 50.0
+    assert clock.plan(50.2) == 50.2
+    below.now = 50.2 + STALL_S
+    assert (clock.now(), clock.stalls) == (50.2 + STALL_S, 0)
+
+
+def test_a_stall_is_taken_out() -> None:
+    below = Below()
+    clock = AwakeClock(below)
+    clock.plan(50.2)
+    below.now = 53.2
+    assert clock.now() == 50.2 and clock.stalls == 1
+    below.now = 53.3
+    assert round(clock.now(), 6) == 50.3 and clock.stalls == 1
+    assert round(clock.plan(50.4), 6) == 53.4
+    below.now = 60.0
+    assert clock.now() == 50.4 and clock.stalls == 2
+
+
+def test_who_asks_first_after_a_stall_does_not_see_it() -> None:
+    """A stream's task may run before the one whose turn was planned: it must not tell the core of a later time."""
+    below = Below()
+    clock = AwakeClock(below)
+    clock.plan(50.2)
+    below.now = 80.0
+    assert [clock.now() for _ in range(3)] == [50.2] * 3 and clock.stalls == 1

@@ -1,0 +1,100 @@
+"""What waits to be handed on: in which order, how often, how much of it."""
+
+from __future__ import annotations
+
+from sandq.gossip.broadcasts import KEPT_MOST, MISFITS_MOST, PARTS_MOST, Broadcasts
+from sandq.gossip.packets import PART_BYTES
+
+ROOM = 1400
+
+
+def filled(*names: str) -> Broadcasts:
+    queue = Broadcasts()
+    for name in names:
+        queue.put(name, name.encode())
+    return queue
+
+
+def room_for(*messages: str) -> int:
+    return sum(len(message) + PART_BYTES for message in messages)
+
+
+def test_the_newest_goes_first() -> None:
+    queue = filled("a", "b", "c")
+    assert queue.take(ROOM, 3) == [b"c", b"b", b"a"]
+
+
+def test_what_was_handed_on_least_goes_first() -> None:
+    queue = filled("a", "b", "c")
+    assert queue.take(room_for("c"), 9) == [b"c"]
+    assert queue.take(room_for("b"), 9) == [b"b"]
+    queue.put("d", b"d")
+    assert queue.take(ROOM, 9) == [b"d", b"a", b"b", b"c"]
+    # Once: d and a; twice: b and c.
+    assert queue.take(ROOM, 9) == [b"a", b"d", b"c", b"b"]
+
+
+def test_each_is_handed_on_so_often_and_no_more() -> None:
+    queue = filled("a")
+    assert "a" in queue and len(queue) == 1 and queue
+    assert [queue.take(ROOM, 4) for _ in range(6)] == [[b"a"]] * 4 + [[]] * 2
+    assert "a" not in queue and not queue
+
+
+def test_where_fewer_times_are_enough_by_now_it_ends_earlier() -> None:
+    queue = filled("a")
+    assert [queue.take(ROOM, 8) for _ in range(5)] == [[b"a"]] * 5
+    assert [queue.take(ROOM, 4) for _ in range(2)] == [[b"a"], []]
+
+
+def test_a_later_message_takes_the_place_of_an_earlier_one_and_begins_anew() -> None:
+    queue = filled("a", "b")
+    assert queue.take(ROOM, 2) == [b"b", b"a"]
+    queue.put("a", b"a again")
+    assert len(queue) == 2
+    assert queue.take(ROOM, 2) == [b"a again", b"b"]
+    assert queue.take(ROOM, 2) == [b"a again"]
+    assert queue.take(ROOM, 2) == []
+
+
+def test_nothing_goes_beyond_the_room() -> None:
+    queue = Broadcasts()
+    for number in range(40):
+        queue.put(str(number), bytes(number + 1))
+    for room in range(0, 300, 7):
+        taken = queue.take(room, 1000)
+        assert sum(len(message) + PART_BYTES for message in taken) <= room
+
+
+def test_what_does_not_fit_waits_for_the_next_packet_and_holds_nothing_up() -> None:
+    queue = Broadcasts()
+    queue.put("small", b"s")
+    queue.put("large", bytes(1000))
+    assert queue.take(room_for("s"), 1) == [b"s"]
+    assert queue.take(ROOM, 1) == [bytes(1000)]
+
+
+def test_not_all_that_waits_is_looked_at_for_the_last_bytes() -> None:
+    queue = filled("s")
+    for number in range(MISFITS_MOST):
+        queue.put(str(number), bytes(100))
+    assert queue.take(50, 1) == []
+    assert len(queue.take(101 + 1 + MISFITS_MOST * 102, 1)) == MISFITS_MOST + 1
+
+
+def test_a_packet_has_so_many_parts_at_most() -> None:
+    queue = filled(*(str(number) for number in range(300)))
+    assert [len(queue.take(1 << 20, 1)) for _ in range(4)] == [PARTS_MOST, PARTS_MOST, PARTS_MOST, 0]
+
+
+def test_when_too_much_waits_what_was_handed_on_most_gives_way_and_of_that_the_oldest() -> None:
+    queue = filled("first", "second")
+    assert len(queue.take(ROOM, 9)) == 2
+    for number in range(KEPT_MOST - 1):
+        queue.put(str(number), b"x")
+    assert len(queue) == KEPT_MOST
+    # Of those handed on, the one that was handed on earlier in that packet.
+    assert "second" not in queue and "first" in queue
+    queue.put("more", b"x")
+    queue.put("still more", b"x")
+    assert "first" not in queue and "0" not in queue and "1" in queue and len(queue) == KEPT_MOST

@@ -1,0 +1,282 @@
+"""Serf's rules: what intents and SWIM together say of a member."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.gossip import members
+from sandq.gossip.broadcasts import Broadcasts
+from sandq.gossip.members import INTENTS_MOST, LTIME_JUMP, LTIME_LAST, Members
+from sandq.gossip.membership import State
+from sandq.gossip.messages import User, decode
+from sandq.gossip.nodes import Node, Standing
+from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf
+from tests.unit.gossip.swim_bench import LAN, SwimBench, alive, dead, left, suspect, tags_of
+
+FORGET_S = LAN.forget_s
+
+
+class MemberBench(SwimBench):
+    """With Serf's rules on top."""
+
+    def __init__(self, others: str = "") -> None:
+        self.intents = Broadcasts()
+        self.told: list[str] = []
+        self.members: Members | None = None
+        super().__init__()
+        self.members = Members("own", LAN, self.agenda, self.intents, self.told.append, self.counts)
+        self.members.on_node(self.own, None)
+        self.hear(*(alive(name) for name in others))
+        self.said()
+        self.told.clear()
+
+    def on_node(self, node: Node, before: Standing | None) -> None:
+        super().on_node(node, before)
+        if self.members is not None:
+            self.members.on_node(node, before)
+
+    @property
+    def serf(self) -> Members:
+        assert self.members is not None
+        return self.members
+
+    def intend(self, *intents: JoinIntent | LeaveIntent) -> None:
+        for intent in intents:
+            self.serf.heard(intent)
+
+    def handed_on(self) -> list[object]:
+        """Newest first; they wait no longer."""
+        found: list[object] = []
+        for part in self.intents.take(1 << 20, 1):
+            message = decode(part)
+            assert isinstance(message, User)
+            found.append(decode_serf(message.body))
+        return found
+
+    def state(self, name: str) -> State | None:
+        record = self.serf.records.get(name)
+        return record.believed if record is not None else None
+
+
+def leaves(name: str, ltime: int = 1, prune: bool = False) -> LeaveIntent:
+    return LeaveIntent(ltime, name, prune)
+
+
+def joins(name: str, ltime: int = 1) -> JoinIntent:
+    return JoinIntent(ltime, name)
+
+
+Word = object
+
+LIVES: list[tuple[str, list[Word], State | None]] = [
+    ("is heard of", [alive("a")], State.ALIVE),
+    ("does not answer", [alive("a"), suspect("a")], State.SUSPECT),
+    ("answers again", [alive("a"), suspect("a"), alive("a", 2)], State.ALIVE),
+    ("fails", [alive("a"), dead("a")], State.FAILED),
+    ("fails after a suspicion", [alive("a"), suspect("a"), dead("a")], State.FAILED),
+    ("means to leave", [alive("a"), leaves("a")], State.LEAVING),
+    ("means to leave and is suspected", [alive("a"), leaves("a"), suspect("a")], State.LEAVING),
+    ("leaves", [alive("a"), leaves("a"), left("a")], State.LEFT),
+    ("leaves and is found dead", [alive("a"), leaves("a"), dead("a")], State.LEFT),
+    ("leaves before it is known", [leaves("a"), alive("a"), left("a")], State.LEFT),
+    ("is known after its leave intent", [leaves("a"), alive("a")], State.LEAVING),
+    ("says that it left and no more", [alive("a"), left("a")], State.FAILED),
+    ("says it in the other order", [alive("a"), left("a"), leaves("a")], State.LEFT),
+    ("failed and is taken out", [alive("a"), dead("a"), leaves("a", 9)], State.LEFT),
+    ("failed and is forgotten at once", [alive("a"), dead("a"), leaves("a", 9, prune=True)], None),
+    ("left and is forgotten at once", [alive("a"), leaves("a", 2), left("a"), leaves("a", 9, prune=True)], None),
+    ("lives and is to be forgotten", [alive("a"), leaves("a", 9, prune=True)], State.LEAVING),
+    ("comes back after it failed", [alive("a"), dead("a"), alive("a", 2)], State.ALIVE),
+    ("comes back after it left", [alive("a"), leaves("a"), left("a"), alive("a", 2)], State.ALIVE),
+    (
+        "comes back, says so, and fails",
+        [alive("a"), leaves("a", 3), left("a"), alive("a", 2), joins("a", 4), dead("a", 2)],
+        State.FAILED,
+    ),
+    (
+        "comes back and an old leave intent is heard again",
+        [alive("a"), leaves("a", 3), left("a"), alive("a", 2), joins("a", 4), leaves("a", 3)],
+        State.ALIVE,
+    ),
+    ("stays after all", [alive("a"), leaves("a", 3), joins("a", 4)], State.ALIVE),
+    ("said long ago that it joins", [alive("a"), leaves("a", 3), joins("a", 2)], State.LEAVING),
+    ("leaves at the time of its join", [alive("a"), joins("a", 3), leaves("a", 3)], State.ALIVE),
+    ("joined before it left, heard late", [joins("a", 2), leaves("a", 3), joins("a", 2), alive("a")], State.LEAVING),
+    ("left, and joined after that", [leaves("a", 3), joins("a", 4), alive("a")], State.ALIVE),
+    ("is said to be gone by nobody who knew it", [dead("a"), left("a"), leaves("a")], None),
+]
+
+
+@pytest.mark.parametrize(("words", "state"), [life[1:] for life in LIVES], ids=[life[0] for life in LIVES])
+def test_who_is_what(words: list[Word], state: State | None) -> None:
+    bench = MemberBench()
+    for word in words:
+        if isinstance(word, JoinIntent | LeaveIntent):
+            bench.intend(word)
+        else:
+            bench.hear(word)  # type: ignore[arg-type]
+    assert bench.state("a") == state
+    assert bench.state("own") == State.ALIVE
+
+
+def test_each_change_is_told() -> None:
+    bench = MemberBench("a")
+    bench.hear(suspect("a"))
+    bench.hear(alive("a", 2, meta=tags_of("a", zone="x")))
+    bench.intend(leaves("a", 1), joins("a", 2), leaves("a", 3))
+    bench.hear(left("a", 2))
+    assert bench.told == ["a"] * 6
+    assert bench.serf.records["a"].tags["zone"] == "x"
+
+
+def test_intents_that_are_news_are_handed_on_once() -> None:
+    bench = MemberBench("a")
+    intents = [leaves("a", 3), joins("a", 4), leaves("x", 5)]
+    for intent in intents:
+        bench.intend(intent)
+        assert bench.handed_on() == [intent]
+        bench.intend(intent)
+        assert bench.handed_on() == []
+    bench.intend(joins("a", 2), leaves("x", 4))
+    assert bench.handed_on() == []
+
+
+# ----------------------------------------------------------------------------------------------------------- itself
+
+
+def test_what_it_means_to_do_is_later_than_all_it_heard() -> None:
+    bench = MemberBench("a")
+    bench.intend(joins("a", 41))
+    bench.serf.announce_join()
+    assert bench.handed_on()[0] == joins("own", 42)
+    bench.serf.announce_leave()
+    assert bench.handed_on() == [leaves("own", 43)] and bench.state("own") == State.LEAVING
+    bench.nodes.depart()
+    assert bench.state("own") == State.LEFT
+
+
+def test_that_it_leaves_is_refuted_while_it_does_not() -> None:
+    bench = MemberBench("a")
+    bench.intend(leaves("own", 7))
+    assert bench.handed_on() == [joins("own", 8)] and bench.state("own") == State.ALIVE
+    assert bench.counts["refutations"] == 1
+    bench.intend(leaves("own", 7))
+    assert bench.handed_on() == [], "it said something later"
+
+
+def test_old_words_of_its_leave_are_refuted_after_a_restart() -> None:
+    bench = MemberBench()
+    bench.serf.merge(SerfState(31, {"own": 30, "a": 12}, ["own"], 0, 0))
+    assert bench.handed_on() == [joins("own", 31)] and bench.state("own") == State.ALIVE
+
+
+def test_who_leaves_does_not_say_that_it_joins() -> None:
+    """A seed that answers at last must not undo a leave."""
+    bench = MemberBench("a")
+    bench.serf.announce_leave()
+    bench.handed_on()
+    bench.serf.announce_join()
+    bench.intend(leaves("own", 9), joins("own", 10))
+    assert joins("own", 2) not in bench.handed_on() and bench.state("own") == State.LEAVING
+    bench.nodes.depart()
+    assert bench.state("own") == State.LEFT
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def test_what_it_tells_of_intents() -> None:
+    bench = MemberBench("abc")
+    bench.intend(joins("a", 3), leaves("b", 4), leaves("c", 5))
+    bench.hear(left("b"), dead("a"))
+    assert bench.serf.state() == SerfState(6, {"own": 0, "a": 3, "b": 4, "c": 5}, ["b"], 0, 0)
+
+
+def test_what_another_knows_is_merged_and_not_handed_on() -> None:
+    bench = MemberBench("abcd")
+    bench.hear(dead("b"), left("c"))
+    bench.serf.merge(SerfState(10, {"a": 9, "b": 8, "c": 7, "x": 6}, ["b", "c", "x"], 0, 0))
+    assert [bench.state(name) for name in "abcd"] == [State.ALIVE, State.LEFT, State.LEFT, State.ALIVE]
+    assert bench.handed_on() == [] and bench.serf.clock == 9
+    bench.hear(alive("x"))
+    assert bench.state("x") == State.LEAVING, "SWIM is behind"
+
+
+def test_a_state_without_the_time_of_a_leave_says_nothing() -> None:
+    bench = MemberBench("a")
+    bench.serf.merge(SerfState(0, {}, ["a", "own"], 0, 0))
+    assert bench.state("a") == bench.state("own") == State.ALIVE and bench.serf.clock == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- limits
+
+
+def test_who_is_gone_is_listed_for_a_while() -> None:
+    bench = MemberBench("abc")
+    bench.hear(dead("a"))
+    bench.intend(leaves("b"))
+    bench.hear(left("b"), suspect("c"), alive("c", 2))
+    bench.told.clear()
+    bench.pass_time(FORGET_S - 1)
+    assert (bench.state("a"), bench.state("b"), bench.told) == (State.FAILED, State.LEFT, [])
+    bench.pass_time(1)
+    assert list(bench.serf.records) == ["own", "c"] and bench.told == ["a", "b"]
+
+
+def test_who_came_back_is_not_forgotten_at_the_time_planned_before() -> None:
+    bench = MemberBench("a")
+    bench.hear(dead("a"))
+    bench.pass_time(LAN.dead_gossip_s + 1)
+    bench.hear(alive("a"))
+    assert bench.state("a") == State.ALIVE
+    bench.pass_time(FORGET_S)
+    assert bench.state("a") == State.ALIVE
+    bench.hear(dead("a"))
+    bench.pass_time(FORGET_S / 2)
+    bench.intend(leaves("a", 5))
+    bench.pass_time(FORGET_S / 2)
+    assert bench.state("a") == State.LEFT, "that it left is new"
+    bench.pass_time(FORGET_S / 2)
+    assert bench.state("a") is None
+
+
+def test_intents_of_nobody_have_a_limit_and_the_oldest_give_way() -> None:
+    bench = MemberBench()
+    for number in range(INTENTS_MOST + 1):
+        bench.intend(leaves(f"x{number}"))
+    bench.hear(alive("x0"), alive("x1"))
+    assert (bench.state("x0"), bench.state("x1")) == (State.ALIVE, State.LEAVING)
+
+
+def test_who_is_gone_gives_way_to_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MEMBERS_MOST", 3)
+    bench = MemberBench("ab")
+    bench.hear(alive("c"))
+    assert bench.state("c") is None
+    bench.hear(dead("b"))
+    bench.told.clear()
+    bench.hear(alive("c", 2), alive("b", 2))
+    assert list(bench.serf.records) == ["own", "a", "c"] and bench.told == ["b", "c"]
+    bench.pass_time(FORGET_S)
+    assert list(bench.serf.records) == ["own", "a", "c"]
+
+
+@pytest.mark.parametrize("ltime", [LTIME_JUMP + 1, 2**64 - 1])
+def test_a_time_far_ahead_is_not_believed(ltime: int) -> None:
+    bench = MemberBench("a")
+    bench.intend(leaves("a", ltime))
+    bench.serf.merge(SerfState(0, {"a": ltime}, ["a"], 0, 0))
+    bench.serf.merge(SerfState(min(ltime + 1, 2**64 - 1), {"a": 1}, ["a"], 0, 0))
+    assert bench.state("a") == State.ALIVE and bench.serf.clock == 0 and bench.handed_on() == []
+    assert bench.counts["refused_ltime"] == 3
+
+
+def test_the_numbers_never_run_out() -> None:
+    """What is one more than the latest time that is believed can still be written."""
+    bench = MemberBench("a")
+    bench.serf.clock = LTIME_LAST - 1
+    bench.intend(leaves("own", LTIME_LAST), leaves("own", LTIME_LAST + 1), leaves("own", LTIME_LAST + 2))
+    assert bench.handed_on() == [joins("own", LTIME_LAST + 1)] and bench.counts["refused_ltime"] == 2
+    for _ in range(3):
+        bench.serf.announce_join()
+    assert bench.handed_on() == [joins("own", LTIME_LAST + 4)]

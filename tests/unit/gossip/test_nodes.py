@@ -1,0 +1,429 @@
+"""SWIM with suspicion: each word about a member, in each state of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from sandq.gossip import nodes
+from sandq.gossip.messages import VSN, Alive, Dead, Suspect
+from sandq.gossip.nodes import INCARNATION_JUMP, INCARNATION_NEW, REFUSALS_MOST, Standing
+from sandq.gossip.streams import NodeState
+from sandq.model.config_types import Address
+from tests.unit.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, left, suspect, tags_of
+
+ALIVE, SUSPECT, DEAD, LEFT = Standing
+ELSEWHERE = Address("10.9.9.9", 9900)
+LEAST_S = LAN.suspicion_s(2)
+
+
+def known_as(standing: Standing) -> SwimBench:
+    """A member "a", which said 5 of itself, and others."""
+    bench = SwimBench(others="bcdefg")
+    bench.hear(alive("a", 5))
+    if standing != ALIVE:
+        bench.hear({SUSPECT: suspect("a", 5, "b"), DEAD: dead("a", 5), LEFT: left("a", 5)}[standing])
+    assert bench.standing("a") == (standing, 5)
+    bench.said()
+    bench.changes.clear()
+    return bench
+
+
+# ------------------------------------------------------------------------------------------------------- precedence
+
+NOTHING = None
+WORDS: list[tuple[Standing, Alive | Suspect | Dead, tuple[Standing, int] | None]] = [
+    (ALIVE, alive("a", 4), NOTHING),
+    (ALIVE, alive("a", 5), NOTHING),
+    (ALIVE, alive("a", 6), (ALIVE, 6)),
+    (ALIVE, suspect("a", 4), NOTHING),
+    (ALIVE, suspect("a", 5), (SUSPECT, 5)),
+    (ALIVE, suspect("a", 6), (SUSPECT, 6)),
+    (ALIVE, dead("a", 4), NOTHING),
+    (ALIVE, dead("a", 5), (DEAD, 5)),
+    (ALIVE, dead("a", 6), (DEAD, 6)),
+    (ALIVE, left("a", 4), NOTHING),
+    (ALIVE, left("a", 5), (LEFT, 5)),
+    (SUSPECT, alive("a", 4), NOTHING),
+    (SUSPECT, alive("a", 5), NOTHING),
+    (SUSPECT, alive("a", 6), (ALIVE, 6)),
+    (SUSPECT, dead("a", 4), NOTHING),
+    (SUSPECT, dead("a", 5), (DEAD, 5)),
+    (SUSPECT, left("a", 5), (LEFT, 5)),
+    (DEAD, alive("a", 4), NOTHING),
+    (DEAD, alive("a", 5), NOTHING),
+    (DEAD, alive("a", 6), (ALIVE, 6)),
+    (DEAD, suspect("a", 6), NOTHING),
+    (DEAD, dead("a", 6), NOTHING),
+    (DEAD, left("a", 6), NOTHING),
+    (LEFT, alive("a", 5), NOTHING),
+    (LEFT, alive("a", 6), (ALIVE, 6)),
+    (LEFT, suspect("a", 6), NOTHING),
+    (LEFT, dead("a", 6), NOTHING),
+]
+
+
+@pytest.mark.parametrize(("before", "word", "after"), WORDS)
+def test_of_two_words_the_stronger_one_counts(
+    before: Standing, word: Alive | Suspect | Dead, after: tuple[Standing, int] | None
+) -> None:
+    bench = known_as(before)
+    bench.hear(word)
+    assert bench.standing("a") == (after or (before, 5))
+    # What is news is handed on as it was heard, once; nothing else is.
+    assert bench.said() == ([word] if after else [])
+    assert bench.changes == ([("a", before, after[0])] if after else [])
+    assert bench.refused() == {}
+
+
+@pytest.mark.parametrize("word", [suspect("x"), dead("x"), left("x")])
+def test_of_a_member_that_is_not_known_only_alive_is_heard(word: Suspect | Dead) -> None:
+    bench = SwimBench(others="a")
+    bench.hear(word)
+    assert (bench.nodes.get("x"), bench.said(), bench.changes) == (None, [], [])
+    bench.hear(alive("x", 7))
+    assert bench.changes == [("x", None, ALIVE)] and bench.standing("x") == (ALIVE, 7)
+
+
+def test_new_tags_come_with_a_higher_incarnation() -> None:
+    bench = known_as(ALIVE)
+    bench.hear(alive("a", 5, meta=tags_of("a", zone="x")))
+    assert bench.node("a").meta == tags_of("a")
+    bench.hear(alive("a", 6, meta=tags_of("a", zone="x")))
+    assert bench.node("a").meta == tags_of("a", zone="x")
+
+
+# ------------------------------------------------------------------------------------------------------- refutation
+
+ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
+    (suspect("own", 0), None),
+    (suspect("own", 1), 2),
+    (dead("own", 1), 2),
+    (left("own", 1), 2),
+    # Old words, of before a restart: it begins at 1 and must say more than it ever said.
+    (suspect("own", 40), 41),
+    (dead("own", 40), 41),
+    (left("own", 40), 41),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), ACCUSED)
+def test_what_is_said_of_itself_is_refuted(word: Suspect | Dead, says: int | None) -> None:
+    bench = SwimBench(others="a")
+    bench.hear(word)
+    assert bench.standing("own") == (ALIVE, says or 1)
+    assert bench.said() == ([alive("own", says)] if says else [])
+    assert bench.counts["refutations"] == bench.awareness.score == (1 if says else 0)
+
+
+@pytest.mark.parametrize("state", [ALIVE, SUSPECT, DEAD, LEFT])
+def test_old_words_are_refuted_when_states_are_compared(state: Standing) -> None:
+    bench = SwimBench()
+    old = NodeState("own", address_of("own"), tags_of("own", zone="old"), 17, state, VSN)
+    bench.nodes.merge([old])
+    assert bench.said() == [alive("own", 18)]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        (alive("own", 1), None),
+        (alive("own", 0, meta=tags_of("own", zone="old")), None),
+        (alive("own", 1, meta=tags_of("own", zone="old")), 2),
+        (alive("own", 1, at=ELSEWHERE), 2),
+        (alive("own", 9), 10),
+    ],
+)
+def test_what_it_was_before_is_refuted(word: Alive, says: int | None) -> None:
+    bench = SwimBench(others="a")
+    bench.hear(word)
+    assert bench.said() == ([alive("own", says)] if says else [])
+
+
+def test_another_machine_of_its_name_changes_nothing() -> None:
+    bench = SwimBench(others="a")
+    bench.hear(alive("own", 5, at=ELSEWHERE, meta=tags_of("own", store="of another")))
+    assert bench.standing("own") == (ALIVE, 1) and bench.said() == []
+    assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"own": "name_conflict"}
+
+
+def test_who_departs_refutes_nothing_and_stays_away() -> None:
+    bench = SwimBench(others="a")
+    bench.nodes.depart()
+    assert bench.said() == [left("own", 1)] and bench.standing("own") == (LEFT, 1)
+    bench.hear(suspect("own", 3), dead("own", 3), left("own", 3), alive("own", 3))
+    bench.nodes.retag(tags_of("own", zone="new"))
+    bench.nodes.depart()
+    assert bench.said() == [] and bench.standing("own") == (LEFT, 1)
+
+
+def test_tags_that_are_the_same_are_no_news() -> None:
+    bench = SwimBench(others="a")
+    bench.nodes.retag(tags_of("own"))
+    assert bench.said() == []
+    bench.nodes.retag(tags_of("own", zone="x"))
+    assert bench.said() == [alive("own", 2, meta=tags_of("own", zone="x"))]
+
+
+# -------------------------------------------------------------------------------------------------------- suspicion
+
+
+def suspected_for(bench: SwimBench, name: str = "a") -> float:
+    """Until it is dead."""
+    began = bench.agenda.now
+    while bench.node(name).standing == SUSPECT:
+        at = bench.agenda.next_at
+        assert at is not None
+        bench.agenda.run(at)
+    assert bench.node(name).standing == DEAD
+    return bench.agenda.now - began
+
+
+@pytest.mark.parametrize(("agreeing", "times"), [("", 6.0), ("c", 6 - 5 * 0.6309), ("cd", 1.0), ("cdef", 1.0)])
+def test_each_who_agrees_shortens_a_suspicion(agreeing: str, times: float) -> None:
+    bench = SwimBench(others="abcdefg")
+    bench.hear(suspect("a", 1, "b"), *(suspect("a", 1, name) for name in agreeing))
+    assert suspected_for(bench) == pytest.approx(times * LEAST_S, rel=1e-3)
+    assert bench.said()[0] == dead("a", 1, "own")
+
+
+def test_the_same_one_again_shortens_nothing_and_is_no_news() -> None:
+    bench = SwimBench(others="abcdefg")
+    bench.hear(suspect("a", 1, "b"), suspect("a", 1, "c"))
+    assert bench.said() == [suspect("a", 1, "c")]
+    bench.hear(suspect("a", 1, "b"), suspect("a", 1, "c"))
+    assert bench.said() == []
+    bench.hear(suspect("a", 1, "d"))
+    assert bench.said() == [suspect("a", 1, "d")]
+    bench.hear(suspect("a", 1, "e"))
+    assert bench.said() == [], "as many agree as are wanted"
+
+
+def test_who_agrees_late_ends_it_at_once() -> None:
+    bench = SwimBench(others="abcdefg")
+    bench.hear(suspect("a", 1, "b"))
+    bench.pass_time(2 * LEAST_S)
+    bench.hear(suspect("a", 1, "c"), suspect("a", 1, "d"))
+    assert suspected_for(bench) == 0.0
+
+
+def test_where_few_can_agree_the_shortest_time_is_waited() -> None:
+    bench = SwimBench(others="ab")
+    bench.hear(suspect("a", 1, "b"))
+    assert suspected_for(bench) == LEAST_S
+
+
+def test_those_that_are_gone_count_for_nothing() -> None:
+    """Else the last two of many would wait for others to agree who are not there."""
+    bench = SwimBench(others="abcdefg")
+    bench.hear(*(dead(name) for name in "bcdefg"), suspect("a", 1, "own"))
+    assert suspected_for(bench) == LEAST_S
+
+
+@pytest.mark.parametrize("word", [alive("a", 2), left("a", 1), dead("a", 1)])
+def test_a_suspicion_that_is_over_ends_nobody(word: Alive | Dead) -> None:
+    bench = SwimBench(others="abcdefg")
+    bench.hear(suspect("a", 1, "b"), word)
+    standing = bench.standing("a")
+    bench.hear(suspect("a", 0, "c"))
+    bench.said()
+    bench.pass_time(7 * LEAST_S)
+    assert bench.said() == [] and (bench.nodes.get("a") is None or bench.standing("a") == standing)
+
+
+def test_a_second_suspicion_has_its_own_time() -> None:
+    bench = SwimBench(others="ab")
+    bench.hear(suspect("a", 1, "b"))
+    bench.pass_time(LEAST_S - 1)
+    bench.hear(alive("a", 2), suspect("a", 2, "b"))
+    assert suspected_for(bench) == LEAST_S
+
+
+# ---------------------------------------------------------------------------------------------- names and addresses
+
+
+@pytest.mark.parametrize("standing", [ALIVE, SUSPECT, DEAD])
+def test_another_machine_does_not_take_a_name(standing: Standing) -> None:
+    bench = known_as(standing)
+    bench.hear(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"a": "name_conflict"}
+
+
+def test_the_name_of_one_that_left_may_be_taken() -> None:
+    bench = known_as(LEFT)
+    another = alive("a", 6, at=ELSEWHERE, meta=tags_of("a", store="of another"))
+    bench.hear(another)
+    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+    assert bench.said() == [another]
+
+
+def test_an_old_word_of_another_address_brings_nobody_back() -> None:
+    """Who comes back hears that it left, and says more: see the test of old words of itself."""
+    bench = known_as(LEFT)
+    bench.hear(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    assert bench.standing("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_the_same_store_may_move(standing: Standing) -> None:
+    bench = known_as(standing)
+    bench.hear(alive("a", 5, at=ELSEWHERE))
+    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.nodes.refusals == {}, "where it was before is no conflict"
+    bench.hear(alive("a", 6, at=ELSEWHERE))
+    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+
+
+def test_without_a_store_nobody_moves() -> None:
+    bench = SwimBench()
+    bench.hear(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
+    assert bench.node("serf").address == address_of("serf") and bench.refused() == {"refused_name_conflict": 1}
+
+
+def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
+    bench = known_as(DEAD)
+    another = alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another"))
+    bench.hear(another)
+    assert "a" in bench.nodes.refusals
+    bench.pass_time(LAN.dead_gossip_s)
+    assert bench.nodes.get("a") is None
+    bench.hear(another)
+    assert bench.standing("a") == (ALIVE, 1) and bench.nodes.refusals == {}
+
+
+# --------------------------------------------------------------------------------------------------- who is refused
+
+REFUSED = [
+    ("version", alive("x", vsn=(3, 5, 3, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 1, 1, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 5, 6, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 5, 2, 2, 4, 4))),
+    ("version", alive("x", vsn=(1, 5, 2, 2, 5, 1))),
+    ("cluster", alive("x", meta=tags_of("x", cluster="of others"))),
+    ("cluster_uuid", alive("x", meta=tags_of("x", uuid="of others"))),
+    ("node_id", alive("x", meta=tags_of("y"))),
+    ("malformed_tags", alive("x", meta=b"\xff\xc1")),
+    ("malformed_tags", alive("x", meta=b"\xff\x81\xa1a\x01")),
+    ("incarnation", alive("x", INCARNATION_NEW + INCARNATION_JUMP + 1)),
+    ("incarnation", alive("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", suspect("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", dead("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", suspect("own", 2 + INCARNATION_JUMP)),
+    ("incarnation", dead("own", 2 + INCARNATION_JUMP)),
+    ("incarnation", alive("own", 2 + INCARNATION_JUMP)),
+]
+TAKEN = [
+    alive("x", vsn=()),
+    alive("x", vsn=(0, 0, 0, 0, 0, 0)),
+    alive("x", vsn=(1, 2, 2, 2, 5, 5)),
+    alive("x", meta=tags_of("x", uuid="of ours")),
+    alive("x", meta=b""),
+    alive("x", meta=b"web"),
+    alive("x", INCARNATION_NEW),
+]
+
+
+@pytest.mark.parametrize(("reason", "word"), REFUSED)
+def test_who_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
+    bench = SwimBench(others="a", uuid="of ours")
+    bench.hear(word)
+    assert bench.refused() == {f"refused_{reason}": 1} and bench.nodes.refusals == {word.node: reason}
+    assert bench.said() == [] and bench.changes == []
+    assert bench.nodes.get("x") is None and bench.standing("a") == bench.standing("own") == (ALIVE, 1)
+
+
+@pytest.mark.parametrize("word", TAKEN)
+def test_who_is_taken(word: Alive) -> None:
+    bench = SwimBench(uuid="of ours")
+    bench.hear(word)
+    assert bench.standing("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
+
+
+@pytest.mark.parametrize(
+    ("vsn", "takes"), [(VSN, True), ((1, 4, 2, 2, 5, 5), False), ((), False), ((0,) * 6, False)]
+)
+def test_checksums_are_for_those_who_say_that_they_read_them(vsn: tuple[int, ...], takes: bool) -> None:
+    bench = SwimBench()
+    bench.hear(alive("x", vsn=vsn))
+    assert bench.node("x").takes_crc == takes
+
+
+def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "MEMBERS_MOST", 3)
+    bench = SwimBench(others="ab")
+    bench.hear(alive("c"), alive("a", 2), dead("b"))
+    assert bench.refused() == {"refused_too_many_members": 1} and bench.standing("a") == (ALIVE, 2)
+    bench.pass_time(LAN.dead_gossip_s)
+    bench.hear(alive("c"))
+    assert bench.standing("c") == (ALIVE, 1)
+
+
+def test_of_many_that_are_refused_some_are_remembered() -> None:
+    bench = SwimBench()
+    for number in range(REFUSALS_MOST + 5):
+        bench.hear(alive("x", meta=tags_of("y")), alive(f"x{number}", meta=tags_of("y")))
+    assert len(bench.nodes.refusals) == REFUSALS_MOST and len(bench.nodes) == 1
+
+
+# ----------------------------------------------------------------------------------------- forgetting and comparing
+
+
+@pytest.mark.parametrize("word", [dead("a", 1), left("a", 1)])
+def test_who_is_gone_is_forgotten_after_a_while_and_may_come_back(word: Dead) -> None:
+    bench = SwimBench(others="ab")
+    bench.hear(word)
+    bench.pass_time(LAN.dead_gossip_s - 0.1)
+    assert bench.nodes.get("a") is not None
+    bench.pass_time(0.1)
+    assert bench.nodes.get("a") is None and bench.nodes.get("b") is not None
+    bench.hear(alive("a", 1))
+    bench.pass_time(LAN.dead_gossip_s)
+    assert bench.standing("a") == (ALIVE, 1)
+
+
+def test_who_came_back_in_time_is_not_forgotten() -> None:
+    bench = SwimBench(others="a")
+    bench.hear(dead("a"))
+    bench.pass_time(LAN.dead_gossip_s / 2)
+    bench.hear(alive("a", 2))
+    bench.pass_time(LAN.dead_gossip_s / 2)
+    bench.hear(dead("a", 2))
+    bench.pass_time(LAN.dead_gossip_s - 0.1)
+    assert bench.standing("a") == (DEAD, 2), "its time begins anew"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [(ALIVE, (ALIVE, 6)), (SUSPECT, (SUSPECT, 6)), (DEAD, (SUSPECT, 6)), (LEFT, (LEFT, 6))]
+)
+def test_what_another_believes_is_merged(theirs: Standing, ours: tuple[Standing, int]) -> None:
+    """Its "dead" may be old: the member has time to object."""
+    bench = known_as(ALIVE)
+    bench.nodes.merge([NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN)])
+    assert bench.standing("a") == ours
+
+
+def test_it_is_sampled_without_itself() -> None:
+    bench = SwimBench(others="abcde")
+    for _ in range(50):
+        drawn = {node.name for node in bench.nodes.sample(3, lambda node: node.name != "c")}
+        assert len(drawn) == 3 and drawn <= set("abde")
+    assert {node.name for node in bench.nodes.sample(9, lambda node: True)} == set("abcde")
+
+
+def test_of_many_each_is_sampled_as_often_as_any_other() -> None:
+    bench = SwimBench()
+    bench.hear(*(alive(f"x{number}") for number in range(40)), *(dead(f"x{number}") for number in range(10)))
+    drawn: Counter[str] = Counter()
+    for _ in range(2000):
+        nodes = bench.nodes.sample(3, lambda node: node.standing == ALIVE)
+        assert len({node.name for node in nodes}) == 3
+        drawn.update(node.name for node in nodes)
+    assert set(drawn) == {f"x{number}" for number in range(10, 40)}
+    assert all(140 < count < 260 for count in drawn.values()), drawn
+    few = bench.nodes.sample(3, lambda node: node.name in ("x7", "x8", "x9", "x10"))
+    assert len(few) == 3, "where few are wanted all are looked at"
+    bench.hear(alive("new"))
+    bench.nodes._forget(bench.node("x0"))
+    assert len(bench.nodes.sample(99, lambda node: True)) == 40

@@ -1,0 +1,339 @@
+"""Probes: when they fail, who is asked to help, and whom this member answers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sandq.gossip import probing
+from sandq.gossip.messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
+from sandq.gossip.nodes import Standing
+from sandq.gossip.probing import RELAY_SHARE, Prober
+from sandq.model.config_types import Address
+from sandq.model.gossip_timing import PROFILES, Timing
+from tests.unit.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, left, suspect
+
+ALIVE, SUSPECT, DEAD, LEFT = Standing
+SOMEWHERE = Address("192.0.2.7", 4711)
+OWN = address_of("own")
+
+
+class ProbeBench(SwimBench):
+    """`sent`: (to, message), in order; `asked`: (name, seq) over streams."""
+
+    def __init__(self, others: str = "", timing: Timing = LAN) -> None:
+        super().__init__(timing, others=others)
+        self.timing = timing
+        self.sent: list[tuple[Address, Message]] = []
+        self.asked: list[tuple[str, int]] = []
+        self.round_trips: list[float] = []
+        self.prober = Prober(
+            self.nodes,
+            timing,
+            self.agenda,
+            self.awareness,
+            random.Random(7),
+            self.send,
+            lambda node, seq: self.asked.append((node.name, seq)),
+            self.round_trips.append,
+            self.counts,
+        )
+
+    def send(self, to: Address, messages: list[Message], crc: bool) -> None:
+        self.sent += [(to, message) for message in messages]
+
+    def taken(self) -> list[tuple[Address, Message]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+    def probe(self) -> Ping:
+        """Lets time pass until one begins, and nothing after that."""
+        for _ in range(1000):
+            self.agenda.run(self.next_at)
+            for _, message in self.sent:
+                if isinstance(message, Ping):
+                    self.sent.clear()
+                    return message
+        raise AssertionError("it probes nobody")
+
+    @property
+    def next_at(self) -> float:
+        at = self.agenda.next_at
+        assert at is not None
+        return at
+
+    def helpers(self) -> dict[str, IndirectPing]:
+        """Who was asked to ping somebody."""
+        names = {address_of(node.name): node.name for node in self.nodes.all()}
+        return {names[to]: message for to, message in self.sent if isinstance(message, IndirectPing)}
+
+
+# ----------------------------------------------------------------------------------------------------------- rounds
+
+
+def test_all_that_live_are_probed_in_turn_and_nobody_else() -> None:
+    bench = ProbeBench("abcdef")
+    bench.hear(dead("c"), left("d"), suspect("e"))
+    turns = []
+    for _ in range(3):
+        turn = []
+        for _ in range(4):
+            ping = bench.probe()
+            turn.append(ping.node)
+            bench.prober.on_ack(ping.seq)
+        turns.append("".join(sorted(turn)))
+    assert turns == ["abef"] * 3
+    assert bench.counts["probes"] == 12 and bench.counts["probes_failed"] == 0
+
+
+def test_one_alone_probes_nobody() -> None:
+    bench = ProbeBench()
+    bench.pass_time(10)
+    assert bench.sent == [] and bench.counts["probes"] == 0
+
+
+def test_a_new_member_is_probed_within_this_turn() -> None:
+    bench = ProbeBench("abcdefghij")
+    bench.prober.on_ack(bench.probe().seq)
+    bench.hear(alive("x"))
+    bench.prober.welcome("x")
+    probed = []
+    for _ in range(10):
+        ping = bench.probe()
+        probed.append(ping.node)
+        bench.prober.on_ack(ping.seq)
+    assert "x" in probed
+
+
+def test_names_of_those_that_are_gone_do_not_pile_up() -> None:
+    bench = ProbeBench("ab")
+    for number in range(2000):
+        bench.hear(alive(f"x{number}"))
+        bench.prober.welcome(f"x{number}")
+        bench.hear(dead(f"x{number}"))
+        bench.nodes._forget(bench.node(f"x{number}"))
+    assert len(bench.prober._order) < 20
+
+
+def test_who_departs_probes_nobody() -> None:
+    bench = ProbeBench("ab")
+    bench.nodes.depart()
+    bench.pass_time(5)
+    assert bench.sent == []
+
+
+def test_an_answer_ends_a_probe() -> None:
+    bench = ProbeBench("abcd")
+    bench.awareness.add(2)
+    ping = bench.probe()
+    assert ping.source == OWN and ping.source_node == "own"
+    bench.agenda.advance(bench.agenda.now + 0.125)
+    bench.prober.on_ack(ping.seq)
+    assert bench.round_trips == [0.125] and bench.awareness.score == 1
+    bench.pass_time(0.6)
+    assert bench.helpers() == {} and bench.asked == []
+    bench.prober.on_ack(ping.seq)
+    assert bench.round_trips == [0.125] and bench.counts["late_acks"] == 1
+
+
+def test_a_suspect_is_told_with_the_probe_what_is_said_of_it() -> None:
+    bench = ProbeBench("a")
+    bench.hear(suspect("a", 1, "b"))
+    bench.agenda.run(bench.next_at)
+    assert [message for _, message in bench.sent if isinstance(message, Suspect)] == [suspect("a", 1, "own")]
+
+
+# ---------------------------------------------------------------------------------------------------- without answer
+
+
+def test_others_are_asked_and_a_stream_before_somebody_is_suspected() -> None:
+    bench = ProbeBench("abcdef")
+    ping = bench.probe()
+    bench.pass_time(LAN.probe_timeout_s - 0.01)
+    assert bench.helpers() == {} and bench.asked == []
+    bench.pass_time(0.02)
+    helpers = bench.helpers()
+    assert len(helpers) == LAN.indirect_checks and ping.node not in helpers and "own" not in helpers
+    assert set(helpers.values()) == {
+        IndirectPing(ping.seq, address_of(ping.node), ping.node, True, OWN, "own")
+    }
+    assert bench.asked == [(ping.node, ping.seq)]
+    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s - 0.02)
+    assert bench.node(ping.node).standing == ALIVE
+    bench.pass_time(0.02)
+    assert bench.node(ping.node).standing == SUSPECT and bench.counts["probes_failed"] == 1
+
+
+@pytest.mark.parametrize("by", ["helper", "stream"])
+def test_an_answer_on_another_way_is_one_too(by: str) -> None:
+    bench = ProbeBench("abcdef")
+    ping = bench.probe()
+    bench.pass_time(LAN.probe_timeout_s + 0.1)
+    bench.prober.on_ack(bench.asked[0][1] if by == "stream" else next(iter(bench.helpers().values())).seq)
+    bench.pass_time(1.0)
+    assert bench.node(ping.node).standing == ALIVE and bench.awareness.score == 0
+
+
+def test_those_that_are_suspected_or_gone_are_not_asked_to_help() -> None:
+    bench = ProbeBench("abcdef")
+    bench.hear(suspect("a"), suspect("b"), dead("c"), left("d"))
+    while (ping := bench.probe()).node != "e":
+        bench.prober.on_ack(ping.seq)
+    bench.pass_time(LAN.probe_timeout_s)
+    assert set(bench.helpers()) == {"f"}
+
+
+def test_a_failed_probe_costs_one_round_not_two() -> None:
+    bench = ProbeBench("abcdef")
+    first = bench.probe()
+    began = bench.agenda.now
+    bench.pass_time(LAN.probe_timeout_s)
+    for _ in range(3):
+        bench.prober.on_nack(first.seq)
+    assert bench.probe().node != first.node
+    assert bench.agenda.now - began == LAN.probe_interval_s and bench.counts["probes_failed"] == 1
+
+
+@pytest.mark.parametrize(("nacks", "doubt"), [(0, 3), (1, 2), (3, 0), (9, 0)])
+def test_who_hears_no_nacks_doubts_itself(nacks: int, doubt: int) -> None:
+    bench = ProbeBench("abcdef")
+    ping = bench.probe()
+    bench.pass_time(LAN.probe_timeout_s)
+    for _ in range(nacks):
+        bench.prober.on_nack(ping.seq)
+        bench.prober.on_nack(ping.seq + 1)
+    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s)
+    assert bench.counts["probes_failed"] == 1 and bench.awareness.score == doubt
+
+
+def test_with_nobody_to_ask_it_doubts_itself_a_little() -> None:
+    bench = ProbeBench("a")
+    bench.probe()
+    bench.pass_time(LAN.probe_interval_s)
+    assert bench.awareness.score == 1
+
+
+def test_who_doubts_itself_waits_longer_and_lets_rounds_pass() -> None:
+    bench = ProbeBench("abcdef")
+    bench.awareness.add(2)
+    ping = bench.probe()
+    bench.pass_time(3 * LAN.probe_interval_s - 0.01)
+    assert bench.node(ping.node).standing == ALIVE and bench.counts["probes"] == 1
+    bench.pass_time(0.02)
+    assert bench.node(ping.node).standing == SUSPECT
+
+
+def test_who_said_more_during_the_probe_is_not_suspected() -> None:
+    bench = ProbeBench("abcd")
+    ping = bench.probe()
+    bench.pass_time(LAN.probe_timeout_s)
+    bench.hear(alive(ping.node, 2))
+    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s)
+    assert bench.counts["probes_failed"] == 1 and bench.standing(ping.node) == (ALIVE, 2)
+
+
+def test_who_was_forgotten_during_the_probe_is_nobody() -> None:
+    bench = ProbeBench("abcd")
+    ping = bench.probe()
+    bench.hear(dead(ping.node))
+    bench.nodes._forget(bench.node(ping.node))
+    bench.pass_time(1.0)
+    assert bench.nodes.get(ping.node) is None
+
+
+# ------------------------------------------------------------------------------------------------------- for others
+
+
+@pytest.mark.parametrize(
+    ("source", "source_node", "packet_from", "answered"),
+    [
+        (None, "", SOMEWHERE, SOMEWHERE),
+        (address_of("a"), "a", address_of("a"), address_of("a")),
+        # Behind a router, or from another socket: the member is known to be there.
+        (address_of("a"), "a", SOMEWHERE, address_of("a")),
+        (address_of("a"), "x", SOMEWHERE, SOMEWHERE),
+        (address_of("a"), "b", SOMEWHERE, SOMEWHERE),
+        (address_of("x"), "x", SOMEWHERE, SOMEWHERE),
+        (Address("198.51.100.1", 53), "a", SOMEWHERE, SOMEWHERE),
+    ],
+)
+def test_only_the_asker_or_a_known_member_is_answered(
+    source: Address | None, source_node: str, packet_from: Address, answered: Address
+) -> None:
+    bench = ProbeBench("ab")
+    for name in ("own", ""):
+        bench.prober.on_ping(Ping(9, name, source, source_node), packet_from)
+        assert bench.taken() == [(answered, Ack(9, b""))]
+    bench.prober.on_indirect_ping(IndirectPing(9, address_of("x"), "x", True, source, source_node), packet_from)
+    assert bench.taken() == [(answered, Nack(9))]
+
+
+def test_a_ping_for_somebody_else_is_not_answered() -> None:
+    bench = ProbeBench("ab")
+    bench.prober.on_ping(Ping(9, "a", address_of("b"), "b"), address_of("b"))
+    assert bench.sent == [] and bench.counts["pings_for_others"] == 1
+
+
+def relayed(bench: ProbeBench, nack: bool = True) -> Ping:
+    """What "b" asks "own" for: to ping "a"."""
+    asked = IndirectPing(9, address_of("a"), "a", nack, address_of("b"), "b")
+    bench.prober.on_indirect_ping(asked, address_of("b"))
+    ((to, ping),) = bench.taken()
+    assert to == address_of("a") and isinstance(ping, Ping)
+    assert (ping.node, ping.source, ping.source_node) == ("a", OWN, "own")
+    return ping
+
+
+def test_a_relay_hands_an_answer_on() -> None:
+    bench = ProbeBench("ab")
+    ping = relayed(bench)
+    bench.prober.on_ack(ping.seq)
+    assert bench.taken() == [(address_of("b"), Ack(9, b""))]
+    bench.prober.on_ack(ping.seq)
+    assert bench.taken() == [], "once"
+    bench.pass_time(0.5)
+    assert not [message for _, message in bench.sent if isinstance(message, Nack)]
+
+
+@pytest.mark.parametrize("timing", PROFILES.values(), ids=PROFILES)
+def test_a_relay_says_that_there_is_no_answer_before_the_asker_gives_up(timing: Timing) -> None:
+    bench = ProbeBench("ab", timing)
+    bench.nodes.leaving = True  # it probes nobody itself
+    relayed(bench)
+    waits_s = RELAY_SHARE * (timing.probe_interval_s - timing.probe_timeout_s)
+    bench.pass_time(min(timing.probe_timeout_s, waits_s) - 0.001)
+    assert bench.taken() == []
+    bench.pass_time(0.002)
+    assert bench.taken() == [(address_of("b"), Nack(9))]
+
+
+def test_who_wants_no_nack_gets_none() -> None:
+    bench = ProbeBench("ab")
+    bench.nodes.leaving = True
+    relayed(bench, nack=False)
+    bench.pass_time(1)
+    bench.prober.on_indirect_ping(IndirectPing(9, SOMEWHERE, "a", False, None, ""), address_of("b"))
+    assert bench.taken() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("x", address_of("x")), ("a", SOMEWHERE), ("a", Address(address_of("a").host, 53))]
+)
+def test_nothing_is_sent_to_where_no_member_is(name: str, target: Address) -> None:
+    bench = ProbeBench("ab")
+    bench.prober.on_indirect_ping(IndirectPing(9, target, name, True, None, ""), address_of("b"))
+    assert bench.taken() == [(address_of("b"), Nack(9))] and bench.counts["relays_refused"] == 1
+
+
+def test_relays_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "RELAYS_MOST", 3)
+    bench = ProbeBench("ab")
+    bench.nodes.leaving = True
+    for _ in range(3):
+        relayed(bench)
+    bench.prober.on_indirect_ping(IndirectPing(8, address_of("a"), "a", True, None, ""), address_of("b"))
+    assert bench.taken() == [(address_of("b"), Nack(8))]
+    bench.pass_time(1)
+    bench.taken()
+    relayed(bench)
