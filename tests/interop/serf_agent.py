@@ -9,7 +9,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,16 @@ class SerfAgent:
 
     async def until(self, name: str, status: str, **tags: str) -> dict[str, Any]:
         """The member, when the agent lists it like that, with at least these tags."""
+        return await self.until_listed(
+            name, lambda found: found["status"] == status and tags.items() <= found["tags"].items()
+        )
+
+    async def until_listed(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The member, when the agent lists it like that."""
         with trio.fail_after(PATIENCE_S):
             while True:
-                listed = await self.members()
-                found = listed.get(name)
-                if found is not None and found["status"] == status and tags.items() <= found["tags"].items():
+                found = (await self.members()).get(name)
+                if found is not None and condition(found):
                     return found
                 await trio.sleep(_LOOK_S)
 

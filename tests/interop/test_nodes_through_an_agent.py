@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from sandq.model.config import NodeConfig
+from sandq.gossip.membership import State
+from sandq.node import Serving, run_node
 from tests.interop.serf_agent import SerfAgent, new_key
 from tests.scenarios.cluster.found import FoundNodes
+from tests.scenarios.cluster.three import eventually
 from tests.scenarios.working import take, values
 
 NODES = ("node1", "node2")
@@ -19,14 +22,29 @@ RPC_AUTH = "a key of the site's"
 
 
 class Nodes(FoundNodes):
-    """Nodes whose settings are all in `own` and `environ`: none is another one's seed."""
+    """Nodes that may end as an operator ends them."""
 
-    def config(self, name: str, **environ: str) -> NodeConfig:
-        return super().config(name, **{"CLUSTER__SEEDS": "", "CLUSTER__BOOTSTRAP": "false", **environ})
+    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+        super().__init__(directory, nursery)
+        self._ends = {name: trio.Event() for name in NODES}
+
+    async def leave(self, name: str) -> None:
+        self._ends[name].set()
+        await eventually(lambda: name not in self.running)
+
+    async def _run(
+        self, name: str, options: dict[str, Any], task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        try:
+            async with run_node(self.config(name), **options) as serving:
+                task_status.started(serving)
+                await self._ends[name].wait()
+        finally:
+            self.running.pop(name, None)
 
 
-async def work(nodes: FoundNodes) -> None:
-    """They are one cluster: what one takes in, the other one hands out."""
+async def work_together(nodes: FoundNodes) -> None:
+    """What one takes in, the other one hands out."""
     await nodes.until_registered(*NODES)
     assert len({serving.broker.metadata.cluster_uuid for serving in nodes.running.values()}) == 1
     async with nodes.connect("node1") as client:
@@ -35,3 +53,76 @@ async def work(nodes: FoundNodes) -> None:
             await client.produce("t", b"%d" % number)
     async with nodes.connect("node2") as client, client.subscribe("t", group="g") as sub:
         assert sorted(values(await take(sub, 4))) == [b"%d" % number for number in range(4)]
+
+
+def secret_file(path: Path, content: str) -> str:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(content)
+    return str(path)
+
+
+async def test_an_agent_is_the_only_seed(tmp_path: Path, make_agent: Callable[..., SerfAgent], key: str | None) -> None:
+    agent = make_agent("machine", tags={"role": "web"}, encrypt_key=key)
+    await agent.start()
+    async with trio.open_nursery() as nursery:
+        nodes = Nodes(tmp_path, nursery)
+        own = {"CLUSTER__SEEDS": str(agent.gossip)}
+        if key is not None:
+            own["GOSSIP__KEYS_FILE"] = secret_file(tmp_path / "keys", key)
+        nodes.own = {"node1": {"CLUSTER__BOOTSTRAP": "true", **own}, "node2": own}
+        await nodes.start(*NODES)
+        await work_together(nodes)
+        for name in NODES:
+            uuid = nodes.running[name].broker.metadata.cluster_uuid
+            await agent.until(name, "alive", id=name, uuid=str(uuid))
+            await nodes.until_believed(name, State.ALIVE, *NODES)
+        for name in NODES:
+            await nodes.leave(name)
+            await agent.until(name, "left")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("first", ["agents", "nodes"])
+async def test_each_over_an_agent_of_its_own(tmp_path: Path, make_agent: Callable[..., SerfAgent], first: str) -> None:
+    key = new_key()
+    auth_file = secret_file(tmp_path / "auth", RPC_AUTH)
+    agents = {
+        name: make_agent(f"machine-of-{name}", tags={"role": "web"}, encrypt_key=key, rpc_auth=RPC_AUTH)
+        for name in NODES
+    }
+
+    async def start_agents() -> None:
+        for agent in agents.values():
+            await agent.start()
+        await agents["node1"].join(agents["node2"].gossip)
+
+    async with trio.open_nursery() as nursery:
+        nodes = Nodes(tmp_path, nursery)
+        for name, agent in agents.items():
+            nodes.own[name] = {
+                "CLUSTER__MEMBERSHIP": "serf",
+                "CLUSTER__SEEDS": "",
+                "SERF__RPC": str(agent.rpc),
+                "SERF__AUTH_FILE": auth_file,
+            }
+        if first == "agents":
+            await start_agents()
+        # Who founds waits for nobody, and who joins waits for its agent.
+        nodes.launch("node2")
+        await nodes.start("node1")
+        if first == "nodes":
+            await start_agents()
+        await eventually(lambda: len(nodes.running) == 2)
+        await work_together(nodes)
+        for name in NODES:
+            await nodes.until_believed(name, State.ALIVE, *NODES)
+            await agents["node1"].until(f"machine-of-{name}", "alive", id=name, role="web")
+        for name in NODES:
+            await nodes.leave(name)
+        for agent in agents.values():
+            for name in NODES:
+                machine = await agent.until_listed(
+                    f"machine-of-{name}", lambda listed: listed["tags"] == {"role": "web"}
+                )
+                assert machine["status"] == "alive"
+        nursery.cancel_scope.cancel()

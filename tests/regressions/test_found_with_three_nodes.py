@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from sandq.broker import broker as broker_module
+from sandq.broker.cluster import Cluster
 from sandq.model.errors import Corruption, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
@@ -120,3 +121,24 @@ async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> No
     serving.broker.catalog.sweep_soon()
     key = number.to_bytes(4, "big") + b"row"
     await eventually(lambda: engine.stores.get(key) is None)
+
+
+async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused for good ("3 replicas, and 0 nodes are registered") by a cluster that had just met."""
+
+    async def later(*_: object) -> None:
+        """Nobody is registered yet."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "register", later)
+        async with three_nodes(tmp_path) as nodes:
+
+            def led() -> list[Any]:
+                return [serving.broker for serving in nodes.running.values() if serving.broker.metadata_host.ready]
+
+            await eventually(lambda: bool(led()))
+            with pytest.raises(Unavailable, match=r"node1, node2, node3 is not registered yet"):
+                await led()[0].create_topic("t", "timer", 1, 3, {})
+            patch.undo()
+            async with nodes.connect() as client:
+                await client.admin.create_topic("t", replicas=3)

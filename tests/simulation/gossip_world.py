@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import Keyring
@@ -55,7 +56,8 @@ def _listed(own: Node) -> Record:
 
 
 class World:
-    """`loss`: of datagrams. `latency_s`: the longest way."""
+    """`loss`: of datagrams; `stream_loss`: of streams, as of those that did not get through in time. `latency_s`: the
+    longest way."""
 
     def __init__(
         self,
@@ -63,12 +65,14 @@ class World:
         *,
         timing: Timing = PROFILES["lan"],
         loss: float = 0.0,
+        stream_loss: float = 0.0,
         latency_s: float = 0.002,
         keys: Keyring | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.timing = timing
         self.loss = loss
+        self.stream_loss = stream_loss
         self.latency_s = latency_s
         self.keys = keys
         self.now = 1000.0
@@ -110,7 +114,7 @@ class World:
         )
         member = Member(self, core, address)
         self.members[name] = self.at[address] = member
-        self._step(member)
+        self.step(member)
         return member
 
     def crash(self, name: str) -> Member:
@@ -126,8 +130,8 @@ class World:
             return False
         self._compare(member, other, True)
         member.core.announce_join()
-        self._step(member)
-        self._step(other)
+        self.step(member)
+        self.step(other)
         return True
 
     def acquaint(self, names: Sequence[str]) -> None:
@@ -154,9 +158,18 @@ class World:
             for datagram, source in member.waiting:
                 member.core.receive(member.now(), datagram, source)
             member.waiting.clear()
-            self._step(member)
+            self.step(member)
 
         self.at_time(member.stalled_until, wake)
+
+    def leave(self, name: str) -> float:
+        """Both steps, each until it was handed on; how long that took."""
+        member, began = self.members[name], self.now
+        for step in (member.core.announce_leave, member.core.depart):
+            step()
+            self.step(member)
+            self.run(3, lambda: not member.core.has_news)
+        return self.now - began
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +191,7 @@ class World:
         self.now = end
         return seconds
 
-    def _step(self, member: Member) -> None:
+    def step(self, member: Member) -> None:
         """Its turn: do what is due, send, and plan the next turn."""
         if member.stalled_until > self.now or self.at.get(member.address) is not member:
             return
@@ -196,7 +209,7 @@ class World:
 
             def turn() -> None:
                 if member.planned == next_at:
-                    self._step(member)
+                    self.step(member)
 
             self.at_time(next_at, turn)
 
@@ -221,7 +234,7 @@ class World:
                 receiver.waiting.append((datagram, sender.address))
                 return
             receiver.core.receive(receiver.now(), datagram, sender.address)
-            self._step(receiver)
+            self.step(receiver)
 
         self.at_time(self.now + self.rng.random() * self.latency_s, arrive)
 
@@ -230,14 +243,14 @@ class World:
             receiver = self.at.get(ask.address)
             if self.at.get(asker.address) is not asker or receiver is None or asker.stalled_until > self.now:
                 return
-            if not self._reaches(asker, receiver, True):
+            if not self._reaches(asker, receiver, True) or self.rng.random() < self.stream_loss:
                 return
             if ask.ping is None:
                 self._compare(asker, receiver, False)
             elif receiver.core.on_stream_ping(ask.ping) is not None:
                 asker.core.on_stream_ack(asker.now(), ask.ping.seq)
-            self._step(receiver)
-            self._step(asker)
+            self.step(receiver)
+            self.step(asker)
 
         self.at_time(self.now + self.rng.random() * self.latency_s, arrive)
 
@@ -245,8 +258,8 @@ class World:
         asked, answer = asker.core.push_pull(join), receiver.core.push_pull(False)
         receiver.core.on_push_pull(receiver.now(), asked)
         asker.core.on_push_pull(asker.now(), answer)
-        self._step(receiver)
-        self._step(asker)
+        self.step(receiver)
+        self.step(asker)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -262,5 +275,19 @@ class World:
             for m in self.members.values()
         )
 
+    def believed_somewhere(self, *states: State) -> bool:
+        """Whether anybody ever believed one of these of anybody."""
+        return any(state in states for *_, state in self.history)
+
     def ever_believed(self, about: str, state: State) -> list[tuple[float, str]]:
         return [(when, who) for when, who, name, believed in self.history if name == about and believed == state]
+
+
+def acquainted(count: int, seed: int, **options: Any) -> World:
+    """A world of n0, n1 and so on, who know each other. `options`: the world's."""
+    world = World(seed, **options)
+    names = [f"n{number}" for number in range(count)]
+    for name in names:
+        world.add(name)
+    world.acquaint(names)
+    return world
