@@ -8,8 +8,9 @@ import json
 import socket
 from typing import Any, NamedTuple
 
-from sandq.model.config_schema import Address, ListenSection
-from sandq.tools.check import Check, failed, ok, warning
+from sandq.model.config import NodeConfig
+from sandq.model.config_schema import Address
+from sandq.tools.check import Check, failed, ok
 
 ANSWER_S = 2.0
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -22,15 +23,21 @@ class Node(NamedTuple):
     store_uuid: str
 
 
-def check_ports(listen: ListenSection, own_store: str | None) -> list[Check]:
+def check_ports(config: NodeConfig, own_store: str | None) -> list[Check]:
     """`own_store`: the store UUID in the data directory, None while there is none."""
+    listen, cluster = config.listen, config.cluster
     checks = [_served("client", listen.client, own_store, node_at_client_port)]
     if listen.http is not None:
         checks.append(_served("http", listen.http, own_store, node_at_http_port))
     else:
         checks.append(ok("port http", "none: not served"))
-    for name in ("peer", "gossip"):
-        checks.append(_not_used_yet(name, getattr(listen, name)))
+    runs = "which is running" in checks[0].found
+    used = {"peer": bool(cluster.peers) or cluster.membership != "static", "gossip": cluster.membership == "gossip"}
+    for name, is_used in used.items():
+        if is_used:
+            checks.append(_between(name, getattr(listen, name), runs))
+        else:
+            checks.append(ok(f"port {name}", f"not used with membership: {cluster.membership}"))
     return checks
 
 
@@ -58,27 +65,29 @@ def _served(name: str, address: Address, own_store: str | None, ask: Any) -> Che
     )
 
 
-def _not_used_yet(name: str, address: Address) -> Check:
+def _between(name: str, address: Address, runs: bool) -> Check:
+    """A port for other nodes. Who has it is not asked: it would be asked for the cluster's secret."""
     what = f"port {name}"
     if not address.port:
         return ok(what, f"any free one of {address.host}")
     refused = bind_error(address)
+    if refused is None and name == "gossip":
+        refused = bind_error(address, socket.SOCK_DGRAM)
     if refused is None:
         return ok(what, f"{address} is free")
-    return warning(
-        what,
-        f"{address}: {refused.strerror}; this version does not use it yet",
-        f"name another address in listen.{name} before there are several nodes",
-    )
+    if runs and refused.errno == errno.EADDRINUSE:
+        return ok(what, f"{address} is in use, as it should be while this node runs")
+    return failed(what, f"{address}: {refused.strerror}", f"name another address in listen.{name}")
 
 
-def bind_error(address: Address) -> OSError | None:
+def bind_error(address: Address, kind: int = socket.SOCK_STREAM) -> OSError | None:
     """Why nobody could listen there; None when it could be done. The socket is never listened on."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, where in found:
-            with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_PASSIVE)
+        for family, of_kind, protocol, _, where in found:
+            with socket.socket(family, of_kind, protocol) as trial:
+                if kind == socket.SOCK_STREAM:  # for datagrams it would mean that two share a port
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(where)
     except OSError as error:
         return error

@@ -213,7 +213,15 @@ def test_a_port_that_another_program_has(stranger: Address, environ: dict[str, s
         found = checks({**environ, f"SANDQ_LISTEN__{name}": str(stranger)})[f"port {name.lower()}"]
         assert found["state"] == "failed" and "another program" in found["found"], name
     for name in ("PEER", "GOSSIP"):
-        assert checks({**environ, f"SANDQ_LISTEN__{name}": str(stranger)})[f"port {name.lower()}"]["state"] == "warning"
+        taken = {**environ, f"SANDQ_LISTEN__{name}": str(stranger)}
+        assert checks(taken)[f"port {name.lower()}"]["state"] == "failed"
+        alone = checks({**taken, "SANDQ_CLUSTER__MEMBERSHIP": "static"})[f"port {name.lower()}"]
+        assert alone["state"] == "ok" and "not used" in alone["found"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", 0))
+        port = udp.getsockname()[1]
+        found = checks({**environ, "SANDQ_LISTEN__GOSSIP": f"127.0.0.1:{port}"})["port gossip"]
+        assert found["state"] == "failed", "for UDP, too, it must be free"
     assert doctor({**environ, "SANDQ_LISTEN__CLIENT": str(stranger)}).exit_code == 1
 
 
@@ -227,9 +235,14 @@ def test_ports_that_need_not_be_free(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(("store", "state"), [("mine", "ok"), ("theirs", "failed")])
 def test_a_port_that_a_node_has(stranger: Address, monkeypatch: pytest.MonkeyPatch, store: str, state: str) -> None:
     monkeypatch.setattr(check_ports, "node_at_client_port", lambda address: check_ports.Node("node9", store))
-    listen = load_config(None, {"SANDQ_LISTEN__CLIENT": str(stranger), "SANDQ_LISTEN__HTTP": "none"}).listen
-    check = check_ports.check_ports(listen, "mine")[0]
-    assert check.state == state and "node9" in check.found
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        environ = {
+            "SANDQ_LISTEN__CLIENT": str(stranger),
+            "SANDQ_LISTEN__HTTP": "none",
+            "SANDQ_LISTEN__GOSSIP": f"127.0.0.1:{other.getsockname()[1]}",
+        }
+        check, *_, gossip = check_ports.check_ports(load_config(None, environ), "mine")
+    assert check.state == gossip.state == state and "node9" in check.found
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
