@@ -144,15 +144,20 @@ class Forecast(Answer):
     later: int
 
 
+_OTHERS = "Members that are no nodes of the cluster: still outside, or machines of the same Serf cluster."
+
+
 class Cluster(Answer):
     cluster: str
     node: str
     version: str
     nodes: list[dict[str, Any]]
+    others: list[dict[str, Any]] = Field(description=_OTHERS)
 
 
 class Nodes(Answer):
     nodes: list[dict[str, Any]]
+    others: list[dict[str, Any]] = Field(description=_OTHERS)
 
 
 class Clock(Answer):

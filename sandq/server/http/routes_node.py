@@ -40,7 +40,8 @@ async def cluster(request: Request) -> Found:
 
 @router.get("/cluster/nodes", tags=CLUSTER, response_model=answers.Nodes, summary="Its nodes")
 async def nodes(request: Request) -> Found:
-    return {"nodes": (await gateway_of(request).client.admin.cluster())["nodes"]}
+    found = await gateway_of(request).client.admin.cluster()
+    return {"nodes": found["nodes"], "others": found["others"]}
 
 
 @router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")
