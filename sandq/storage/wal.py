@@ -93,6 +93,10 @@ class Wal:
                 wal._rotate(0)
         if found.raised:
             wal.commit(found.raised)
+        if found.strays:
+            # A crash came between the end of a group here and the word of it in the log. Should a replica of it come
+            # here again, its pointer would bring this one's entries back.
+            wal._void(found.strays)
         return wal, found.groups
 
     # writing
@@ -206,7 +210,13 @@ class Wal:
         it."""
         self._check()
         if group in self._groups:
-            self.commit(self._births([group]))
+            self._void([group])
+
+    def _void(self, groups: Sequence[int]) -> None:
+        for group in groups:
+            self._groups.setdefault(group, Tracker())
+        self.commit(self._births(groups))
+        for group in groups:
             del self._groups[group]
 
     @property

@@ -59,6 +59,8 @@ class Recovered:
     """hard states that `Replay.finish` had to raise, to be written before anything else"""
     trackers: dict[int, Tracker] = field(default_factory=dict)
     groups: dict[int, RecoveredGroup] = field(default_factory=dict)
+    strays: list[int] = field(default_factory=list)
+    """groups that are not known any more and whose end the log does not say"""
 
 
 def recover(files: Files, directory: str, known_groups: Callable[[int], bool]) -> Recovered:
@@ -73,6 +75,7 @@ class _Recovery:
         self._directory = directory
         self._known_groups = known_groups
         self._replays: dict[int, Replay | None] = {}
+        self._strays: set[int] = set()
         self._found = Recovered()
         self._before: Reader | None = None
 
@@ -89,6 +92,7 @@ class _Recovery:
                 found.trackers[group] = replay.tracker
                 if replay.tracker.term != term:
                     found.raised.append(replay.tracker.opening(group)[0])
+        found.strays = sorted(self._strays)
         return found
 
     def _path(self, number: int) -> str:
@@ -195,6 +199,10 @@ class _Recovery:
             replay = replays[group]
             if replay is not None:
                 replay.note(segment, kind, index, term, payload)
+            elif kind == Kind.TRUNCATE and index == 0:
+                self._strays.discard(group)
+            elif kind != Kind.HARD_STATE or term:
+                self._strays.add(group)
         self._found.sealed = kind == Kind.SEAL
 
     def _mend(self, reader: Reader, file: File, header: SegmentHeader) -> None:

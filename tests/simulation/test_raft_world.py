@@ -57,6 +57,12 @@ def test_many_worlds(block: int) -> None:
     run_worlds(range(100_000 + 100 * block, 100_100 + 100 * block))
 
 
+@pytest.mark.parametrize("seed", [102734])
+def test_worlds_that_found_something(seed: int) -> None:
+    """A replica came back to a node that had crashed while its earlier life ended: the log brought that one back."""
+    run_world(seed)
+
+
 def test_a_seed_replays() -> None:
     first, second = run_world(5), run_world(5)
     assert first.canon == second.canon

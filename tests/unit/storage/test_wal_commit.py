@@ -295,6 +295,20 @@ def test_a_number_that_comes_back_does_not_see_its_earlier_life() -> None:
     assert (groups[7].term, groups[7].voted_for, indices(groups[7])) == (1, None, [20])
 
 
+def test_a_group_that_ended_in_a_crash_does_not_come_back_with_its_number() -> None:
+    """Its pointer had gone, the log did not say so yet. A new replica that crashes before its first pass is empty."""
+    files = MemoryFiles()
+    log(files, [(Kind.HARD_STATE, 7, 0, 9, msgpack.packb("n1#1")), *entries(1, 50, size=1)])
+    files = files.kill()
+    opened(files, 8)  # started once without the group
+    files = files.crash(random.Random(0))
+    _, groups = opened(files)
+    assert groups == {7: RecoveredGroup()}
+    before = pass_numbers(files)
+    opened(files, 8)
+    assert pass_numbers(files) == before, "it is written once, not with every start"
+
+
 # Preparing the next segment
 
 
