@@ -121,9 +121,20 @@ class RaftWorld:
                 self.start(name)
 
     def wipe(self) -> None:
-        """A node loses its disk, if the others can do without what was on it."""
+        """A node loses its disk, if the others can do without what was on it.
+
+        Not while a promotion has not come to the member that is promoted: it counts in the log of who began that, and
+        by its own log it may not be elected, though it may have more than all others, who then wait for it.
+        """
         name = self.rng.choice(self.names)
         if len(self.nodes) < len(self.names):
+            return
+        groups = [node.group for node in self.nodes.values() if node.group is not None]
+        if any(
+            group.member in other.members.voters and group.member in group.members.learners
+            for group in groups
+            for other in groups
+        ):
             return
         for voters, learners in {node.group.members for node in self.nodes.values() if node.group is not None}:
             healthy = [m for m in voters if node_of(m) != name]
