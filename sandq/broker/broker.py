@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -64,6 +64,8 @@ class Broker:
         self.routes = Routes(config.node.id, lambda node, routes: self.tell(node, routes))
         self.tell: Callable[[str | None, list[Route]], None] = lambda node, routes: None
         """Where routes for one other node, or (None) all, go; set by who has connections to them."""
+        self.up: Callable[[], Collection[str]] = lambda: (config.node.id,)
+        """The nodes that can be reached, this one included; set as `tell`."""
         self.until_others_followed: Callable[[int], Awaitable[None]] = _at_once
         """Waits until the other nodes that can be reached have done what metadata said at an index."""
         self.catalog = Catalog(engine, runner, clock, timers, config, stats, self.routes)
@@ -123,7 +125,8 @@ class Broker:
             raise InvalidRequest(f"{partitions} partitions; 1 to {self.limits.partitions_per_topic} are allowed")
         self.metadata_host.check_ready()
         nodes = sorted(self.metadata.nodes)
-        absent = sorted(set(map(node_of, self.metadata_host.group.members.voters)) - set(nodes))
+        # One that cannot be reached may never be registered.
+        absent = sorted(set(map(node_of, self.metadata_host.group.members.voters)) & set(self.up()) - set(nodes))
         if absent:
             raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
         if not 1 <= replicas <= len(nodes):

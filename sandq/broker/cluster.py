@@ -7,7 +7,6 @@ nodes that are members. `forming.py` says how a cluster begins.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import NoneType
@@ -101,6 +100,7 @@ class Cluster:
         engine.passes.room = self.links.room
         runner.send = self._send
         broker.tell = self._tell
+        broker.up = lambda: self.up
         broker.until_others_followed = self._until_others_followed
         broker.catalog.on_followed = self._tell_followed
         self._latest = broker.catalog.latest
@@ -125,10 +125,17 @@ class Cluster:
 
     def _on_up(self, peer: Peer) -> None:
         node = peer.identity.node_id
-        self._engine.passes.connected(node)
+        if self._is_ours(peer):
+            self._engine.passes.connected(node)
         self._broker.routes.up(node)
         self.links.send(node, FOLLOWED, self._broker.catalog.followed_index)
         self._wake()
+
+    def _is_ours(self, peer: Peer) -> bool:
+        """Whether it is of this node's cluster, and knows that this node is: only then the groups of the two are the
+        same, for every cluster calls its groups and members alike. Those that are named form theirs together."""
+        uuid = self._own.cluster_uuid
+        return self._way == "named" or (uuid is not None and peer.identity.cluster_uuid == uuid)
 
     def _on_down(self, node: str) -> None:
         self._engine.passes.disconnected(node)
@@ -141,7 +148,7 @@ class Cluster:
 
     def _on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         if kind == RAFT and isinstance(body, tuple):
-            if self._engine.failed is None:  # nobody would read it
+            if self._engine.failed is None and self._is_ours(self.links.up[node]):  # nobody would read it
                 self._engine.passes.receive(node, body, size)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
@@ -178,7 +185,7 @@ class Cluster:
         self.links.send(node, TOLD, (question, index))
 
     async def _until_others_followed(self, index: int) -> None:
-        while any(self._followed.get(node, 0) < index for node in self.links.up):
+        while any(self._followed.get(node, 0) < index for node, peer in self.links.up.items() if self._is_ours(peer)):
             await self._changed.wait()
 
     def _tell(self, node: str | None, routes: list[Route]) -> None:
@@ -251,12 +258,10 @@ class Cluster:
         """Belong to a cluster from now on, durably."""
         if self._own.cluster_uuid == cluster_uuid:
             return
-        own = dataclasses.replace(self._own, cluster_uuid=None)
-        if self._files.exists(identity.NAME):
-            join = lambda: identity.join_cluster(self._files, own, cluster_uuid)  # noqa: E731
-            self._own = await self._runner.on_maintenance(join)
-        else:
-            self._own = dataclasses.replace(own, cluster_uuid=cluster_uuid)
+        join = partial(identity.join_cluster, self._files, self._own, cluster_uuid)
+        self._own = await self._runner.on_maintenance(join)
+        if self._way != "named":
+            self.links.renew()
         await self.on_joined()
 
     # -- registering ----------------------------------------------------------------------------------------------
@@ -271,8 +276,10 @@ class Cluster:
                 await self._pin_registered()
                 self._look_for_peers()
                 if metadata.ready:
+                    await self._joining.take_in(metadata)
                     await self.register(metadata)
-                    await self._joining.admit(metadata, view)
+                    self._joining.welcome(metadata)
+                    await self._joining.promote(metadata)
             except SandqError as error:
                 log.warning("the nodes could not be registered; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
@@ -286,14 +293,14 @@ class Cluster:
 
     async def register(self, metadata: GroupHost) -> None:
         """Write down the cluster's UUID, and the members that are connected, as they are now."""
-        view = self._broker.metadata
-        if view.cluster_uuid is None:
+        if metadata.status.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))
-        members = metadata.group.members
         for peer in [self.identity(), *[peer.identity for peer in self.links.up.values()]]:
+            members = metadata.group.members
             if own_member(peer.node_id, (*members.voters, *members.learners)) is None:
                 continue
-            record = view.nodes.get(peer.node_id)
+            # As it is now: while the one before was registered another node may have led.
+            record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is added anew
             if record is None or record.addresses != peer.addresses:

@@ -155,6 +155,11 @@ class PeerLinks:
         if self._nursery is not None:
             self._dial_new()
 
+    def renew(self) -> None:
+        """End all links, to be made anew: this node is not any more who it introduced itself as."""
+        for link in list(self._links.values()):
+            self._down(link, "this node belongs to a cluster now, and says so")
+
     def _dial_new(self) -> None:
         assert self._nursery is not None
         own_id = self._terms.identity().node_id
@@ -170,13 +175,14 @@ class PeerLinks:
         pause_s = PAUSE_S
         while node_id in self._peers:
             lived_s = 0.0
+            own = self._terms.identity()
             try:
                 stream, introduced = await self._dial(node_id, LINK)
             except SandqError as error:
                 self._tell(node_id, error)
             else:
                 up_at_s = trio.current_time()
-                await self._carry(stream, introduced.peer)
+                await self._carry(stream, introduced.peer, own)
                 lived_s = trio.current_time() - up_at_s
             if lived_s > PAUSE_MOST_S:
                 pause_s = PAUSE_S
@@ -216,12 +222,13 @@ class PeerLinks:
 
     async def _accept(self, socket_stream: trio.SocketStream) -> None:
         stream = PeerStream(socket_stream)
+        own = self._terms.identity()
         try:
             introduced = await self._let_in(stream, socket_stream)
             if introduced is None:
                 return
             if introduced.purpose == LINK:
-                await self._carry(stream, introduced.peer)
+                await self._carry(stream, introduced.peer, own)
             else:
                 await self._serve_stream(stream, introduced.peer.identity.node_id)
         finally:
@@ -278,9 +285,12 @@ class PeerLinks:
         identity = introduced.peer.identity
         await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
 
-    async def _carry(self, stream: PeerStream, peer: Peer) -> None:
-        """Be the link with a peer until it ends."""
+    async def _carry(self, stream: PeerStream, peer: Peer, own: PeerIdentity) -> None:
+        """Be the link with a peer until it ends. `own`: as whom this node introduced itself."""
         node_id = peer.identity.node_id
+        if own != self._terms.identity():
+            await stream.aclose()
+            return
         link = PeerLink(peer, stream, ping_s=self._ping_s, silence_s=self._silence_s)
         if node_id in self._links:
             self._down(self._links[node_id], "a new connection of the same peer took its place")

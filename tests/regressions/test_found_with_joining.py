@@ -1,0 +1,192 @@
+"""What a review of joining found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.cluster import Cluster
+from sandq.broker.host import GroupHost
+from sandq.broker.joining import Joining
+from sandq.broker.peer_handshake import Introduced
+from sandq.broker.peer_links import PeerLinks
+from sandq.metadata.commands import RegisterNode
+from sandq.model.errors import StartupError
+from sandq.raft import Group
+from tests.scenarios.cluster.found import FoundNodes, found_nodes
+from tests.scenarios.cluster.three import eventually, three_nodes
+from tests.scenarios.peer_bed import linked, new_node, until
+
+ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
+WHILE_S = 2.0
+"""Long enough for what must not happen."""
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster]:
+    """Node id -> its part in the cluster, once it has one."""
+    found: dict[str, Cluster] = {}
+    run = Cluster.run
+
+    async def noted(self: Cluster, *args: Any) -> None:
+        found[self.identity().node_id] = self
+        await run(self, *args)
+
+    monkeypatch.setattr(Cluster, "run", noted)
+    return found
+
+
+def members_of(nodes: FoundNodes, name: str) -> set[str]:
+    members = nodes.running[name].broker.metadata_host.group.members
+    return {member.partition("#")[0] for member in (*members.voters, *members.learners)}
+
+
+def never_told(*_: object) -> None:
+    """Its WELCOME is lost."""
+
+
+async def never_for(check: Callable[[], bool], seconds: float = WHILE_S) -> None:
+    with trio.move_on_after(seconds):
+        while not check():  # noqa: ASYNC110 - over there
+            await trio.sleep(0.02)
+        raise AssertionError(f"{check} holds")
+
+
+async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(tmp_path: Path) -> None:
+    """It voted for both, in one log: of the one that it had not taken for its own it kept the link, too, and all
+    clusters call their metadata's group and its members alike."""
+    async with trio.open_nursery() as nursery:
+        nodes = FoundNodes(tmp_path, nursery)
+        nodes.own["node2"] = ALONE
+        await nodes.start("node1", "node2")
+        nodes.own["node3"] = {"CLUSTER__SEEDS": f"{nodes.gossip('node1')},{nodes.gossip('node2')}"}
+        await nodes.start("node3")
+
+        def node3_in(name: str) -> bool:
+            return "node3" in members_of(nodes, name)
+
+        await eventually(lambda: node3_in("node1") or node3_in("node2"))
+        (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
+        await eventually(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
+        await never_for(lambda: node3_in(other))
+        views = {name: nodes.running[name].broker.metadata for name in nodes.running}
+        assert views["node3"].cluster_uuid == views[mine].cluster_uuid != views[other].cluster_uuid
+        assert set(nodes.registered("node3")) == {mine, "node3"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_log_of_another_cluster_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster]
+) -> None:
+    """A node that another cluster counts among its members founds its own: it was sent that one's log, and took it,
+    for as long as neither knew of the other to which cluster it belongs."""
+    adopt = Cluster._adopt
+
+    async def stuck(self: Cluster, uuid: str) -> None:
+        if self.identity().node_id == "node2":
+            await trio.sleep_forever()
+        await adopt(self, uuid)
+
+    async with found_nodes(tmp_path, "node1") as nodes:
+        with monkeypatch.context() as patch:
+            patch.setattr(Joining, "_heard_welcome", never_told)
+            nodes.launch("node2")
+            await eventually(lambda: "node2" in members_of(nodes, "node1"))
+            await nodes.stop("node2")
+        nodes.own["node2"] = ALONE
+        monkeypatch.setattr(Cluster, "_adopt", stuck)
+        await nodes.start("node2")
+        await eventually(lambda: "node1" in clusters["node2"].up)
+        await never_for(lambda: "node1" in members_of(nodes, "node2") or "node1" in nodes.registered("node2"))
+        await never_for(lambda: len(nodes.voters("node1")) == 2, 0.1)
+
+
+async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
+    """It was given to another one in silence."""
+    async with found_nodes(tmp_path, "node1"):
+        own = clusters["node1"].identity().cluster_uuid
+        with pytest.raises(StartupError, match="belongs to cluster"):
+            await clusters["node1"]._adopt("another")
+        assert clusters["node1"].identity().cluster_uuid == own
+
+
+@pytest.mark.parametrize("changed", ["node1", "node2"])
+async def test_who_joins_while_it_introduces_itself_does_so_anew(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link stood, and the other side never heard to which cluster this node belongs."""
+    nodes = {name: await new_node(name) for name in ("node1", "node2")}
+    remember = PeerLinks._remember
+
+    async def joins_meanwhile(self: PeerLinks, introduced: Introduced) -> None:
+        await remember(self, introduced)
+        if self is nodes[changed].links:
+            nodes[changed].identity = dataclasses.replace(nodes[changed].identity, cluster_uuid="A")
+
+    monkeypatch.setattr(PeerLinks, "_remember", joins_meanwhile)
+    async with linked(*nodes.values()):
+        (other,) = nodes.keys() - {changed}
+        up = nodes[other].links.up
+        await until(lambda: changed in up and up[changed].identity.cluster_uuid == "A")
+
+
+async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two nodes with the same id, each linked with another node, both were told, when the leader changed before one
+    of them was registered: then both vote, under one name."""
+    register = Cluster.register
+    told: list[str] = []
+    heard = Joining._heard_welcome
+
+    async def only_itself(self: Cluster, metadata: Any) -> None:
+        if not self.links.up:
+            await register(self, metadata)
+
+    def noted(self: Joining, *args: Any) -> None:
+        told.append("node2")
+        heard(self, *args)
+
+    monkeypatch.setattr(Joining, "_heard_welcome", noted)
+    async with found_nodes(tmp_path, "node1") as nodes:
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "register", only_itself)
+            nodes.launch("node2")
+            await eventually(lambda: "node2" in members_of(nodes, "node1"))
+            await never_for(lambda: bool(told))
+        await nodes.until_registered("node1", "node2")
+        await eventually(lambda: len(nodes.voters("node1")) == 2)
+
+
+async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody became a voter any more: it was tried with the first one, again and again."""
+    match_index = Group.match_index
+    monkeypatch.setattr(Group, "match_index", lambda self, m: 0 if m == "node2#1" else match_index(self, m))
+    async with found_nodes(tmp_path, "node1", "node2") as nodes:
+        await nodes.start("node3")
+        await eventually(lambda: set(nodes.voters("node1")) == {"node1#1", "node3#1"})
+
+
+async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No topic could be made until it came back, and if its disk is lost it never does."""
+    call = GroupHost.call
+
+    async def but_node3(self: GroupHost, command: Any) -> Any:
+        if not (isinstance(command, RegisterNode) and command.node_id == "node3"):
+            return await call(self, command)
+
+    monkeypatch.setattr(GroupHost, "call", but_node3)
+    async with three_nodes(tmp_path) as nodes:
+        await eventually(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
+        await nodes.stop("node3")
+        async with nodes.connect("node1", "node2") as client:
+            with trio.fail_after(10):
+                await client.admin.create_topic("t", replicas=2)
