@@ -126,9 +126,9 @@ class Gossip:
         return self._nodes.refusals
 
     @property
-    def has_news(self) -> bool:
-        """Whether something is left to be handed on."""
-        return bool(self._rumours) or bool(self._intents)
+    def has_own_news(self) -> bool:
+        """Whether something that this member says of itself is left to be handed on."""
+        return self.name in self._rumours or self.name in self._intents
 
     def take_packets(self) -> Sequence[tuple[Address, bytes]]:
         """Datagrams to send: to whom, and what."""
@@ -271,7 +271,7 @@ class Gossip:
 
     def _gossip(self) -> None:
         self._agenda.after(self._timing.gossip_interval_s, self._gossip)
-        if not self.has_news:
+        if not self._rumours and not self._intents:
             return
         for node in self._nodes.sample(self._timing.gossip_fanout, lambda node: node.standing != Standing.LEFT):
             self._pack(node.address, [], node.takes_crc)

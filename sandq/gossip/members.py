@@ -25,6 +25,9 @@ INTENTS_MOST: Final = 4096
 """About members that are not known yet; the oldest give way."""
 LTIME_LAST: Final = 2**63
 """Nor a later one than this: what is one more must still be a number of 64 bits."""
+JOIN_STEP: Final = 8
+"""Who joins says a time that much later than what it heard: its seed may have missed the last leave, and of two words
+of one time neither counts."""
 LTIME_JUMP: Final = 2**40
 """No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
 would run out."""
@@ -142,7 +145,7 @@ class Members:
         """Say that this member means to be there: later than whatever was said of it. Not when it means to go."""
         if self._leaving:
             return
-        self.clock += 1
+        self.clock += JOIN_STEP
         self._tell(JoinIntent(self.clock, self._own_name))
 
     def announce_leave(self) -> None:
@@ -152,7 +155,11 @@ class Members:
         self._tell(LeaveIntent(self.clock, self._own_name, False))
 
     def _tell(self, intent: JoinIntent | LeaveIntent) -> None:
-        self._take(intent)
+        record = self.records[self._own_name]
+        record.status_ltime = intent.ltime
+        if isinstance(intent, LeaveIntent) and record.state == State.ALIVE:
+            record.state = State.LEAVING
+            self._on_change(record.name)
         self._hand_on(intent)
 
     def heard(self, intent: JoinIntent | LeaveIntent) -> None:
@@ -174,22 +181,31 @@ class Members:
         record = self.records.get(intent.node)
         if record is None:
             return self._keep_for_later(intent)
+        if intent.node == self._own_name:
+            return self._take_own(record, intent)
         if intent.ltime <= record.status_ltime:
             return False
         if isinstance(intent, LeaveIntent):
             return self._take_leave(record, intent)
+        if record.state == State.LEFT:
+            # Until SWIM finds it, it has left at the time of its leave: another one would be told that it left later.
+            return self._keep_for_later(intent)
         record.status_ltime = intent.ltime
-        if record.state == State.LEAVING and not (self._leaving and record.name == self._own_name):
+        if record.state == State.LEAVING:
             record.state = State.ALIVE
             self._on_change(record.name)
         return True
 
-    def _take_leave(self, record: Record, intent: LeaveIntent) -> bool:
-        if record.name == self._own_name and not self._leaving:
-            # An old word, or somebody's mistake: this member is here, and says so later.
+    def _take_own(self, record: Record, intent: JoinIntent | LeaveIntent) -> bool:
+        """An old word, of before a restart, or somebody's mistake. This member is here, and says so later than anything
+        that anybody knows of it: else who heard that it left, and nothing since, would believe it for ever."""
+        leaves = isinstance(intent, LeaveIntent) and intent.ltime == record.status_ltime
+        if not self._leaving and (leaves or intent.ltime > record.status_ltime):
             self._counts["refutations"] += 1
             self.announce_join()
-            return False
+        return False
+
+    def _take_leave(self, record: Record, intent: LeaveIntent) -> bool:
         record.status_ltime = intent.ltime
         if record.state == State.ALIVE:
             record.state = State.LEAVING
@@ -220,7 +236,9 @@ class Members:
     def state(self) -> SerfState:
         """What another member is to know of intents."""
         ltimes = {name: record.status_ltime for name, record in self.records.items()}
-        left = [name for name, record in self.records.items() if record.state == State.LEFT]
+        # Who is leaving is among those that left: if it stays after all, it hears of it and says so.
+        gone = (State.LEAVING, State.LEFT)
+        left = [name for name, record in self.records.items() if record.state in gone]
         # Serf's agents take the clock of what they know as later than any of it.
         return SerfState(self.clock + 1, ltimes, left, 0, 0)
 
@@ -229,7 +247,7 @@ class Members:
         latest = max([theirs.ltime - 1, *theirs.status_ltimes.values()])
         if not self._witness(latest):
             return
-        left = set(theirs.left_members)
+        left = dict.fromkeys(theirs.left_members)
         for name in left:
             self._take(LeaveIntent(theirs.status_ltimes.get(name, 0), name, False))
         for name, ltime in theirs.status_ltimes.items():

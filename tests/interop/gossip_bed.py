@@ -25,8 +25,9 @@ QUICK = dataclasses.replace(
     probe_interval_s=0.2,
     probe_timeout_s=0.1,
     gossip_interval_s=0.02,
-    push_pull_interval_s=1.0,
     reconnect_interval_s=0.2,
+    # A message that misses a member waits for the next comparison.
+    retransmit_mult=4,
 )
 
 

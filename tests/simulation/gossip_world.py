@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from sandq.gossip.core import Ask, Gossip
@@ -21,13 +22,18 @@ from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing
 
 
+class Keyed(Enum):
+    AS_THE_WORLD = 1
+
+
 class Member:
     """A core, and the stalls of the process it would run in."""
 
-    def __init__(self, world: World, core: Gossip, address: Address) -> None:
+    def __init__(self, world: World, core: Gossip, address: Address, keys: Keyring | None) -> None:
         self.world = world
         self.core = core
         self.address = address
+        self.keys = keys
         self.stalled_until = 0.0
         self.lost_s = 0.0
         self.waiting: list[tuple[bytes, Address]] = []
@@ -35,7 +41,8 @@ class Member:
 
     def now(self) -> float:
         """Of this member's core: time in which it did not run does not count."""
-        return self.world.now - self.lost_s
+        # A bit later, so that what is due by one sum is due by the other, too.
+        return self.world.now - self.lost_s + 1e-9
 
     def believes(self, name: str) -> State | None:
         record = self.core.records.get(name)
@@ -80,6 +87,8 @@ class World:
         self.at: dict[Address, Member] = {}
         self.cut: Callable[[Member, Member, bool], bool] = lambda sender, receiver, stream: False
         """Whether nothing gets from one to the other."""
+        self.knocked: Callable[[Member, Ask], None] = lambda asker, ask: None
+        """Called with each stream that somebody opens."""
         self.packets = 0
         self.history: list[tuple[float, str, str, State | None]] = []
         """(when, who, about whom, what it believes from then on)."""
@@ -95,9 +104,10 @@ class World:
         tags: Mapping[str, str] | None = None,
         address: Address | None = None,
         cluster: str = "sandq",
-        keys: Keyring | None = None,
+        keys: Keyring | Keyed | None = Keyed.AS_THE_WORLD,
     ) -> Member:
-        """It has met nobody. `keys`: the world's unless said."""
+        """It has met nobody."""
+        keys = self.keys if keys is Keyed.AS_THE_WORLD else keys
         self._added += 1
         number = self._added
         address = address or Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 9900)
@@ -107,12 +117,12 @@ class World:
             address=address,
             tags=tags if tags is not None else {"cluster": cluster, "id": name, "store": f"store of {name}"},
             timing=self.timing,
-            packets=Packets(keys or self.keys, lambda: rng.randbytes(12)),
+            packets=Packets(keys, lambda: rng.randbytes(12)),
             judge=judge_of(cluster, lambda: None),
             rng=rng,
             now=self.now,
         )
-        member = Member(self, core, address)
+        member = Member(self, core, address, keys)
         self.members[name] = self.at[address] = member
         self.step(member)
         return member
@@ -168,7 +178,7 @@ class World:
         for step in (member.core.announce_leave, member.core.depart):
             step()
             self.step(member)
-            self.run(3, lambda: not member.core.has_news)
+            self.run(3, lambda: not member.core.has_own_news)
         return self.now - began
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -218,6 +228,8 @@ class World:
     def _reaches(self, sender: Member, receiver: Member, stream: bool) -> bool:
         if stream and (receiver.stalled_until > self.now or self.cut(receiver, sender, True)):
             return False
+        if stream and sender.keys is not receiver.keys:
+            return False
         return not self.cut(sender, receiver, stream)
 
     def _carry(self, sender: Member, to: Address, datagram: bytes) -> None:
@@ -239,6 +251,8 @@ class World:
         self.at_time(self.now + self.rng.random() * self.latency_s, arrive)
 
     def _answer(self, asker: Member, ask: Ask) -> None:
+        self.knocked(asker, ask)
+
         def arrive() -> None:
             receiver = self.at.get(ask.address)
             if self.at.get(asker.address) is not asker or receiver is None or asker.stalled_until > self.now:

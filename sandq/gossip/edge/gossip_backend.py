@@ -145,7 +145,7 @@ class GossipMembership:
             step()
             self._flush()
             with trio.move_on_after(LEAVE_S):
-                while core.has_news and self._others:  # noqa: ASYNC110 - what leaves is sent in turns, not signalled
+                while core.has_own_news and self._others:  # noqa: ASYNC110 - what leaves is sent in turns, not signalled
                     await trio.sleep(LEAVE_CHECK_S)
 
     # -- running --------------------------------------------------------------------------------------------------

@@ -111,3 +111,17 @@ class SwimBench:
 
     def refused(self) -> Mapping[str, int]:
         return {key: count for key, count in self.counts.items() if key.startswith("refused_")}
+
+
+def known_as(standing: Standing) -> SwimBench:
+    """A member "a", which said 5 of itself, and others."""
+    bench = SwimBench(others="bcdefg")
+    bench.hear(alive("a", 5))
+    if standing != Standing.ALIVE:
+        bench.hear(
+            {Standing.SUSPECT: suspect("a", 5, "b"), Standing.DEAD: dead("a", 5), Standing.LEFT: left("a", 5)}[standing]
+        )
+    assert bench.standing("a") == (standing, 5)
+    bench.said()
+    bench.changes.clear()
+    return bench

@@ -1,0 +1,139 @@
+"""SWIM with suspicion: which names, addresses, versions and tags are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.gossip import nodes
+from sandq.gossip.messages import VSN, Alive, Dead, Suspect
+from sandq.gossip.nodes import INCARNATION_JUMP, INCARNATION_NEW, REFUSALS_MOST, Standing
+from sandq.model.config_types import Address
+from tests.unit.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, known_as, suspect, tags_of
+
+ALIVE, SUSPECT, DEAD, LEFT = Standing
+ELSEWHERE = Address("10.9.9.9", 9900)
+
+
+# ---------------------------------------------------------------------------------------------- names and addresses
+
+
+@pytest.mark.parametrize("standing", [ALIVE, SUSPECT, DEAD])
+def test_another_machine_does_not_take_a_name(standing: Standing) -> None:
+    bench = known_as(standing)
+    bench.hear(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"a": "name_conflict"}
+
+
+def test_the_name_of_one_that_left_may_be_taken() -> None:
+    bench = known_as(LEFT)
+    another = alive("a", 6, at=ELSEWHERE, meta=tags_of("a", store="of another"))
+    bench.hear(another)
+    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+    assert bench.said() == [another]
+
+
+def test_an_old_word_of_another_address_brings_nobody_back() -> None:
+    """Who comes back hears that it left, and says more: see the test of old words of itself."""
+    bench = known_as(LEFT)
+    bench.hear(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    assert bench.standing("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_the_same_store_may_move(standing: Standing) -> None:
+    bench = known_as(standing)
+    bench.hear(alive("a", 5, at=ELSEWHERE))
+    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.nodes.refusals == {}, "where it was before is no conflict"
+    bench.hear(alive("a", 6, at=ELSEWHERE))
+    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+
+
+def test_without_a_store_nobody_moves() -> None:
+    bench = SwimBench()
+    bench.hear(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
+    assert bench.node("serf").address == address_of("serf") and bench.refused() == {"refused_name_conflict": 1}
+
+
+def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
+    bench = known_as(DEAD)
+    another = alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another"))
+    bench.hear(another)
+    assert "a" in bench.nodes.refusals
+    bench.pass_time(LAN.dead_gossip_s)
+    assert bench.nodes.get("a") is None
+    bench.hear(another)
+    assert bench.standing("a") == (ALIVE, 1) and bench.nodes.refusals == {}
+
+
+# --------------------------------------------------------------------------------------------------- who is refused
+
+REFUSED = [
+    ("version", alive("x", vsn=(3, 5, 3, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 1, 1, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 5, 6, 2, 5, 5))),
+    ("version", alive("x", vsn=(1, 5, 2, 2, 4, 4))),
+    ("version", alive("x", vsn=(1, 5, 2, 2, 5, 1))),
+    ("cluster", alive("x", meta=tags_of("x", cluster="of others"))),
+    ("cluster_uuid", alive("x", meta=tags_of("x", uuid="of others"))),
+    ("node_id", alive("x", meta=tags_of("y"))),
+    ("malformed_tags", alive("x", meta=b"\xff\xc1")),
+    ("malformed_tags", alive("x", meta=b"\xff\x81\xa1a\x01")),
+    ("incarnation", alive("x", INCARNATION_NEW + INCARNATION_JUMP + 1)),
+    ("incarnation", alive("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", suspect("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", dead("a", 2 + INCARNATION_JUMP)),
+    ("incarnation", suspect("own", 2 + INCARNATION_JUMP)),
+    ("incarnation", dead("own", 2 + INCARNATION_JUMP)),
+    ("incarnation", alive("own", 2 + INCARNATION_JUMP)),
+]
+TAKEN = [
+    alive("x", vsn=()),
+    alive("x", vsn=(0, 0, 0, 0, 0, 0)),
+    alive("x", vsn=(1, 2, 2, 2, 5, 5)),
+    alive("x", meta=tags_of("x", uuid="of ours")),
+    alive("x", meta=b""),
+    alive("x", meta=b"web"),
+    alive("x", INCARNATION_NEW),
+]
+
+
+@pytest.mark.parametrize(("reason", "word"), REFUSED)
+def test_who_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
+    bench = SwimBench(others="a", uuid="of ours")
+    bench.hear(word)
+    assert bench.refused() == {f"refused_{reason}": 1} and bench.nodes.refusals == {word.node: reason}
+    assert bench.said() == [] and bench.changes == []
+    assert bench.nodes.get("x") is None and bench.standing("a") == bench.standing("own") == (ALIVE, 1)
+
+
+@pytest.mark.parametrize("word", TAKEN)
+def test_who_is_taken(word: Alive) -> None:
+    bench = SwimBench(uuid="of ours")
+    bench.hear(word)
+    assert bench.standing("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
+
+
+@pytest.mark.parametrize(("vsn", "takes"), [(VSN, True), ((1, 4, 2, 2, 5, 5), False), ((), False), ((0,) * 6, False)])
+def test_checksums_are_for_those_who_say_that_they_read_them(vsn: tuple[int, ...], takes: bool) -> None:
+    bench = SwimBench()
+    bench.hear(alive("x", vsn=vsn))
+    assert bench.node("x").takes_crc == takes
+
+
+def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "MEMBERS_MOST", 3)
+    bench = SwimBench(others="ab")
+    bench.hear(alive("c"), alive("a", 2), dead("b"))
+    assert bench.refused() == {"refused_too_many_members": 1} and bench.standing("a") == (ALIVE, 2)
+    bench.pass_time(LAN.dead_gossip_s)
+    bench.hear(alive("c"))
+    assert bench.standing("c") == (ALIVE, 1)
+
+
+def test_of_many_that_are_refused_some_are_remembered() -> None:
+    bench = SwimBench()
+    for number in range(REFUSALS_MOST + 5):
+        bench.hear(alive("x", meta=tags_of("y")), alive(f"x{number}", meta=tags_of("y")))
+    assert len(bench.nodes.refusals) == REFUSALS_MOST and len(bench.nodes) == 1
