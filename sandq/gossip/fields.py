@@ -23,7 +23,7 @@ U8_MAX: Final = 2**8 - 1
 U16_MAX: Final = 2**16 - 1
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
-NAME_BYTES: Final = 128
+NAME_BYTES: Final = 255
 """Of a node's name in UTF-8, at most; at least 1."""
 META_BYTES: Final = 512
 """Of a node's meta, which holds its tags."""

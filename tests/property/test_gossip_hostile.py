@@ -79,7 +79,7 @@ def small_world(keys: Keyring | None = None, seed: int = 1) -> World:
 
 # ----------------------------------------------------------------------------------------------------- what may come
 
-ANY_NAMES = st.sampled_from([*NAMES, "x", "y" * 128, "\u0000\n"])
+ANY_NAMES = st.sampled_from([*NAMES, "x", "y" * 255, "\u0000\n"])
 NUMBERS = st.sampled_from([0, 1, 2, 3, 1000, INCARNATION_JUMP, INCARNATION_JUMP * 2, 2**31, 2**32 - 1])
 LTIMES = st.sampled_from([0, 1, 2, 50, LTIME_JUMP, 2**63, 2**64 - 1])
 ADDRESSES = st.sampled_from(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import structlog
 import trio
@@ -12,10 +13,11 @@ import trio
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.membership import Membership, State
 from sandq.gossip.nodes import Judge
-from sandq.gossip.tags import OURS
+from sandq.gossip.serf_messages import encode_tags
+from sandq.gossip.tags import CLUSTER_UUID, OURS
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
-from sandq.model.errors import Corruption, SandqError
+from sandq.model.errors import Corruption, SandqError, StartupError, TooLarge
 from sandq.storage import known_addresses
 from sandq.storage.files import Files
 
@@ -59,8 +61,19 @@ class Discovery:
         self._now_ms = now_ms
         self._on_round_trip = on_round_trip
         self._running = False
+        self._check_tags()
         self._backend = self._make(judge)
         self.membership: Membership = self._backend
+
+    def _check_tags(self) -> None:
+        """With the cluster's UUID, which may come later."""
+        try:
+            encode_tags({**self._tags(), CLUSTER_UUID: str(UUID(int=0))})
+        except TooLarge as error:
+            raise StartupError(
+                f"what this node says of itself does not fit: {error.message}; shorten node.id, cluster.name, "
+                "node.zone or node.advertise_host"
+            ) from None
 
     def _make(self, judge: Judge) -> GossipMembership | SerfMembership | StaticMembership:
         config = self._config

@@ -146,7 +146,7 @@ def test_events_are_passed_over() -> None:
         b"\x02" + packed({**FIELDS, "LTime": None}),
         *[b"\x02" + packed({**FIELDS, "StatusLTimes": value}) for value in ([], 1, {"a": -1}, {"a": "x"}, {"": 1})],
         *[b"\x02" + packed({**FIELDS, "StatusLTimes": {"a": value}}) for value in ([], {}, [1], None)],
-        *[b"\x02" + packed({**FIELDS, "LeftMembers": value}) for value in ({}, 1, [1], [""], ["x" * 129], [[]])],
+        *[b"\x02" + packed({**FIELDS, "LeftMembers": value}) for value in ({}, 1, [1], [""], ["x" * 256], [[]])],
         *[b"\x02" + packed({**FIELDS, "EventLTime": value}) for value in (-1, "x", [1])],
         b"\x02" + packed(FIELDS) + b"\x00",
         b"\x02" + packed(FIELDS)[:-1],
