@@ -101,7 +101,9 @@ class Guard:
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
             pass  # nobody is left to be told
-        except Exception:
+        except Exception as error:
+            if isinstance(error.__cause__, ClientDisconnect):
+                return  # so it looks when half of the answer was out
             log.exception("a request failed with an unexpected error", path=scope["path"][:200])
             if exchange.status is None:
                 await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
