@@ -243,6 +243,8 @@ def _cluster(
         secret=secret,
         own=own,
         addresses=addresses,
+        zone=config.node.zone,
+        weight=config.node.weight,
         way=way_of(config),
         peers={peer.id: peer.peer for peer in section.peers},
         files=files,

@@ -30,6 +30,7 @@ from sandq.storage.known_peers import KnownPeers
 from .broker import Broker
 from .engine import METADATA_GROUP, Engine
 from .forming import Forming, Way
+from .handover import hand_over
 from .host import GroupHost
 from .joining import Joining
 from .peer_handshake import Peer, PeerIdentity
@@ -44,8 +45,6 @@ RAFT, ROUTES, FOLLOWED, ASKED, TOLD = 1, 2, 3, 4, 5
 """Kinds of frames between nodes."""
 _TOLD_FIELDS = ([int, int], [int, NoneType])
 REGISTER_PAUSE_S = 0.5
-HAND_OVER_S = 3.0
-HAND_OVER_PAUSE_S = 0.05
 _LIVE = (State.ALIVE, State.SUSPECT)
 FRAME_BYTES = 4 << 20
 """The messages of a pass go in one frame, unless they are larger than this."""
@@ -59,6 +58,8 @@ class Cluster:
         secret: bytes | None,
         own: Identity,
         addresses: Mapping[str, str],
+        zone: str,
+        weight: int,
         way: Way,
         peers: Mapping[str, Address],
         files: Files,
@@ -67,11 +68,12 @@ class Cluster:
         broker: Broker,
         snapshots: Snapshots,
     ) -> None:
-        """`addresses`: where this node serves what. `way`: how the cluster begins. `peers`: node id -> address of its
+        """`addresses`: where this node serves what. `zone`, `weight`: as in the configuration. `way`: how the cluster begins. `peers`: node id -> address of its
         peer port, of those that are named."""
         self._name = name
         self._own = own
         self._addresses = dict(addresses)
+        self._zone, self._weight = zone, weight
         self._way = way
         self._known = KnownPeers.open(files)
         self._membership: Membership | None = None
@@ -119,7 +121,8 @@ class Cluster:
 
     def identity(self) -> PeerIdentity:
         """Who this node is now: its cluster's UUID may come later."""
-        return PeerIdentity(self._own.node, self._own.store_uuid, self._own.cluster_uuid, self._addresses)
+        own = self._own
+        return PeerIdentity(own.node, own.store_uuid, own.cluster_uuid, self._addresses, self._zone, self._weight)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -199,16 +202,7 @@ class Cluster:
 
     async def hand_over(self) -> None:
         """Before this node stops: let others lead what it leads, as far as there are others, for a moment."""
-        others = set(self.links.up)
-        with trio.move_on_after(HAND_OVER_S):
-            while others and (led := [h for h in self._engine.hosts.values() if self._can_leave(h)]):
-                for host in led:
-                    host.hand_over(others)
-                await trio.sleep(HAND_OVER_PAUSE_S)
-
-    @staticmethod
-    def _can_leave(host: GroupHost) -> bool:
-        return host.group.is_leader and not host.group.is_only_voter
+        await hand_over(lambda: self._engine.hosts.values(), set(self.links.up))
 
     # -- who the peers are ----------------------------------------------------------------------------------------
 

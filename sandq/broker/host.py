@@ -104,12 +104,16 @@ class GroupHost:
 
     def hand_over(self, nodes: Collection[str]) -> None:
         """Take nothing more, and let the member on one of these nodes that has most of the log lead as soon as it has
-        all of it. To be called again until this node leads no more."""
+        all of it. To be called again until this node leads no more, or to be ended with `stay`."""
         self._leaving = True
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
         if voters:
             self.group.transfer(max(voters, key=self.group.match_index))
         self._passes.mark(self.group)
+
+    def stay(self) -> None:
+        """Go on leading: nobody has taken over."""
+        self._leaving = False
 
     async def change_members(self, members: Members) -> None:
         """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
@@ -167,7 +171,7 @@ class GroupHost:
             raise self.failed
         self.check_ready()
         if self._leaving:
-            raise Unavailable("this node stops, and hands its leaderships over; ask again in a moment")
+            raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

@@ -1,6 +1,7 @@
 """How two nodes get to know each other, without any I/O: the bodies of frames in, the bodies of frames out.
 
-    dialer    HELLO       [magic, version, "hello", cluster, purpose, to, nonce, node, store, cluster UUID, addresses]
+    dialer    HELLO       [magic, version, "hello", cluster, purpose, to, nonce, node, store, cluster UUID, addresses,
+                           zone, weight]
     acceptor  CHALLENGE   [magic, version, "challenge", ...]         the same fields; `to` is the dialer
     dialer    PROOF       ["proof", proof]
     acceptor  WELCOME     ["welcome", known, cluster UUID, proof]
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from sandq.model.config_schema import WEIGHT_MOST
 from sandq.model.errors import Conflict, InvalidName, ProtocolError
 from sandq.model.names import check_name
 from sandq.storage.known_peers import KnownPeers
@@ -76,12 +78,14 @@ class Refusal(ProtocolError):
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
     """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
-    as "client" -> "host:port"."""
+    as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others."""
 
     node_id: str
     store_uuid: str
     cluster_uuid: str | None
     addresses: dict[str, str]
+    zone: str = "default"
+    weight: int = 1
 
 
 class Peer(NamedTuple):
@@ -169,7 +173,8 @@ class _Opening:
     def encode(self) -> bytes:
         own = self.identity
         fields = (self.kind, self.cluster, self.purpose, self.to, self.nonce)
-        return _pack(MAGIC, VERSION, *fields, own.node_id, own.store_uuid, own.cluster_uuid, own.addresses)
+        who = (own.node_id, own.store_uuid, own.cluster_uuid, own.addresses, own.zone, own.weight)
+        return _pack(MAGIC, VERSION, *fields, *who)
 
     @classmethod
     def parse(cls, body: bytes, kind: str) -> _Opening:
@@ -179,7 +184,7 @@ class _Opening:
             raise Refusal("malformed", "this is no greeting of a sandq node")
         if type(fields[1]) is not int or fields[1] != VERSION:
             raise Refusal("version", f"version {fields[1]!r:.20} of the peer protocol is not known here")
-        types = (str, int, str, str, str, str, bytes, str, str, (str, type(None)), dict)
+        types = (str, int, str, str, str, str, bytes, str, str, (str, type(None)), dict, str, int)
         _check_types(fields, types, kind)
         if fields[2] != kind or fields[4] not in (LINK, STREAM) or len(fields[6]) != NONCE_BYTES:
             raise Refusal("malformed", f"this is no {kind.upper()}")
@@ -190,11 +195,14 @@ class _Opening:
 def _checked(identity: PeerIdentity) -> PeerIdentity:
     try:
         check_name("node", identity.node_id)
+        check_name("zone", identity.zone)
     except InvalidName as error:
         raise Refusal("malformed", error.message) from None
     texts = [text for pair in identity.addresses.items() for text in pair]
     if len(texts) > 2 * ADDRESSES_MOST or not all(isinstance(text, str) for text in texts):
         raise Refusal("malformed", f"at most {ADDRESSES_MOST} addresses are expected, as text")
+    if not 1 <= identity.weight <= WEIGHT_MOST:
+        raise Refusal("malformed", f"a weight is 1 to {WEIGHT_MOST}")
     _check_uuid(identity.store_uuid)
     _check_uuid(identity.cluster_uuid)
     return identity

@@ -1,6 +1,6 @@
 """The configuration of a node: every key, its range and its default.
 
-    node     {id, data_dir, advertise_host, zone}             who this node is
+    node     {id, data_dir, advertise_host, zone, weight}     who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
@@ -47,6 +47,7 @@ from sandq.model.limits import DEFAULT, Limits
 
 _DAY_MS = 86_400_000
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+WEIGHT_MOST = 1000
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -57,6 +58,8 @@ class NodeSection(schema.Section):
     data_dir: FilePath = Path("sandq-data")
     advertise_host: Annotated[str | None, BeforeValidator(text)] = None
     zone: Annotated[str, schema.name("zone")] = "default"
+    weight: Annotated[int, schema.integer(1, WEIGHT_MOST)] = 1
+    """How many replicas it is to hold beside the others: one with 2 twice as many as one with 1."""
 
 
 class ListenSection(schema.Section):

@@ -323,7 +323,7 @@ def test_a_mirror_is_no_node() -> None:
 # ------------------------------------------------------------------------------------------------- what may be sent
 
 
-HELLO: list[Any] = ["sandq-peer", 1, "hello", "sandq", LINK, "node2", NONCE_1, "node1", "store-1", None, {}]
+HELLO: list[Any] = ["sandq-peer", 1, "hello", "sandq", LINK, "node2", NONCE_1, "node1", "store-1", None, {}, "default", 1]
 
 
 def refusal_of(body: bytes) -> Refusal:
@@ -365,6 +365,11 @@ def test_the_hello_of_these_tests_is_one() -> None:
         (9, 5, "malformed"),
         (10, {"a": 1}, "malformed"),
         (10, [], "malformed"),
+        (11, "no name", "malformed"),
+        (11, None, "malformed"),
+        (12, 0, "malformed"),
+        (12, 1001, "malformed"),
+        (12, True, "malformed"),
         (10, {str(number): "a:1" for number in range(9)}, "malformed"),
     ],
 )
