@@ -17,7 +17,8 @@ from sandq.broker.peer_handshake import PeerIdentity
 from sandq.broker.peer_links import PeerLinks
 from sandq.broker.peer_stream import PeerStream
 from sandq.model.config_schema import Address
-from sandq.raft import Group, GroupJournal, Members, Passes, member_id
+from sandq.model.members import member_id
+from sandq.raft import Group, GroupJournal, Members, Passes
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.wal import Wal

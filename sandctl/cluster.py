@@ -1,4 +1,4 @@
-"""`sandctl cluster`: nodes, partitions, and the guarded clock."""
+"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandctl.asking import confirm, need_yes, yes_option
 from sandctl.names import topic_option
 from sandctl.output import done, show_one, show_rows
 from sandctl.settings import common_options, run
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster; accept a stepped clock."""
+    """Look at the cluster, or found it; accept a stepped clock."""
 
 
 @cluster.command()
@@ -31,10 +32,40 @@ def info() -> None:
       sandctl cluster info
     """
 
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.admin.cluster()
+    show_one(run(_info))
 
-    show_one(run(work))
+
+async def _info(client: Client) -> dict[str, Any]:
+    return await client.admin.cluster()
+
+
+@cluster.command()
+@yes_option
+@common_options
+def init(yes: bool) -> None:
+    """Found the cluster with the node that is asked, alone and now.
+
+    \b
+      sandctl -s node1:7170 cluster init --yes
+
+    It is for nodes that have seeds and wait, because none of them is to found it (cluster.bootstrap). The others join.
+    It cannot be undone: nodes that belong to another cluster of this name never join this one.
+    """
+    if not yes:
+        need_yes("founding a cluster cannot be undone")
+    found = run(_info)
+    if found.get("waiting") and not yes:
+        met = ", ".join(str(row.get("node")) for row in found.get("others") or ()) or "nobody"
+        confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Go on?", "founded")
+
+    async def work(client: Client) -> str:
+        if (await _info(client)).get("node") != found.get("node"):  # of several servers another one may answer now
+            raise click.ClickException(f"{found.get('node')} does not answer any more: nothing was founded")
+        return await client.admin.init_cluster()
+
+    uuid = run(work)
+    told = {"node": found.get("node"), "cluster": found.get("cluster"), "cluster_uuid": uuid}
+    done(f"{told['node']} has founded cluster {uuid}", told)
 
 
 @cluster.command()
@@ -147,7 +178,7 @@ def clock(context: click.Context) -> None:
 @clock.command()
 @common_options
 def show() -> None:
-    """Show the guarded clock beside the wall clock.
+    """Show the guarded clock beside the wall clock, and how far the other nodes' clocks are ahead of it.
 
     \b
       sandctl cluster clock show
@@ -164,7 +195,8 @@ def accept() -> None:
       sandctl cluster clock accept
     """
     state = _clock(accept=True)
-    done(f"the guarded clock is now {state['guarded']}", state)
+    stays = f"; the alarm stays: {state['reason']}" if state.get("reason") else ""
+    done(f"the guarded clock is now {state['guarded']}{stays}", state)
 
 
 def _clock(*, accept: bool) -> dict[str, Any]:

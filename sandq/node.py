@@ -1,7 +1,8 @@
 """One node: what it is made of, and in which order it starts and stops (floor F6).
 
 Start: lock the data directory - identity - stores - WAL - threads and passes - peers and gossip - metadata -
-partitions - serve.
+partitions - serve. A node that must wait for its cluster serves before metadata: it answers who it is, and what it
+waits for.
 Stop: hand over leaderships - leave gossip - listeners - threads (what is queued is finished) - checkpoint - seal the
 WAL - close.
 """
@@ -108,9 +109,7 @@ async def _running(
         own = identity.Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)
-    clock = clock or GuardedClock(
-        max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm, on_alarm=_clock_alarm
-    )
+    clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     runner = Runner(
         checkpoint_bytes=config.storage.checkpoint_bytes,
         checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
@@ -196,9 +195,12 @@ async def _serving(
         if between:
             await serving.start(cluster.links.run, between)
             serving.start_soon(cluster.snapshots.run)
+        serving.start_soon(cluster.clock_keeper.run)
         await serving.start(discovery.run)
         serving.start_soon(cluster.follow, discovery.membership)
-        await _take_part(cluster, broker, nursery, serving)
+        waits = cluster.waits
+        if not waits:
+            await _take_part(cluster, broker, nursery, serving)
         info = ServerInfo(
             sandq.__version__,
             own.node,
@@ -210,6 +212,9 @@ async def _serving(
             broker,
             lambda: cluster.up,
             discovery.membership.members,
+            cluster.waiting,
+            lambda: cluster.identity().cluster_uuid,
+            cluster.init,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -220,8 +225,11 @@ async def _serving(
         metrics = Metrics(broker, clients, about, discovery.seen)
         serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
         serving.start_soon(metrics.run)
-        serving.start_soon(broker.catalog.sweep)
-        async with _serving_http(config, broker, metrics, web, Address(host, port)):
+        node = NodeState(broker, metrics.render, cluster.waiting)
+        async with _serving_http(config, broker, metrics, node, web, Address(host, port)):
+            if waits:
+                await _take_part(cluster, broker, nursery, serving)
+            serving.start_soon(broker.following.sweep)
             yield Serving(host, port, web_address, data_dir, broker, metrics)
             await cluster.hand_over()
             await discovery.leave()
@@ -246,6 +254,7 @@ def _cluster(
         zone=config.node.zone,
         weight=config.node.weight,
         way=way_of(config),
+        reassign_after_ms=section.reassign_after_ms,
         peers={peer.id: peer.peer for peer in section.peers},
         files=files,
         engine=broker.engine,
@@ -273,6 +282,7 @@ def _discovery(
             zone=config.node.zone,
             version=sandq.__version__,
             addresses=addresses,
+            founder=cluster.is_founder,
         )
 
     discovery = Discovery(
@@ -295,6 +305,8 @@ async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, se
     if metadata.ready:
         await cluster.register(metadata)
     serving.start_soon(cluster.run, metadata)
+    serving.start_soon(cluster.mover.run)
+    cluster.takes_part = True
 
 
 @contextlib.asynccontextmanager
@@ -315,7 +327,12 @@ async def _listening(
 
 @contextlib.asynccontextmanager
 async def _serving_http(
-    config: NodeConfig, broker: Broker, metrics: Metrics, listeners: list[trio.SocketListener], clients: Address
+    config: NodeConfig,
+    broker: Broker,
+    metrics: Metrics,
+    node: NodeState,
+    listeners: list[trio.SocketListener],
+    clients: Address,
 ) -> AsyncIterator[None]:
     if not listeners:
         yield
@@ -331,7 +348,6 @@ async def _serving_http(
         str(Address(reached, clients.port)),
         sandq.__version__,
     )
-    node = NodeState(broker, metrics.render)
     async with serve_http(listeners, settings, broker.limits, node, metrics.http_request):
         yield
 
@@ -343,14 +359,6 @@ async def _checkpoint(runner: Runner, engine: Engine, grace_s: float) -> None:
             await runner.checkpoint()
         if scope.cancelled_caught:
             log.warning("no checkpoint within the shutdown grace: the next start replays the log", grace_s=grace_s)
-
-
-def _clock_alarm(drift_ms: int) -> None:
-    log.error(
-        "the wall clock is not where it was: this node goes on at its own pace and does not follow it",
-        drift_ms=drift_ms,
-        remedy="set the wall clock right, or accept it with: sandctl cluster clock accept",
-    )
 
 
 def _make_data_dir(config: NodeConfig) -> Path:

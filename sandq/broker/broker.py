@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 import trio
 import trio.lowlevel
 
-from sandq.metadata import commands as m
-from sandq.metadata.placement import place
-from sandq.metadata.state import Topic
 from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
     NotLeader,
     SandqError,
-    TopicExists,
-    Unavailable,
     UnknownTopic,
 )
 from sandq.model.names import check_name
-from sandq.model.settings import parse_settings, update_settings
 from sandq.partition import commands as c
-from sandq.raft import node_of
 
+from .administration import Administration
 from .catalog import Catalog, OpenTopic
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery
 from .engine import Engine
+from .following import Following
 from .host import Done, GroupHost, call_all, read_all
 from .publisher import check_batch
 from .replica import Delivery, MetadataView
@@ -45,12 +40,7 @@ from .timers import Timers
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
 
-LEADERS_WAIT_S = 10.0
-"""For all partitions of a new topic to be led."""
-OTHERS_WAIT_S = 2.0
-"""For the other nodes to know of a change before it is answered."""
 LEASE_MS_RANGE = (1_000, 43_200_000)
-KINDS = ("timer",)
 
 
 class Broker:
@@ -68,24 +58,33 @@ class Broker:
         """The nodes that can be reached, this one included; set as `tell`."""
         self.until_others_followed: Callable[[int], Awaitable[None]] = _at_once
         """Waits until the other nodes that can be reached have done what metadata said at an index."""
-        self.catalog = Catalog(engine, runner, clock, timers, config, stats, self.routes)
+        self.catalog = Catalog(engine, clock, timers, self.routes)
+        self.following = Following(self.catalog, engine, runner, clock, timers, config, stats)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self.metadata_host: GroupHost
-        self._nursery: trio.Nursery
+        self.administration: Administration
         self._turn = 0
-        self._admin = trio.Lock()
-        """Topics are made and deleted one at a time."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
     async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
         """Open what metadata places here. `nursery` outlives every connection."""
-        self._nursery, self.metadata_host = nursery, metadata
+        self.metadata_host = metadata
+        self.administration = Administration(
+            metadata,
+            self.catalog,
+            self.following,
+            self.routes,
+            self.limits,
+            self.up,
+            self.until_others_followed,
+            nursery,
+        )
         if metadata.group.is_only_voter:
             await self.catalog.until_ready([metadata])
-        await self.catalog.start(nursery, metadata)
+        await self.following.start(nursery, metadata)
 
     @property
     def metadata(self) -> MetadataView:
@@ -111,97 +110,6 @@ class Broker:
             hint = {"node_id": leader} if leader is not None else {}
             raise NotLeader(f"this node leads no partition of topic {topic!r} (yet)", **hint)
         return led
-
-    # -- topics ---------------------------------------------------------------------------------------------------
-
-    async def create_topic(
-        self, name: str, kind: str, partitions: int, replicas: int, settings: Mapping[str, Any]
-    ) -> Topic:
-        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists, NotLeader, StorageFailed."""
-        check_name("topic", name)
-        if kind not in KINDS:
-            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(KINDS)}")
-        if not 1 <= partitions <= self.limits.partitions_per_topic:
-            raise InvalidRequest(f"{partitions} partitions; 1 to {self.limits.partitions_per_topic} are allowed")
-        self.metadata_host.check_ready()
-        nodes = sorted(self.metadata.nodes)
-        # One that cannot be reached may never be registered.
-        absent = sorted(set(map(node_of, self.metadata_host.group.members.voters)) & set(self.up()) - set(nodes))
-        if absent:
-            raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
-        if not 1 <= replicas <= len(nodes):
-            raise InvalidRequest(
-                f"{replicas} replicas, and {len(nodes)} nodes are registered: a node holds one at most"
-            )
-        record = parse_settings(settings).record()
-
-        async def create() -> Topic:
-            if name in self.metadata.topics:
-                raise TopicExists(f"there is a topic {name!r} already", topic=name)
-            placement = place(nodes, partitions, replicas, len(self.metadata.topics))
-            topic: Topic = await self._change(m.CreateTopic(name, kind, placement, record))
-            with trio.move_on_after(LEADERS_WAIT_S):
-                await self.routes.until_led([partition.group for partition in topic.partitions])
-            log.info("topic created", topic=name, partitions=partitions, replicas=replicas)
-            return topic
-
-        return await self._whole(create)
-
-    async def update_topic(self, name: str, settings: Mapping[str, Any]) -> Topic:
-        """Change some settings. Raises UnknownTopic, InvalidSetting, NotLeader, StorageFailed."""
-        self.metadata_host.check_ready()
-
-        async def update() -> Topic:
-            record = update_settings(self.topic(name).record.settings, settings).record()
-            topic: Topic = await self._change(m.UpdateTopic(name, record))
-            hosts = [delivery.host for delivery in self.topic(name).led().values()]
-            await call_all([(h, c.Configure(record)) for h in hosts if h.status.settings != record])
-            log.info("topic updated", topic=name)
-            return topic
-
-        return await self._whole(update)
-
-    async def delete_topic(self, name: str) -> None:
-        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic, NotLeader,
-        StorageFailed."""
-        self.metadata_host.check_ready()
-
-        async def delete() -> None:
-            await self._change(m.DeleteTopic(name))
-            log.info("topic deleted", topic=name)
-
-        await self._whole(delete)
-
-    async def _change(self, command: m.Command) -> Any:
-        """Change metadata; returns once this node has done what it says then."""
-        result = await self.metadata_host.call(command)
-        index = self.metadata.applied_index
-        # The others learn with the next message what is committed: now, not with the next heartbeat.
-        self.metadata_host.hurry()
-        with trio.move_on_after(LEADERS_WAIT_S):
-            await self.catalog.until_followed(index)
-        with trio.move_on_after(OTHERS_WAIT_S):
-            await self.until_others_followed(index)
-        return result
-
-    async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make a change of topics from its start to its end, one at a time, whatever becomes of who asked for it."""
-        answer: list[T | SandqError] = []
-        finished = trio.Event()
-
-        async def run() -> None:
-            try:
-                async with self._admin:
-                    answer.append(await change())
-            except SandqError as error:
-                answer.append(error)
-            finished.set()
-
-        self._nursery.start_soon(run)
-        await finished.wait()
-        if isinstance(answer[0], SandqError):
-            raise answer[0]
-        return answer[0]
 
     # -- messages -------------------------------------------------------------------------------------------------
 

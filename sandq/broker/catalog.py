@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-import structlog
 import trio
 
-from sandq.metadata.state import Topic
-from sandq.model.config import NodeConfig
+from sandq.metadata.records import Topic
 from sandq.model.errors import (
     LeaseLost,
     NotLeader,
     SandqError,
-    StorageFailed,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
 from sandq.partition import commands as c
-from sandq.raft import Members
 
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery
-from .engine import METADATA_GROUP, Engine
+from .engine import Engine
 from .host import GroupHost
 from .latest import ANSWER_S, Latest, Unsure
 from .publisher import Place
-from .replica import MetadataView, PartitionReplica
+from .replica import MetadataView
 from .routes import Routes
-from .runner import Runner
-from .stats import NodeStats, TopicStats
+from .stats import TopicStats
 from .timers import Timers
 
-log = structlog.get_logger("sandq.broker")
-
 READY_POLL_S = 0.002
-FOLLOW_AGAIN_S = 1.0
 
 
 class OpenTopic(NamedTuple):
@@ -56,43 +48,17 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    def __init__(
-        self,
-        engine: Engine,
-        runner: Runner,
-        clock: GuardedClock,
-        timers: Timers,
-        config: NodeConfig,
-        stats: NodeStats,
-        routes: Routes,
-    ) -> None:
+    def __init__(self, engine: Engine, clock: GuardedClock, timers: Timers, routes: Routes) -> None:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionDelivery] = {}
-        self.followed_index = 0
-        """What metadata had applied when this node did last what it says."""
-        self.on_followed: Callable[[int], None] = lambda index: None
+        self.latest = Latest(engine)
+        self.metadata: GroupHost
+        self.until_followed: Callable[[int], Awaitable[None]]
+        """Waits until this node has done what metadata said at an index; set by who does it."""
         self._engine = engine
-        self._runner = runner
         self._clock = clock
         self._timers = timers
-        self._config = config
-        self._stats = stats
         self._routes = routes
-        self.latest = Latest(engine)
-        self._metadata: GroupHost
-        self._nursery: trio.Nursery
-        self._changed = trio.Event()
-        self._followed = trio.Event()
-
-    async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
-        """Open what metadata places here; what it does not place here any more is removed. `nursery` outlives every
-        connection."""
-        self._nursery, self._metadata = nursery, metadata
-        metadata.on_status = self._on_metadata
-        await self._follow()
-        alone = [d.host for d in self.by_group.values() if d.host.group.is_only_voter]
-        await self.until_ready(alone)
-        nursery.start_soon(self._keep_following)
 
     async def until_ready(self, hosts: Sequence[GroupHost]) -> None:
         while not all(host.ready for host in hosts):
@@ -102,7 +68,7 @@ class Catalog:
 
     @property
     def view(self) -> MetadataView:
-        view: MetadataView = self._metadata.status
+        view: MetadataView = self.metadata.status
         return view
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -134,11 +100,11 @@ class Catalog:
         found = self.by_group.get(group)
         if found is not None and found.partition == partition:
             return found
-        for topic in self.topics.values():
-            if partition < len(topic.record.partitions) and topic.record.partitions[partition].group == group:
-                return self.partition(topic.record.name, partition)
         view = self.view
-        if any(placed.group == group for topic in view.topics.values() for placed in topic.partitions):
+        name, at = view.places.get(group, ("", -1))
+        if at == partition and name in self.topics:
+            return self.partition(name, partition)
+        if name:
             raise Unavailable(f"partition {group}.{partition} is being opened; ask again in a moment")
         lost = LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
         if group < view.next_group:
@@ -151,7 +117,7 @@ class Catalog:
 
     def _unknown(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
         """What to raise where `look` finds nothing: this node may not have heard of it yet."""
-        if self._metadata.group.is_only_voter and self._metadata.ready:
+        if self.metadata.group.is_only_voter and self.metadata.ready:
             return claim  # there is nobody to hear it from
         return Unsure(claim, partial(self._settled, claim, look))
 
@@ -167,103 +133,32 @@ class Catalog:
                 return error
         return Unavailable(f"{claim.message}, as far as this node knows; ask again in a moment", **claim.details)
 
-    # -- following metadata ---------------------------------------------------------------------------------------
+    # -- replicas that come and go -------------------------------------------------------------------------------
 
-    async def until_followed(self, index: int) -> None:
-        """Wait until this node has done what metadata said at an index."""
-        while self.followed_index < index:
-            await self._followed.wait()
+    def opened(self, name: str, delivery: PartitionDelivery) -> None:
+        """A replica runs here from now on."""
+        self.by_group[delivery.host.number] = delivery
+        delivery.host.on_ready = partial(self._on_ready, name, delivery)
+        delivery.host.look()
 
-    def _on_metadata(self) -> None:
-        self._changed.set()
+    def closed(self, delivery: PartitionDelivery) -> None:
+        """A replica runs here no more."""
+        number = delivery.host.number
+        self.by_group.pop(number, None)
+        for opened in self.topics.values():
+            if opened.partitions.get(delivery.partition) is delivery:
+                del opened.partitions[delivery.partition], opened.places[delivery.partition]
+        self._routes.led(number, 0, False)
 
-    async def _keep_following(self) -> None:
-        while self._engine.failed is None:
-            await self._changed.wait()
-            self._changed = trio.Event()
-            try:
-                await self._follow()
-            except StorageFailed as error:
-                log.error("what metadata says could not be done; it is tried again", error=error.message)
-                self._changed.set()
-                await trio.sleep(FOLLOW_AGAIN_S)
-
-    async def _follow(self) -> None:
-        view = self.view
-        for name, opened in list(self.topics.items()):
-            topic = view.topics.get(name)
-            if topic is None or topic.number != opened.record.number:
-                await self._close(opened)
-            elif topic is not opened.record:
-                self.topics[name] = opened._replace(record=topic)
-                for delivery in opened.partitions.values():
-                    self._configure(topic.name, delivery)
-        for name, topic in view.topics.items():
-            if name not in self.topics:
-                await self._open(topic)
-        await self._remove(self._deleted(view))
-        self.followed_index = view.applied_index
-        self.on_followed(self.followed_index)
-        self._followed.set()
-        self._followed = trio.Event()
-
-    def _deleted(self, view: MetadataView) -> list[int]:
-        """Groups with a store here that metadata once knew, and knows no more. One that it does not know yet is
-        another matter: this node may have been away, and learns last year's news first."""
-        placed = {p.group for topic in view.topics.values() for p in topic.partitions}
-        return [
-            p.group
-            for p in self._engine.pointers.all()
-            if METADATA_GROUP < p.group < view.next_group and p.group not in placed
-        ]
-
-    async def _open(self, topic: Topic) -> None:
-        groups = [(p.group, Members(p.members)) for p in topic.partitions]
-        await self._runner.on_maintenance(partial(self._engine.install, groups))
-        stats = TopicStats(self._stats)
-        deliveries = {
-            at: self._deliver(topic, at, stats)
-            for at, (_, members) in enumerate(groups)
-            if self._engine.own(members) is not None
-        }
-        ordered = topic.settings["ordering"] == "key"
-        places = {partition: Place(partition, topic.initial_partitions, ordered) for partition in deliveries}
-        self.topics[topic.name] = OpenTopic(topic, deliveries, places, stats)
-        for delivery in deliveries.values():
-            self.by_group[delivery.host.number] = delivery
-            delivery.host.on_ready = partial(self._on_ready, topic.name, delivery)
-            delivery.host.look()
-        log.info("topic opened", topic=topic.name, partitions=len(groups), replicas_here=len(deliveries))
-
-    def _deliver(self, topic: Topic, partition: int, stats: TopicStats) -> PartitionDelivery:
-        host = self._engine.open_partition(topic, partition)
-        return PartitionDelivery(
-            host,
-            partition,
-            self._clock,
-            self._timers,
-            self._config.delivery.lease_ahead_ms,
-            lambda: self._nursery.start_soon(self._compact, host),
-            stats,
-        )
-
-    async def _close(self, opened: OpenTopic) -> None:
-        """The topic is no more, or another one has its name."""
+    def changed(self, before: Topic, opened: OpenTopic) -> None:
+        """Metadata says something else of a topic now."""
         name = opened.record.name
-        gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
-        del self.topics[name]
-        groups = []
         for delivery in opened.partitions.values():
-            number = delivery.host.number
-            groups.append(number)
-            del self.by_group[number]
-            delivery.close(gone)
-            self._engine.close_group(number, gone)
-            self._routes.led(number, 0, False)
-        # The apply thread may still hold entries of these groups; their rows go only after it is through.
-        await self._runner.ask(lambda: None)
-        await self._remove(groups)
-        log.info("topic closed", topic=name)
+            self._configure(name, delivery)
+        if len(before.partitions) < len(opened.record.partitions):
+            more = NotLeader(f"topic {name!r} has more partitions now")
+            for delivery in opened.partitions.values():
+                delivery.end_subscriptions(more)
 
     # -- leading --------------------------------------------------------------------------------------------------
 
@@ -296,34 +191,3 @@ class Catalog:
     def _configure_again(self, name: str, delivery: PartitionDelivery) -> None:
         if name in self.topics and not delivery.closed:
             self._configure(name, delivery)
-
-    # -- space ----------------------------------------------------------------------------------------------------
-
-    async def _compact(self, host: GroupHost) -> None:
-        """Let the store forget what was deleted of a partition."""
-        replica = host.replica
-        assert isinstance(replica, PartitionReplica)
-        with suppress(StorageFailed):
-            start, stop = await self._runner.ask(replica.take_deleted)
-            await self._runner.on_maintenance(partial(self._engine.stores.compact, start, stop))
-        delivery = self.by_group.get(host.number)
-        if delivery is not None:
-            delivery.compacted()
-
-    async def _remove(self, groups: list[int]) -> None:
-        if groups:
-            await self._runner.on_maintenance(partial(self._engine.uninstall, groups))
-            await self._runner.on_wal(partial(self._engine.forget, groups))
-            self.sweep_soon()
-
-    def sweep_soon(self) -> None:
-        self._nursery.start_soon(self.sweep)
-
-    async def sweep(self) -> None:
-        """Reclaim the space of deleted stores, in bounded steps."""
-        start: bytes | None = self._engine.SWEEP_START
-        with suppress(StorageFailed):
-            while start is not None:
-                start, range_done = await self._runner.ask(partial(self._engine.sweep, start))
-                if range_done is not None:
-                    await self._runner.on_maintenance(partial(self._engine.stores.compact, *range_done))

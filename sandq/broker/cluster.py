@@ -1,8 +1,8 @@
 """This node among the others: who its peers are, what flows over the connections with them, and who is registered.
 
 Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
-its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and registers the
-nodes that are members. `forming.py` says how a cluster begins.
+its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and sees to who
+holds what (`Steward`). `forming.py` says how a cluster begins.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sandq.gossip import tags
 from sandq.gossip.membership import Membership, State
 from sandq.metadata import commands as m
 from sandq.model.config_schema import Address
-from sandq.model.errors import SandqError
-from sandq.raft import Members, own_member
+from sandq.model.errors import Conflict, SandqError, TimedOut
+from sandq.raft import Members
 from sandq.raft.wire import size_of
 from sandq.storage import identity
 from sandq.storage.files import Files
@@ -28,23 +28,28 @@ from sandq.storage.identity import Identity
 from sandq.storage.known_peers import KnownPeers
 
 from .broker import Broker
+from .clock_keeper import ClockKeeper
 from .engine import METADATA_GROUP, Engine
 from .forming import Forming, Way
 from .handover import hand_over
 from .host import GroupHost
 from .joining import Joining
+from .moving import Mover
 from .peer_handshake import Peer, PeerIdentity
 from .peer_links import PeerLinks
 from .routes import Route
 from .runner import Runner
 from .snapshots import Snapshots
+from .steward import Steward
 
 log = structlog.get_logger("sandq.cluster")
 
-RAFT, ROUTES, FOLLOWED, ASKED, TOLD = 1, 2, 3, 4, 5
+RAFT, ROUTES, FOLLOWED, ASKED, TOLD, SETTLED = 1, 2, 3, 4, 5, 8
 """Kinds of frames between nodes."""
 _TOLD_FIELDS = ([int, int], [int, NoneType])
 REGISTER_PAUSE_S = 0.5
+INIT_S = 5.0
+"""For a cluster that was founded by hand to be on this node's disk."""
 _LIVE = (State.ALIVE, State.SUSPECT)
 FRAME_BYTES = 4 << 20
 """The messages of a pass go in one frame, unless they are larger than this."""
@@ -61,6 +66,7 @@ class Cluster:
         zone: str,
         weight: int,
         way: Way,
+        reassign_after_ms: int,
         peers: Mapping[str, Address],
         files: Files,
         engine: Engine,
@@ -68,8 +74,8 @@ class Cluster:
         broker: Broker,
         snapshots: Snapshots,
     ) -> None:
-        """`addresses`: where this node serves what. `zone`, `weight`: as in the configuration. `way`: how the cluster begins. `peers`: node id -> address of its
-        peer port, of those that are named."""
+        """`addresses`: where this node serves what. `zone`, `weight`: as in the configuration. `way`: how the cluster
+        begins. `peers`: node id -> address of its peer port, of those that are named."""
         self._name = name
         self._own = own
         self._addresses = dict(addresses)
@@ -97,22 +103,45 @@ class Cluster:
             on_stream=snapshots.receive,
             takes_more=self._takes_more,
         )
+        self.clock_keeper = ClockKeeper(broker.clock, self.links.send, lambda: engine.hosts.values())
+        engine.on_leads = self.clock_keeper.leads
         snapshots.open_stream = self.links.open_stream
-        snapshots.on_garbage = broker.catalog.sweep_soon
+        snapshots.on_garbage = broker.following.sweep_soon
         engine.passes.room = self.links.room
         runner.send = self._send
         broker.tell = self._tell
         broker.up = lambda: self.up
         broker.until_others_followed = self._until_others_followed
-        broker.catalog.on_followed = self._tell_followed
+        broker.following.on_followed = self._tell_followed
         self._latest = broker.catalog.latest
         self._latest.ask = lambda node, question: self.links.send(node, ASKED, question)
         self._followed: dict[str, int] = {}
         """What of metadata each peer has done."""
         self._joining = Joining(own.node, self.links)
         self._forming = Forming(
-            way, own.node, peers, self._joining, lambda: self.links.up, lambda: self._followed, self._seen
+            way,
+            own.node,
+            peers,
+            lambda: self._own.cluster_uuid,
+            self._joining,
+            self.links.send,
+            lambda: self.links.up,
+            lambda: self._followed,
+            self._seen,
         )
+        self.steward = Steward(
+            self._joining,
+            self._linked,
+            lambda: [found[tags.NODE] for found in self._seen() if tags.NODE in found],
+            broker.clock.now_ms,
+            reassign_after_ms,
+        )
+        self.mover = Mover(engine, broker.catalog, lambda: self.up, self._tell_settled)
+        self.mover.may_lead = self.clock_keeper.may_lead
+        self._is_removed = False
+        self.takes_part = False
+        """Set by whoever has started what makes this node a member."""
+        self._belongs = trio.Event()
 
     @property
     def up(self) -> Collection[str]:
@@ -130,8 +159,9 @@ class Cluster:
         node = peer.identity.node_id
         if self._is_ours(peer):
             self._engine.passes.connected(node)
+            self.clock_keeper.up(node)
         self._broker.routes.up(node)
-        self.links.send(node, FOLLOWED, self._broker.catalog.followed_index)
+        self.links.send(node, FOLLOWED, self._broker.following.index)
         self._wake()
 
     def _is_ours(self, peer: Peer) -> bool:
@@ -142,6 +172,7 @@ class Cluster:
 
     def _on_down(self, node: str) -> None:
         self._engine.passes.disconnected(node)
+        self.clock_keeper.down(node)
         self._broker.routes.down(node)
         self._followed.pop(node, None)
         self._wake()
@@ -162,7 +193,12 @@ class Cluster:
             self._latest.answer(partial(self._tell_latest, node, body))
         elif kind == TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
             self._latest.told(*body)
-        elif self._joining.on_frame(node, kind, body):
+        elif kind == SETTLED and _is_settled(body):
+            self.steward.settled(body)
+            self._wake()
+        elif self.clock_keeper.on_frame(node, kind, body):
+            pass
+        elif self._joining.on_frame(node, kind, body) or self._forming.on_frame(node, kind, body):
             self._wake()
         else:
             log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
@@ -202,7 +238,8 @@ class Cluster:
 
     async def hand_over(self) -> None:
         """Before this node stops: let others lead what it leads, as far as there are others, for a moment."""
-        await hand_over(lambda: self._engine.hosts.values(), set(self.links.up))
+        for nodes in (self.clock_keeper.good(), set(self.links.up)):
+            await hand_over(lambda: self._engine.hosts.values(), nodes)
 
     # -- who the peers are ----------------------------------------------------------------------------------------
 
@@ -214,9 +251,10 @@ class Cluster:
             self._wake()
 
     def _seen(self) -> list[Mapping[str, str]]:
-        """Tags of other live members."""
+        """Tags of other live members that are nodes of a cluster of this name."""
         members = self._membership.members().values() if self._membership is not None else ()
-        return [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.NODE, m.name) != self._own.node]
+        ours = [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.CLUSTER) == self._name]
+        return [found for found in ours if found.get(tags.NODE, self._own.node) != self._own.node]
 
     def _look_for_peers(self) -> None:
         """Those that are registered, and those that gossip knows, which knows best where they are now."""
@@ -226,8 +264,7 @@ class Cluster:
         registered = metadata.status.nodes if metadata is not None else {}
         found = {name: record.addresses.get("peer") for name, record in registered.items()}
         for seen in self._seen():
-            if seen.get(tags.CLUSTER) == self._name and tags.NODE in seen:
-                found[seen[tags.NODE]] = seen.get("peer") or found.get(seen[tags.NODE])
+            found[seen[tags.NODE]] = seen.get("peer") or found.get(seen[tags.NODE])
         found.pop(self._own.node, None)
         peers = {}
         for node, text in found.items():
@@ -239,9 +276,39 @@ class Cluster:
 
     # -- forming --------------------------------------------------------------------------------------------------
 
+    @property
+    def waits(self) -> bool:
+        """Whether `formed` may take long, for it depends on others."""
+        return self._way != "alone" and self._engine.pointers.get(METADATA_GROUP) is None
+
+    @property
+    def is_founder(self) -> bool:
+        """Whether this node is to found the cluster, unless it finds one, and has not yet."""
+        return self._way == "meets" and self._own.cluster_uuid is None
+
+    def waiting(self) -> str | None:
+        """Why this node does not take part in a cluster yet, for a person; None once it does."""
+        return None if self.takes_part else self._forming.why()
+
+    async def init(self) -> str:
+        """Found the cluster with this node alone, now. Its UUID, once that is durable. Raises Conflict, Unavailable;
+        TimedOut when it is not known whether it was founded."""
+        uuid = self._own.cluster_uuid
+        if uuid is not None:
+            raise Conflict(f"this node belongs to cluster {uuid} already", cluster_uuid=uuid)
+        if self.takes_part:
+            raise Conflict("this node belongs to a cluster already, which has no UUID yet")
+        await self._forming.init()
+        with trio.move_on_after(INIT_S):
+            await self._belongs.wait()
+        if self._own.cluster_uuid is None:
+            raise TimedOut(f"the cluster was not founded within {INIT_S:g} s; it may be yet: sandctl cluster info")
+        return self._own.cluster_uuid
+
     async def formed(self) -> Members:
         """Wait until this node may take part in the metadata group; the configuration that its replica begins with."""
         if self._engine.pointers.get(METADATA_GROUP) is not None:
+            self._forming.is_over()
             return self._forming.founders  # not asked for: the replica is there
         members, cluster_uuid = await self._forming.formed()
         if cluster_uuid is not None:
@@ -256,6 +323,7 @@ class Cluster:
         self._own = await self._runner.on_maintenance(join)
         if self._way != "named":
             self.links.renew()
+        self._belongs.set()
         await self.on_joined()
 
     # -- registering ----------------------------------------------------------------------------------------------
@@ -270,35 +338,60 @@ class Cluster:
                 await self._pin_registered()
                 self._look_for_peers()
                 if metadata.ready:
-                    await self._joining.take_in(metadata)
-                    await self.register(metadata)
-                    self._joining.welcome(metadata)
-                    await self._joining.promote(metadata)
+                    await self._form(metadata)
+                    await self.steward.tend(metadata)
             except SandqError as error:
-                log.warning("the nodes could not be registered; it is tried again", error=error.message)
+                log.warning("the cluster could not be seen to; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
                 await self._changed.wait()
 
     async def _pin_registered(self) -> None:
-        """Who is registered is known by its store from now on, whether or not this node ever met it."""
-        for node in self._broker.metadata.nodes.values():
+        """Who is registered is known by its store from now on, whether or not this node ever met it; who was removed is
+        let in no more."""
+        view = self._broker.metadata
+        for gone in view.removed.values():
+            for store in gone.stores:
+                if not self._known.is_removed(store):
+                    await self._runner.on_maintenance(partial(self._known.remove, gone.node_id, store))
+                    self.links.end(gone.node_id, "the node was removed from the cluster")
+            if self._own.store_uuid in gone.stores and not self._is_removed:
+                self._is_removed = True
+                log.error(
+                    "this node was removed from its cluster, and takes part in nothing any more",
+                    remedy="end it; to add it anew, start it with an empty data directory",
+                )
+        for node in view.nodes.values():
             if node.node_id != self._own.node and self._known.get(node.node_id) is None:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
 
     async def register(self, metadata: GroupHost) -> None:
-        """Write down the cluster's UUID, and the members that are connected, as they are now."""
+        """At once, when this node leads the metadata alone."""
+        await self._form(metadata)
+        await self.steward.register(metadata)
+
+    async def _form(self, metadata: GroupHost) -> None:
+        """Give the cluster its UUID."""
         if metadata.status.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))
-        for peer in [self.identity(), *[peer.identity for peer in self.links.up.values()]]:
-            members = metadata.group.members
-            if own_member(peer.node_id, (*members.voters, *members.learners)) is None:
-                continue
-            # As it is now: while the one before was registered another node may have led.
-            record = metadata.status.nodes.get(peer.node_id)
-            if record is not None and record.store_uuid != peer.store_uuid:
-                continue  # it lost its disk, and waits until it is added anew
-            if record is None or record.addresses != peer.addresses:
-                await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses)))
+
+    def _linked(self) -> list[PeerIdentity]:
+        return [self.identity(), *[peer.identity for peer in self.links.up.values()]]
+
+    def _tell_settled(self, reports: list[tuple[int, int]]) -> None:
+        """To who leads the metadata group. It gets lost, and is told again."""
+        leader = self._broker.metadata_host.leader
+        if leader == self._own.node:
+            self.steward.settled(reports)
+            self._wake()
+        elif leader is not None:
+            self.links.send(leader, SETTLED, reports)
+
+
+def _is_settled(body: Any) -> bool:
+    """(group, epoch), any number of them."""
+    return isinstance(body, tuple) and all(
+        isinstance(report, tuple) and [type(part) for part in report] == [int, int] for report in body
+    )
 
 
 async def _nothing() -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandq.metadata import commands as metadata_commands
-from sandq.metadata.state import Topic
+from sandq.metadata.records import Topic
 from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailable
 from sandq.model.limits import Limits
+from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
-from sandq.raft import Committed, Members, Passes, incarnation_of, member_id, own_member
+from sandq.raft import Committed, Members, Passes
 from sandq.storage.files import Files
 from sandq.storage.keys import store_of, store_prefix, store_range
 from sandq.storage.pointers import Pointers, StorePointer
@@ -75,6 +76,8 @@ class Engine:
         """Bytes of entries that were handed to the applier and not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, GroupHost] = {}
+        self.on_leads: Callable[[GroupHost], None] = lambda host: None
+        """Told of groups that this node begins to lead, before they are ready."""
         self.filling: set[int] = set()
         """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
         self.on_closed: Callable[[int], None] = lambda group: None
@@ -88,24 +91,20 @@ class Engine:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    def install(self, groups: Sequence[tuple[int, Members]]) -> None:
-        """Give each replica that is to be here, and has none yet, a store, durably. Blocks on the disk.
+    def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
+        """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
+        group has one. Blocks on the disk. `metadata_index`: what metadata had applied that places them here.
 
         It must be done before a group's first WAL record: recovery drops the records of groups without a pointer.
         """
-        new = [
-            (group, member, members)
-            for group, members in groups
-            if self.pointers.get(group) is None and (member := self.own(members)) is not None
-        ]
+        new = [(group, member, members) for group, member, members in groups if self.pointers.get(group) is None]
         if new:
             stores = self.pointers.mint(len(new))
-            self.pointers.update(
-                put=[
-                    StorePointer(group, incarnation_of(member), store, voters=members.voters, learners=members.learners)
-                    for (group, member, members), store in zip(new, stores, strict=True)
-                ]
-            )
+            pointers = [
+                StorePointer(group, incarnation_of(member), store, voters=members.voters, learners=members.learners)
+                for (group, member, members), store in zip(new, stores, strict=True)
+            ]
+            self.pointers.update(put=pointers, metadata_index=metadata_index)
 
     def own(self, members: Members) -> str | None:
         """The member that lives on this node."""
@@ -113,7 +112,10 @@ class Engine:
 
     def open_metadata(self, members: Members | None = None) -> GroupHost:
         """`members`: who founds it; this node alone, unless told otherwise."""
-        self.install([(METADATA_GROUP, members or Members((member_id(self.node_id, 1),)))])
+        members = members or Members((member_id(self.node_id, 1),))
+        own = self.own(members)
+        assert own is not None, "a node opens the metadata of a cluster that it is a member of"
+        self.install([(METADATA_GROUP, own, members)])
         return self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store),
@@ -204,9 +206,10 @@ class Engine:
         )
         host.replace(replica, status)
 
-    def uninstall(self, groups: Sequence[int]) -> None:
-        """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks."""
-        self.pointers.update(drop=groups)
+    def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
+        """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks.
+        `metadata_index`: what metadata had applied that does not place them here."""
+        self.pointers.update(drop=groups, metadata_index=metadata_index)
 
     def forget(self, groups: Sequence[int]) -> None:
         """Let the log state these groups no more. For the thread that commits."""
@@ -250,6 +253,8 @@ class Engine:
         for group in changed:
             host = self.hosts.get(group.number)
             if host is not None:
+                if group.is_leader:
+                    self.on_leads(host)
                 host.look()
         return tasks
 

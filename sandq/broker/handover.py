@@ -1,4 +1,4 @@
-"""Leadership given to other nodes: before this one stops, when its clock is wrong, or because another one is to lead."""
+"""Leadership given to others: before this node stops, when its clock is wrong, or because another one is to lead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandq.raft import node_of
+from sandq.model.members import node_of
 
 from .host import GroupHost
 
@@ -22,16 +22,17 @@ async def hand_over(
     commands. Returns the numbers of those that this node goes on leading after that time: nobody has taken over."""
     try:
         with trio.move_on_after(within_s):
-            while led := [host for host in hosts() if _can_leave(host, nodes)]:
+            while led := [host for host in hosts() if can_leave(host, nodes)]:
                 for host in led:
                     host.hand_over(nodes)
                 await trio.sleep(PAUSE_S)
-        return [host.number for host in hosts() if _can_leave(host, nodes)]
+        return [host.number for host in hosts() if can_leave(host, nodes)]
     finally:
         for host in hosts():
             host.stay()
 
 
-def _can_leave(host: GroupHost, nodes: Collection[str]) -> bool:
+def can_leave(host: GroupHost, nodes: Collection[str]) -> bool:
+    """Whether this node leads the group, and one of these has a vote in it."""
     group = host.group
     return group.is_leader and any(node_of(m) in nodes and m != group.member for m in group.members.voters)

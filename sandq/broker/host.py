@@ -11,7 +11,8 @@ import trio
 
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
-from sandq.raft import Group, Members, Passes, ProposalFailed, ReadDone, node_of
+from sandq.model.members import node_of
+from sandq.raft import Group, Members, Passes, ProposalFailed, ReadDone
 
 from .applier import Apply
 from .replica import Replica
@@ -96,6 +97,11 @@ class GroupHost:
     def works(self) -> bool:
         """It is ready, and can write."""
         return self.failed is None and self.ready
+
+    @property
+    def members(self) -> Members:
+        """The latest configuration in the log."""
+        return self.group.members
 
     @property
     def leader(self) -> str | None:

@@ -2,11 +2,10 @@
 
 It asks every node of one cluster that it has a link with (JOIN) until one answers. Who leads the metadata group takes
 it in as a learner, so that it gets all of the metadata's log, registers it with its store, and tells it (WELCOME) which
-configuration it is part of; it begins its replica with that. Up to `VOTERS_MOST` learners become voters, once they have
-caught up; the others go on as learners, which is how they watch the metadata.
+configuration it is part of; it begins its replica with that. Who of them votes, `steward.py` sees to.
 
-The member is always the node's first incarnation: a node that lost its disk has another store UUID, is refused where
-it is known, and must not come back under its name as if nothing had been.
+A node that lost its disk has another store UUID, is refused where it is known, and must not come back under its name as
+if nothing had been: only once it was removed it is taken in again, as another incarnation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from sandq.raft import Members, member_id, node_of, own_member
+from sandq.model.members import member_id, own_member
+from sandq.raft import Members
 
 from .host import GroupHost
 from .peer_links import PeerLinks
@@ -56,6 +56,11 @@ class Joining:
 
     # -- who joins ------------------------------------------------------------------------------------------------
 
+    @property
+    def welcomed(self) -> tuple[Members, str] | None:
+        """What `until_welcome` gives, once it is there."""
+        return self._welcomed
+
     async def until_welcome(self) -> tuple[Members, str]:
         """Ask until this node is taken in. The configuration it is part of, and the cluster's UUID."""
         asked = None
@@ -83,16 +88,16 @@ class Joining:
         """Make who asks a learner. Raises SandqError when it could not be done now."""
         for node in sorted(self._asking):
             view: MetadataView = metadata.status
-            peer, record = self._links.up.get(node), view.nodes.get(node)
+            peer = self._links.up.get(node)
             members = metadata.group.members
             if view.cluster_uuid is None:
                 return
             if peer is None:
                 self._asking.discard(node)
-            elif record is not None and record.store_uuid != peer.identity.store_uuid:
+            elif _is_another(peer.identity.store_uuid, node, view):
                 self._refuse(node)
             elif own_member(node, (*members.voters, *members.learners)) is None:
-                learner = member_id(node, FIRST_INCARNATION)
+                learner = member_id(node, _next_incarnation(node, view))
                 await metadata.change_members(Members(members.voters, (*members.learners, learner)))
                 log.info("a node joins the cluster", joining=node)
 
@@ -105,16 +110,9 @@ class Joining:
                 self._asking.discard(node)
                 self._links.send(node, WELCOME, (view.cluster_uuid, *metadata.group.members))
 
-    async def promote(self, metadata: GroupHost) -> None:
-        """Let a learner vote that has caught up, if more are to. Raises SandqError when it could not be done now."""
-        group = metadata.group
-        voters, learners = group.members
-        for learner in learners:
-            may_vote = self._is_registered(node_of(learner), metadata.status)
-            if may_vote and len(voters) < VOTERS_MOST and group.match_index(learner) >= group.commit_index:
-                rest = tuple(other for other in learners if other != learner)
-                await metadata.change_members(Members((*voters, learner), rest))
-                return
+    def linked_as_registered(self, view: MetadataView) -> list[str]:
+        """Nodes that this one has a link with, and that have the store that is registered."""
+        return [node for node in sorted(self._links.up) if self._is_registered(node, view)]
 
     def _is_registered(self, node: str, view: MetadataView) -> bool:
         """With the store that this node is linked with."""
@@ -125,7 +123,26 @@ class Joining:
         self._asking.discard(node)
         if node not in self._told:
             self._told.add(node)
-            log.error("a node asks to join under the name of one that had another data directory", joining=node)
+            log.error(
+                "a node asks to join under the name of one that had another data directory",
+                joining=node,
+                remedy=f"give it back that directory; if it is lost: sandctl cluster remove {node}, and start it again",
+            )
+
+
+def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
+    """Whether the node with this store is not the one of that name that is known, or was removed."""
+    record, removed = view.nodes.get(node), view.removed.get(node)
+    if removed is not None and store_uuid in removed.stores:
+        return True
+    return record is not None and record.store_uuid != store_uuid
+
+
+def _next_incarnation(node: str, view: MetadataView) -> int:
+    record, removed = view.nodes.get(node), view.removed.get(node)
+    if record is not None:
+        return record.incarnation
+    return removed.incarnation + 1 if removed is not None else FIRST_INCARNATION
 
 
 def _is_welcome(body: Any) -> bool:

@@ -160,6 +160,12 @@ class PeerLinks:
         for link in list(self._links.values()):
             self._down(link, "this node belongs to a cluster now, and says so")
 
+    def end(self, node_id: str, why: str) -> None:
+        """End the link with a node. (It is made anew, if the handshake allows that.)"""
+        link = self._links.get(node_id)
+        if link is not None:
+            self._down(link, why)
+
     def _dial_new(self) -> None:
         assert self._nursery is not None
         own_id = self._terms.identity().node_id

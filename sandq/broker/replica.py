@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandq.metadata import commands as metadata_commands
-from sandq.metadata.state import MetadataState, NodeRecord, Topic
+from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
+from sandq.metadata.state import MetadataState
 from sandq.partition import commands
 from sandq.partition.delivery import Piece, Reader
 from sandq.partition.holdings import Lease
@@ -177,7 +178,14 @@ class MetadataReplica:
     def status(self) -> Any:
         state = self.state
         return MetadataView(
-            state.applied_index, state.cluster_uuid, state.next_group, dict(state.topics), dict(state.nodes)
+            state.applied_index,
+            state.cluster_uuid,
+            state.next_group,
+            dict(state.topics),
+            dict(state.nodes),
+            dict(state.removed),
+            state.balanced,
+            dict(state.places),
         )
 
 
@@ -189,3 +197,13 @@ class MetadataView:
     """Raft groups below it were placed; those that no topic has any more were deleted with theirs."""
     topics: dict[str, Topic]
     nodes: dict[str, NodeRecord]
+    removed: dict[str, RemovedNode]
+    balanced: tuple[str, ...]
+    """The nodes that all partitions are spread evenly over."""
+    places: dict[int, tuple[str, int]]
+    """Raft group -> topic and partition."""
+
+    def partition(self, group: int) -> Partition | None:
+        """That a group is of; None: there is none (any more)."""
+        place = self.places.get(group)
+        return self.topics[place[0]].partitions[place[1]] if place is not None else None

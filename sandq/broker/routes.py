@@ -39,6 +39,11 @@ class Routes:
             while self.leader(group) is None:
                 await self._changed.wait()
 
+    async def until_led_by(self, group: int, node: str) -> None:
+        """Wait until a node leads a group."""
+        while self.leader(group) != node:
+            await self._changed.wait()
+
     def led(self, group: int, term: int, ready: bool) -> None:
         """This node begins, or ceases, to lead a group."""
         if ready:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
-from sandq.raft import incarnation_of, node_of
+from sandq.model.members import incarnation_of, node_of
 from sandq.storage.files import may_have_happened
 from sandq.storage.pointers import StorePointer
 from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Exporter, Importer, Meta

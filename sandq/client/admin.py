@@ -25,6 +25,7 @@ from sandq.protocol.requests_admin import (
     SHOW,
     ClusterClock,
     ClusterInfo,
+    ClusterInit,
     GroupDelete,
     GroupList,
     GroupSeek,
@@ -169,11 +170,24 @@ class Admin:
         return Forecast(now_ms, sorted(buckets.items()), later)
 
     async def cluster(self) -> dict[str, Any]:
-        """The cluster as one of its nodes sees it."""
+        """The cluster as one of its nodes sees it. `waiting`: why that node belongs to none yet, or None."""
         return _map(await call(self._cluster, ClusterInfo().frame))
 
+    async def init_cluster(self) -> str:
+        """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
+
+        Only a node that waits to be taken in does it; Conflict when it belongs to a cluster, or knows of one. Those
+        that wait beside it join. Two clusters of one name never become one. A TimedOut or ConnectionLost leaves open
+        whether it was founded: `cluster()` tells.
+        """
+        uuid = _field(await call(self._cluster, ClusterInit().frame, idempotent=False))
+        if type(uuid) is not str:
+            raise ProtocolError(f"CLUSTER_INIT reply: {str(uuid)[:100]}")
+        return uuid
+
     async def clock(self, *, accept: bool = False) -> dict[str, Any]:
-        """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`.
+        """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`, its `reason`; `peers` and
+        `median_ms`, the other nodes' guarded clocks less this one's.
 
         `accept` makes it follow a step of the wall clock that it did not trust.
         """

@@ -52,22 +52,25 @@ class Cluster:
         self._topics: dict[str, Known] = {}
         self._wanted: dict[str, None] = {}  # topics to be asked for, in order
         self._serial = 0
+        self._unanswered: SandqError | None = None
         self._changed = Signal()
         self._refresh_now = Signal()
         self._closed = False
         self._tasks: anyio.abc.TaskGroup
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Connect to the first server that answers. One server: its error as it is; several: what each said."""
+        """Connect to the first server that answers and belongs to a cluster, or to those that do not yet. One server:
+        its error as it is; several: what each said."""
         self._tasks = tasks
         errors = []
         for server in self._servers:
             try:
                 await self._try_server(server)
-                break
             except SandqError as error:
                 errors.append(error)
-        else:
+            if self.cluster_uuid:
+                break
+        if len(errors) == len(self._servers):
             if len(errors) == 1:
                 raise errors[0]
             raise ConnectionLost("no server can be reached: " + "; ".join(error.message for error in errors))
@@ -116,8 +119,10 @@ class Cluster:
         return link.open_connection if link else None
 
     def connections(self) -> list[Connection]:
-        """All that are open."""
-        return [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
+        """All that are open; those of nodes that belonged to no cluster when they answered only if there are no
+        others."""
+        found = [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
+        return [one for one in found if one.hello.cluster_uuid] or found
 
     def forget(self, topic: str) -> None:
         """It was just created or deleted: what is known of it is old."""
@@ -163,8 +168,9 @@ class Cluster:
             raise ClosedError("the client is closed")
 
     def why(self) -> str:
-        """The last errors of the links, for a message."""
+        """The last errors of the links, and what was answered instead of metadata, for a message."""
         errors = [link.error.message for link in self._links.values() if link.error is not None]
+        errors += [self._unanswered.message] if self._unanswered is not None else []
         return ": " + "; ".join(errors) if errors else ""
 
     def _notify(self) -> None:
@@ -198,7 +204,8 @@ class Cluster:
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()
             await connection.run()
-            raise Unavailable(f"{connection.address} belongs to cluster {uuid}, this client to {self.cluster_uuid}")
+            there = f"cluster {uuid}" if uuid else "no cluster yet"
+            raise Unavailable(f"{connection.address} belongs to {there}, this client to {self.cluster_uuid}")
         self.cluster_uuid = uuid
         self.limits = {
             name: value for name, value in connection.hello.limits.items() if type(value) is int and value > 0
@@ -280,6 +287,7 @@ class Cluster:
             connections = self.connections()
             if not connections:
                 self._wanted.update(dict.fromkeys(topics))
+            if not connections or (self._unanswered is not None and not self.cluster_uuid):
                 await self._try_servers()
             for topic in topics if connections else ():
                 timeout_s = min(self.options.timeout_s, _ASK_TIMEOUT_S * 2.0 ** min(attempt, 10))
@@ -291,7 +299,8 @@ class Cluster:
             attempt += 1
 
     async def _try_servers(self) -> None:
-        """No connection at all: nodes may have moved, so try the addresses that the client was given."""
+        """No connection at all, or to nodes without a cluster only: others may be there, so try the addresses that the
+        client was given."""
         known = {address for link in self._links.values() for address in link.addresses}
         for server in self._servers:
             if server in known:
@@ -316,7 +325,9 @@ class Cluster:
             return True
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)
+            self._unanswered = error
             return False
+        self._unanswered = None
         self._serial += 1
         self._topics[topic] = Known(found[0], None, self._serial)
         self._update_nodes(reply)

@@ -15,10 +15,12 @@ STORE_UUID: Final = "store"
 NODE: Final = "id"
 ZONE: Final = "zone"
 VERSION: Final = "version"
+FOUNDER: Final = "founder"
+"""Of a node that is to found the cluster and has not yet: nothing but its being there counts."""
 SERVED: Final = ("client", "http", "peer")
 """Tags that are addresses, "host:port"."""
 
-OURS: Final = frozenset({CLUSTER, CLUSTER_UUID, STORE_UUID, NODE, ZONE, VERSION, *SERVED})
+OURS: Final = frozenset({CLUSTER, CLUSTER_UUID, STORE_UUID, NODE, ZONE, VERSION, FOUNDER, *SERVED})
 
 
 def node_tags(
@@ -30,11 +32,15 @@ def node_tags(
     zone: str,
     version: str,
     addresses: Mapping[str, str],
+    founder: bool = False,
 ) -> dict[str, str]:
-    """The tags of a node. `addresses`: what is served -> "host:port"."""
+    """The tags of a node. `addresses`: what is served -> "host:port". `founder`: it is to found the cluster, and has
+    not; so it has no `cluster_uuid` then, and of the two tags only one takes up room."""
     tags = {NODE: node, CLUSTER: cluster, STORE_UUID: store_uuid, ZONE: zone, VERSION: version}
     if cluster_uuid is not None:
         tags[CLUSTER_UUID] = cluster_uuid
+    elif founder:
+        tags[FOUNDER] = "1"
     tags.update((name, addresses[name]) for name in SERVED if name in addresses)
     return tags
 

@@ -6,7 +6,7 @@ Entry: msgpack `[version=1, now_ms, [command, ...]]`, command `[type, fields...]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import msgpack
@@ -18,15 +18,16 @@ ENTRY_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RegisterNode:
-    """A node with its store UUID and the addresses it serves (`{"client": "host:port", ...}`)."""
+    """A node that is a member of the metadata group, with its store UUID and the addresses it serves
+    (`{"client": "host:port", ...}`)."""
 
     type: ClassVar[int] = 1
     node_id: str
     store_uuid: str
     addresses: dict[str, str]
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.node_id, self.store_uuid, self.addresses)
+    zone: str = "default"
+    weight: int = 1
+    incarnation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,9 @@ class CreateTopic:
     type: ClassVar[int] = 2
     name: str
     kind: str
+    replicas: int
     placement: Sequence[Sequence[str]]
     settings: dict[str, Any]
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.name, self.kind, self.placement, self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +47,18 @@ class DeleteTopic:
     type: ClassVar[int] = 3
     name: str
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.name,)
-
 
 @dataclass(frozen=True, slots=True)
 class UpdateTopic:
-    """`settings`: the whole settings record."""
+    """`settings`: the whole settings record. `added`: where further partitions are placed, the first of them being
+    number `partitions`: refused when there are more or fewer by then."""
 
     type: ClassVar[int] = 4
     name: str
     settings: dict[str, Any]
-
-    def fields(self) -> tuple[Any, ...]:
-        return (self.name, self.settings)
+    replicas: int
+    partitions: int
+    added: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,76 @@ class FormCluster:
     type: ClassVar[int] = 5
     cluster_uuid: str
 
-    def fields(self) -> tuple[Any, ...]:
-        return (self.cluster_uuid,)
+
+@dataclass(frozen=True, slots=True)
+class MarkNode:
+    """Since when a node is neither heard of nor linked; None: it is back."""
+
+    type: ClassVar[int] = 6
+    node_id: str
+    failed_since_ms: int | None
 
 
-Command = RegisterNode | CreateTopic | DeleteTopic | UpdateTopic | FormCluster
-_CLASSES: dict[int, type[Any]] = {c.type: c for c in (RegisterNode, CreateTopic, DeleteTopic, UpdateTopic, FormCluster)}
+@dataclass(frozen=True, slots=True)
+class ChangeStanding:
+    """Whether a node is to hold anything: see `records`."""
+
+    type: ClassVar[int] = 7
+    node_id: str
+    standing: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveNode:
+    """Forget a node that is removing and holds nothing any more, of which the metadata group has no member either."""
+
+    type: ClassVar[int] = 8
+    node_id: str
+    store_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """These nodes are to hold the partition of a group, the first is to lead it. `epoch`: the assignment that this one
+    follows; after another one it is refused."""
+
+    type: ClassVar[int] = 9
+    group: int
+    epoch: int
+    nodes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The committed configuration of a group is what the assignment of this epoch wants."""
+
+    type: ClassVar[int] = 10
+    group: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """All partitions are spread evenly over these nodes."""
+
+    type: ClassVar[int] = 11
+    nodes: Sequence[str]
+
+
+Command = (
+    RegisterNode
+    | CreateTopic
+    | DeleteTopic
+    | UpdateTopic
+    | FormCluster
+    | MarkNode
+    | ChangeStanding
+    | RemoveNode
+    | Assign
+    | Settle
+    | Balance
+)
+_CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +146,8 @@ class Entry:
     commands: Sequence[Command]
 
     def encode(self) -> bytes:
-        body: bytes = msgpack.packb((ENTRY_VERSION, self.now_ms, [(c.type, *c.fields()) for c in self.commands]))
+        commands = [(c.type, *(getattr(c, field.name) for field in fields(c))) for c in self.commands]
+        body: bytes = msgpack.packb((ENTRY_VERSION, self.now_ms, commands))
         return body
 
     @classmethod

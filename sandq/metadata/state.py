@@ -2,23 +2,27 @@
 
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
-    "n" node id     [store uuid, {name: address}]
-    "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil]
-    "t" name        [number, kind, initial_partitions, settings, created_ms, [[raft group, [member, ...]], ...],
-                     settings it was created with]
+    "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil]
+    "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
+    "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
+                     [node id, ...] that all is spread evenly over]
+    "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with]
+    "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
+from sandq.model.members import member_id, own_member
 
 from . import commands as c
+from .records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
 
 STATE_KEY = b"s"
 _VERSION = 1
@@ -28,61 +32,17 @@ FIRST_GROUP = 1
 Put = Callable[[bytes, bytes | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    group: int
-    """Raft group number."""
-    members: tuple[str, ...]
-    """`node id#incarnation`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    name: str
-    number: int
-    kind: str
-    initial_partitions: int
-    settings: dict[str, Any]
-    created_ms: int
-    partitions: tuple[Partition, ...]
-    first_settings: dict[str, Any]
-    """Those it was created with: each replica begins with them, whenever that is, and learns of others by its log."""
-
-    def row(self) -> bytes:
-        partitions = [(p.group, p.members) for p in self.partitions]
-        row: bytes = msgpack.packb(
-            (
-                self.number,
-                self.kind,
-                self.initial_partitions,
-                self.settings,
-                self.created_ms,
-                partitions,
-                self.first_settings,
-            )
-        )
-        return row
-
-    @classmethod
-    def load(cls, name: str, row: bytes) -> Topic:
-        number, kind, initial, settings, created_ms, partitions, first_settings = msgpack.unpackb(row)
-        placed = tuple(Partition(g, tuple(m)) for g, m in partitions)
-        return cls(name, number, kind, initial, settings, created_ms, placed, first_settings)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    node_id: str
-    store_uuid: str
-    addresses: dict[str, str]
-
-
 class MetadataState:
     def __init__(self) -> None:
         self.applied_index = 0
         self.cluster_uuid: str | None = None
         self.topics: dict[str, Topic] = {}
         self.nodes: dict[str, NodeRecord] = {}
+        self.removed: dict[str, RemovedNode] = {}
+        self.balanced: tuple[str, ...] = ()
+        """The nodes that all partitions are spread evenly over."""
+        self.places: dict[int, tuple[str, int]] = {}
+        """Raft group -> topic and partition."""
         self._next_topic = 1
         self.next_group = FIRST_GROUP
         """No raft group has this number, or a higher one, yet."""
@@ -92,89 +52,248 @@ class MetadataState:
     def load(cls, rows: list[tuple[bytes, bytes]]) -> MetadataState:
         """From all rows of the metadata store."""
         self = cls()
-        for key, value in rows:
+        partitions: dict[str, dict[int, Partition]] = {}
+        for key, value in sorted(rows):  # partitions come before topics
+            if key[:1] == b"p":
+                topic, at, partition = Partition.load(int.from_bytes(key[1:], "big"), value)
+                partitions.setdefault(topic, {})[at] = partition
+                continue
             name = key[1:].decode()
             if key[:1] == b"t":
-                self.topics[name] = Topic.load(name, value)
+                self._keep(Topic.load(name, value, partitions[name]))
             elif key[:1] == b"n":
-                self.nodes[name] = NodeRecord(name, *msgpack.unpackb(value))
+                self.nodes[name] = NodeRecord.load(name, value)
+            elif key[:1] == b"x":
+                self.removed[name] = RemovedNode.load(name, value)
             elif key == STATE_KEY:
-                _, self.applied_index, *counters, self.cluster_uuid = msgpack.unpackb(value)
+                _, self.applied_index, *counters, self.cluster_uuid, balanced = msgpack.unpackb(value)
                 self._next_topic, self.next_group, self._next_incarnation = counters
+                self.balanced = tuple(balanced)
         return self
 
     def write_state(self, put: Put) -> None:
         counters = (self._next_topic, self.next_group, self._next_incarnation)
-        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, self.cluster_uuid)))
+        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, self.cluster_uuid, self.balanced)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
-        """One result a command: the Topic, the NodeRecord or the cluster UUID, or the SandqError that refused it."""
+        """One result a command: what it made or changed, or the SandqError that refused it."""
         if index <= self.applied_index:
             return []
         results: list[Any] = []
         for command in entry.commands:
             try:
-                match command:
-                    case c.RegisterNode():
-                        results.append(self._register(command, put))
-                    case c.CreateTopic():
-                        results.append(self._create(command, entry.now_ms, put))
-                    case c.DeleteTopic():
-                        results.append(self._delete(command, put))
-                    case c.UpdateTopic():
-                        results.append(self._update(command, put))
-                    case c.FormCluster():
-                        self.cluster_uuid = self.cluster_uuid or command.cluster_uuid
-                        results.append(self.cluster_uuid)
+                results.append(self._apply(command, entry.now_ms, put))
             except (NotFound, Conflict, InvalidRequest) as refusal:
                 results.append(refusal)
         self.applied_index = index
         return results
 
-    def _register(self, command: c.RegisterNode, put: Put) -> NodeRecord:
-        node = NodeRecord(command.node_id, command.store_uuid, command.addresses)
+    def _apply(self, command: c.Command, now_ms: int, put: Put) -> Any:
+        match command:
+            case c.RegisterNode():
+                return self._register(command, put)
+            case c.CreateTopic():
+                return self._create(command, now_ms, put)
+            case c.DeleteTopic():
+                return self._delete(command, put)
+            case c.UpdateTopic():
+                return self._update(command, put)
+            case c.FormCluster():
+                self.cluster_uuid = self.cluster_uuid or command.cluster_uuid
+                return self.cluster_uuid
+            case c.MarkNode():
+                node = self._node(command.node_id)
+                return self._put_node(replace(node, failed_since_ms=command.failed_since_ms), put)
+            case c.ChangeStanding():
+                return self._change_standing(command, put)
+            case c.RemoveNode():
+                return self._remove(command, put)
+            case c.Assign():
+                return self._assign(command, put)
+            case c.Settle():
+                return self._settle(command, put)
+            case c.Balance():
+                self.balanced = tuple(command.nodes)
+                return self.balanced
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def _node(self, node_id: str) -> NodeRecord:
+        record = self.nodes.get(node_id)
+        if record is None:
+            raise NotFound(f"no node {node_id!r} is registered", node=node_id)
+        return record
+
+    def _put_node(self, node: NodeRecord, put: Put) -> NodeRecord:
         self.nodes[node.node_id] = node
-        put(b"n" + node.node_id.encode(), msgpack.packb((node.store_uuid, node.addresses)))
+        put(b"n" + node.node_id.encode(), node.row())
         return node
+
+    def _register(self, command: c.RegisterNode, put: Put) -> NodeRecord:
+        known, removed = self.nodes.get(command.node_id), self.removed.get(command.node_id)
+        if known is not None and known.store_uuid != command.store_uuid:
+            raise Conflict(f"node {command.node_id!r} is registered with another data directory", node=command.node_id)
+        if removed is not None and command.store_uuid in removed.stores:
+            raise Conflict(f"the data directory of {command.node_id!r} was removed", node=command.node_id)
+        node = NodeRecord(
+            command.node_id,
+            command.store_uuid,
+            command.addresses,
+            command.zone,
+            command.weight,
+            command.incarnation,
+            known.standing if known is not None else IN,
+            known.failed_since_ms if known is not None else None,
+        )
+        return self._put_node(node, put)
+
+    def _change_standing(self, command: c.ChangeStanding, put: Put) -> NodeRecord:
+        node = self._node(command.node_id)
+        if command.standing not in (IN, DRAINING, REMOVING):
+            raise InvalidRequest(f"{command.standing!r} is no standing of a node")
+        if node.standing == REMOVING and command.standing != REMOVING:
+            raise Conflict(f"node {command.node_id!r} is being removed", node=command.node_id)
+        return self._put_node(replace(node, standing=command.standing), put)
+
+    def _remove(self, command: c.RemoveNode, put: Put) -> NodeRecord:
+        node = self._node(command.node_id)
+        if node.standing != REMOVING or node.store_uuid != command.store_uuid:
+            raise Conflict(f"node {command.node_id!r} is not being removed", node=command.node_id)
+        for topic in self.topics.values():
+            for partition in topic.partitions:
+                if own_member(node.node_id, (*partition.members, *partition.former)) is not None:
+                    raise Conflict(f"node {command.node_id!r} holds a partition of {topic.name!r}", node=node.node_id)
+        before = self.removed.get(node.node_id)
+        stores = (*(before.stores if before is not None else ()), node.store_uuid)
+        removed = self.removed[node.node_id] = RemovedNode(node.node_id, node.incarnation, stores)
+        del self.nodes[node.node_id]
+        put(b"x" + node.node_id.encode(), removed.row())
+        put(b"n" + node.node_id.encode(), None)
+        return node
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    def _keep(self, topic: Topic) -> None:
+        self.topics[topic.name] = topic
+        self.places.update({partition.group: (topic.name, at) for at, partition in enumerate(topic.partitions)})
+
+    def _put_topic(self, topic: Topic, new: Sequence[Partition], put: Put) -> Topic:
+        """`new`: its partitions whose rows are not there yet, the last ones."""
+        self._keep(topic)
+        put(b"t" + topic.name.encode(), topic.row())
+        for at, partition in enumerate(new, len(topic.partitions) - len(new)):
+            put(_partition_key(partition.group), partition.row(topic.name, at))
+        return topic
+
+    def _topic(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        return topic
 
     def _create(self, command: c.CreateTopic, now_ms: int, put: Put) -> Topic:
         if command.name in self.topics:
             raise TopicExists(f"there is a topic {command.name!r} already", topic=command.name)
-        partitions = []
-        for nodes in command.placement:
-            unknown = sorted(set(nodes) - self.nodes.keys())
-            if unknown:
-                raise InvalidRequest(f"topic {command.name!r} is placed on {unknown[0]!r}, which is not registered")
-            members = tuple(f"{node}#{self._next_incarnation + at}" for at, node in enumerate(nodes))
-            self._next_incarnation += len(members)
-            partitions.append(Partition(self.next_group, members))
-            self.next_group += 1
+        self._check_registered(command.name, command.placement)
         topic = Topic(
             command.name,
             self._next_topic,
             command.kind,
-            len(partitions),
+            len(command.placement),
+            command.replicas,
             command.settings,
             now_ms,
-            tuple(partitions),
+            self._found(command.placement),
             command.settings,
         )
         self._next_topic += 1
-        self.topics[topic.name] = topic
-        put(b"t" + topic.name.encode(), topic.row())
-        return topic
+        return self._put_topic(topic, topic.partitions, put)
+
+    def _check_registered(self, name: str, placement: Sequence[Sequence[str]]) -> None:
+        unknown = sorted({node for nodes in placement for node in nodes} - self.nodes.keys())
+        if unknown:
+            raise InvalidRequest(f"topic {name!r} is placed on {unknown[0]!r}, which is not registered")
+
+    def _found(self, placement: Sequence[Sequence[str]]) -> tuple[Partition, ...]:
+        partitions = []
+        for nodes in placement:
+            members = tuple([self._mint(node) for node in nodes])
+            partitions.append(Partition(self.next_group, members, members))
+            self.next_group += 1
+        return tuple(partitions)
+
+    def _mint(self, node: str) -> str:
+        member = member_id(node, self._next_incarnation)
+        self._next_incarnation += 1
+        return member
 
     def _update(self, command: c.UpdateTopic, put: Put) -> Topic:
-        topic = self.topics.get(command.name)
-        if topic is None:
-            raise UnknownTopic(f"there is no topic {command.name!r}", topic=command.name)
-        topic = self.topics[command.name] = replace(topic, settings=command.settings)
-        put(b"t" + topic.name.encode(), topic.row())
-        return topic
+        topic = self._topic(command.name)
+        if command.added and command.partitions != len(topic.partitions):
+            raise Conflict(f"topic {command.name!r} has {len(topic.partitions)} partitions by now", topic=command.name)
+        self._check_registered(command.name, command.added)
+        added = self._found(command.added)
+        partitions = (*topic.partitions, *added)
+        changed = replace(topic, settings=command.settings, replicas=command.replicas, partitions=partitions)
+        return self._put_topic(changed, added, put)
 
     def _delete(self, command: c.DeleteTopic, put: Put) -> Topic:
-        topic = self.topics.pop(command.name, None)
-        if topic is None:
-            raise UnknownTopic(f"there is no topic {command.name!r}", topic=command.name)
+        topic = self._topic(command.name)
+        del self.topics[command.name]
+        for partition in topic.partitions:
+            del self.places[partition.group]
+            put(_partition_key(partition.group), None)
         put(b"t" + command.name.encode(), None)
         return topic
+
+    # -- assignments ----------------------------------------------------------------------------------------------
+
+    def _partition(self, group: int) -> tuple[Topic, int, Partition]:
+        place = self.places.get(group)
+        if place is None:
+            raise NotFound(f"no partition is that of group {group}")
+        topic = self.topics[place[0]]
+        return topic, place[1], topic.partitions[place[1]]
+
+    def _put_partition(self, topic: Topic, at: int, partition: Partition, put: Put) -> Partition:
+        partitions = (*topic.partitions[:at], partition, *topic.partitions[at + 1 :])
+        self.topics[topic.name] = replace(topic, partitions=partitions)
+        put(_partition_key(partition.group), partition.row(topic.name, at))
+        return partition
+
+    def _assign(self, command: c.Assign, put: Put) -> Partition:
+        topic, at, old = self._partition(command.group)
+        nodes = tuple(command.nodes)
+        if command.epoch != old.epoch:
+            raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
+        if not nodes or len(set(nodes)) < len(nodes):
+            raise InvalidRequest(f"a partition is held by different nodes, not by {list(nodes)}")
+        self._check_registered(topic.name, [nodes])
+        # A member that the group may still have goes on as it is: a node has one replica of a group.
+        there = (*old.members, *old.former)
+        members = tuple([own_member(node, there) or self._mint(node) for node in nodes])
+        former = tuple([member for member in there if member not in members])
+        epoch = old.epoch + 1
+        only_order = sorted(members) == sorted(old.members) and not old.moving
+        settled = epoch if only_order else old.settled
+        new = replace(old, members=members, former=former, epoch=epoch, settled=settled)
+        return self._put_partition(topic, at, new, put)
+
+    def _settle(self, command: c.Settle, put: Put) -> Partition:
+        topic, at, old = self._partition(command.group)
+        if command.epoch != old.epoch:
+            raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
+        return self._put_partition(topic, at, replace(old, former=(), settled=old.epoch), put)
+
+
+def _partition_key(group: int) -> bytes:
+    return b"p" + group.to_bytes(8, "big")
+
+
+def holds(topics: Iterable[Topic], node: str) -> int:
+    """Replicas that are, or may still be, on a node."""
+    return sum(
+        own_member(node, (*partition.members, *partition.former)) is not None
+        for topic in topics
+        for partition in topic.partitions
+    )

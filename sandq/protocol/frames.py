@@ -86,6 +86,7 @@ class Type(IntEnum):
     DEAD_LIST = 45
     CLUSTER_INFO = 48
     CLUSTER_CLOCK = 49
+    CLUSTER_INIT = 50
     ERROR = 255
 
 

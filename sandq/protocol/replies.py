@@ -19,6 +19,7 @@
     GROUP_UPDATE   []
     CLUSTER_INFO   [map]
     CLUSTER_CLOCK  [map]
+    CLUSTER_INIT   [cluster uuid]
 
     offsets      = [base bin16, count] | bin of 16 bytes a message
     conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in

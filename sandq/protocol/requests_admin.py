@@ -11,6 +11,7 @@ GROUP_UPDATE   44 [topic, group, settings map]
 DEAD_LIST      45 [topic, partition, group, reason | nil, limit 1..1000, after bin16 | nil, values bool]
 CLUSTER_INFO   48 []
 CLUSTER_CLOCK  49 ["show" | "accept"]
+CLUSTER_INIT   50 []
 
 to     = as the start of a SUBSCRIBE
 reason = "nacked" | "lease_expired" | "expired"
@@ -252,3 +253,18 @@ class ClusterClock(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.CLUSTER_CLOCK, request_id, *self)
+
+
+_CLUSTER_INIT = Shape("CLUSTER_INIT")
+
+
+class ClusterInit(NamedTuple):
+    """Found the cluster with the node that is asked, alone, now."""
+
+    @classmethod
+    def parse(cls, frame: Frame) -> ClusterInit:
+        _CLUSTER_INIT.check(frame)
+        return cls()
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.CLUSTER_INIT, request_id)

@@ -7,7 +7,7 @@ what was written. See docs/architecture.md.
 
 from .group import Group, ProposalFailed
 from .journal import GroupJournal
-from .members import Members, incarnation_of, member_id, node_of, own_member
+from .members import Members
 from .passes import Committed, Passes
 from .reads import ReadDone
 
@@ -19,8 +19,4 @@ __all__ = [
     "Passes",
     "ProposalFailed",
     "ReadDone",
-    "incarnation_of",
-    "member_id",
-    "node_of",
-    "own_member",
 ]

@@ -9,13 +9,14 @@ from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
 from sandq.model.errors import Corruption
+from sandq.model.members import member_id, node_of
 
 from . import guards, hooks, wire
 from .core import LEADER, NEVER, Core
 from .elections import Election
 from .inputs import Inputs
 from .journal import GroupJournal
-from .members import Members, member_id, node_of
+from .members import Members
 from .quiet import Beat, Quiet
 from .reads import ReadDone, Reads
 from .transport import GroupTransport
@@ -131,6 +132,11 @@ class Group:
     @property
     def members(self) -> Members:
         return self._members
+
+    @property
+    def is_changing(self) -> bool:
+        """The latest configuration is not committed, as far as is known here."""
+        return self.journal.members_index > self.commit_index
 
     @property
     def term_start(self) -> int:

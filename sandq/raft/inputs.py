@@ -6,11 +6,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from sandq.model.members import incarnation_of, member_id
+
 from . import guards, hooks, wire
 from .core import LEADER, Core
 from .elections import Election
 from .journal import GroupJournal
-from .members import Members, incarnation_of, member_id
+from .members import Members
 from .reads import Reads
 from .transport import GroupTransport
 

@@ -1,12 +1,7 @@
-"""Who takes part in a group: voters and learners, as `node id#incarnation`.
-
-The incarnation is minted with each replica: a node that lost its disk returns under its old name, but as nobody that
-has a vote.
-"""
+"""Who takes part in a group: voters and learners, by their names (`model/members.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -35,20 +30,3 @@ class Members(NamedTuple):
         if not all(isinstance(member, str) for member in (*members.voters, *members.learners)):
             raise Corruption(f"a membership entry names something that is no member: {members!r}")
         return members
-
-
-def member_id(node_id: str, incarnation: int) -> str:
-    return f"{node_id}#{incarnation}"
-
-
-def node_of(member: str) -> str:
-    return member.rpartition("#")[0]
-
-
-def incarnation_of(member: str) -> int:
-    return int(member.rpartition("#")[2])
-
-
-def own_member(node_id: str, members: Sequence[str]) -> str | None:
-    """The member that lives on a node."""
-    return next((member for member in members if node_of(member) == node_id), None)

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from pysyncobj.node import Node
 
+from sandq.model.members import incarnation_of, node_of
+
 from . import hooks
 from .core import FOLLOWER, HEARTBEAT_S, LEADER, Core
 from .inputs import Inputs
 from .journal import GroupJournal
-from .members import Members, incarnation_of, node_of
+from .members import Members
 from .reads import Reads
 from .transport import GroupTransport
 

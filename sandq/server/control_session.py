@@ -50,6 +50,7 @@ class ControlSession:
             Type.TOPIC_STATS: self._topic_stats,
             Type.CLUSTER_INFO: self._cluster_info,
             Type.CLUSTER_CLOCK: self._cluster_clock,
+            Type.CLUSTER_INIT: self._cluster_init,
         }
 
     def _reply(self, request_id: int, *fields: Any) -> None:
@@ -158,7 +159,7 @@ class ControlSession:
                 for at, partition in enumerate(record.partitions)
             ],
             "initial_partitions": record.initial_partitions,
-            "replicas": len(record.partitions[0].members),
+            "replicas": record.replicas,
             "settings": record.settings,
         }
 
@@ -166,7 +167,7 @@ class ControlSession:
         asked = admin.TopicCreate.parse(frame)
 
         async def create() -> dict[str, Any]:
-            topic = await self._broker.create_topic(*asked)
+            topic = await self._broker.administration.create_topic(*asked)
             return self.topic_record(self._broker.topic(topic.name))
 
         self._start(frame, create)
@@ -175,14 +176,14 @@ class ControlSession:
         asked = admin.TopicUpdate.parse(frame)
 
         async def update() -> dict[str, Any]:
-            await self._broker.update_topic(*asked)
+            await self._broker.administration.update_topic(*asked)
             return self.topic_record(self._broker.topic(asked.name))
 
         self._start(frame, update)
 
     def _topic_delete(self, frame: Frame) -> None:
         asked = admin.TopicDelete.parse(frame)
-        self._start(frame, lambda: self._broker.delete_topic(asked.name))
+        self._start(frame, lambda: self._broker.administration.delete_topic(asked.name))
 
     def _topic_stats(self, frame: Frame) -> None:
         topic = admin.TopicStats.parse(frame).topic
@@ -198,5 +199,9 @@ class ControlSession:
         asked = admin.ClusterClock.parse(frame)
         clock = self._broker.clock
         status = clock.accept() if asked.action == "accept" else clock.status()
-        fields = ("guarded_ms", "wall_ms", "drift_ms", "alarm")
+        fields = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median_ms", "peers")
         self._reply(frame[1], {field: getattr(status, field) for field in fields})
+
+    def _cluster_init(self, frame: Frame) -> None:
+        admin.ClusterInit.parse(frame)
+        self._start(frame, self._info.init)

@@ -27,6 +27,12 @@ class ServerInfo:
     """The nodes that this one has a connection to, itself included."""
     members: Callable[[], Mapping[str, Member]]
     """What this node believes of all members."""
+    waiting: Callable[[], str | None]
+    """Why this node does not take part in a cluster yet; None once it does."""
+    belongs: Callable[[], str | None]
+    """The UUID of its cluster, as this node has it written down."""
+    init: Callable[[], Awaitable[str]]
+    """Found the cluster with this node alone; its UUID."""
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""
@@ -39,7 +45,11 @@ class ServerInfo:
 
     @property
     def cluster_uuid(self) -> str:
-        return self.broker.metadata.cluster_uuid or ""
+        """Empty: this node does not take part in one yet."""
+        if self.waiting() is not None:
+            return ""
+        # After a restart the metadata may say so only once there is a leader again.
+        return self.broker.metadata.cluster_uuid or self.belongs() or ""
 
     def add_hint(self, error: SandqError) -> None:
         """Who names another node says where it is."""
@@ -51,14 +61,16 @@ class ServerInfo:
 
     def cluster(self) -> dict[str, Any]:
         broker = self.broker
-        nodes, others = self._nodes_and_others()
+        waiting = self.waiting()
+        nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
         return {
             "cluster": self.cluster_name,
             "cluster_uuid": self.cluster_uuid,
             "node": self.node_id,
             "store_uuid": self.store_uuid,
             "version": self.version,
-            "metadata_leader": broker.metadata_host.leader,
+            "waiting": waiting,
+            "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "nodes": nodes,
             "others": others,
             "topics": len(broker.topics()),
@@ -66,14 +78,16 @@ class ServerInfo:
             "storage_failed": broker.engine.failed.message if broker.engine.failed else None,
         }
 
-    def _nodes_and_others(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,
         or machines of the same Serf cluster."""
         up = self.up()
-        others: dict[str, dict[str, Any]] = {}
-        for member in self.members().values():
+        believed: dict[str, dict[str, Any]] = {}
+        others = []
+        # A machine of the same Serf cluster may bear the name that a node has for its id.
+        for member in sorted(self.members().values(), key=lambda member: tags.NODE not in member.tags):
             node_id = member.tags.get(tags.NODE, member.name)
-            others[node_id] = {
+            row: dict[str, Any] = {
                 "node": node_id,
                 "up": node_id in up,
                 "member": member.state.value,
@@ -82,19 +96,29 @@ class ServerInfo:
                 "zone": member.tags.get(tags.ZONE),
                 "version": member.tags.get(tags.VERSION),
             }
+            if node_id in registered and node_id not in believed:
+                believed[node_id] = row
+            elif node_id != self.node_id or node_id in believed:
+                others.append({**row, "cluster_uuid": member.tags.get(tags.CLUSTER_UUID)})
         nodes = []
-        for _, node in sorted(self.broker.metadata.nodes.items()):
+        for _, node in sorted(registered.items()):
             known = {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in up, **node.addresses}
-            nodes.append({**known, **others.pop(node.node_id, {"member": None, "since_ms": None})})
-        return nodes, [row for _, row in sorted(others.items())]
+            nodes.append({**known, **believed.get(node.node_id, {"member": None, "since_ms": None})})
+        return nodes, sorted(others, key=lambda row: row["node"])
 
 
 class NodeState:
     """How this node is."""
 
-    def __init__(self, broker: Broker, render: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        render: Callable[[str], Awaitable[tuple[bytes, str]]],
+        waiting: Callable[[], str | None],
+    ) -> None:
         self._broker = broker
         self._render = render
+        self._waiting = waiting
 
     def failure(self) -> str | None:
         """Why it cannot store anything any more."""
@@ -105,9 +129,11 @@ class NodeState:
         """Why it is not ready to work; None when it is."""
         if (failure := self.failure()) is not None:
             return failure
+        if (waiting := self._waiting()) is not None:
+            return waiting
         groups = [part.group for topic in self._broker.topics() for part in topic.record.partitions]
-        waiting = sum(self._broker.routes.leader(group) is None for group in groups)
-        return f"{waiting} of {len(groups)} partitions have no leader yet" if waiting else None
+        idle = sum(self._broker.routes.leader(group) is None for group in groups)
+        return f"{idle} of {len(groups)} partitions have no leader yet" if idle else None
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """What Prometheus reads, and its content type."""

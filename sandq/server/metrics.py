@@ -199,6 +199,11 @@ class Metrics:
         told.value("sandq_storage_failed", self._broker.engine.failed is not None)
         told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
         told.value("sandq_clock_alarm", seen.clock.alarm)
+        for peer, offset_ms in seen.clock.peers.items():
+            name = "sandq_clock_peer_offset_seconds"
+            told.value(name, offset_ms / 1000, told.labels(name, peer))
+        if seen.clock.median_ms is not None:
+            told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
         hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))

@@ -24,6 +24,7 @@ from sandq.protocol.replies import encode_deliver
 from .connection import Connection
 from .control_session import ControlSession
 from .info import ServerInfo
+from .waiting import Entrance, Handlers
 
 TAKEN_KEPT = 1000
 
@@ -42,7 +43,7 @@ class ClientSession:
         """LEASE requests under way, by id ..."""
         self._taken: dict[int, Taker] = {}
         """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
-        self._handlers: dict[int, Callable[[Frame], None]] = {
+        handlers: Handlers = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
             Type.PRODUCE: self._produce,
@@ -56,11 +57,14 @@ class ClientSession:
             Type.PING: self._ping,
             **self._control.handlers,
         }
+        self._entrance = Entrance(handlers, info.waiting)
 
     def handle(self, frame: Frame) -> None:
-        handler = self._handlers.get(frame[0])
+        handler = self._entrance.handlers.get(frame[0])
         if not self.greeted and frame[0] != Type.HELLO:
             raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
+        if handler is None:
+            handler = self._entrance.look_again(frame[0])
         if handler is None:
             if frame[0] in RESERVED:
                 raise InvalidRequest(f"requests of type {frame[0]} are not implemented by this version")

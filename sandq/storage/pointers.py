@@ -2,10 +2,14 @@
 
 Body (envelope: small_file.py, magic "SANDQPTR", version 1), msgpack::
 
-    [next store number, [[group, incarnation, store, S, term of S, [voters], [learners]], ...]]
+    [next store number, metadata index, [[group, incarnation, store, S, term of S, [voters], [learners]], ...]]
 
-Pointers are sorted by group. On a restart the pointer wins over the log: the store holds the group's state
-as of S or later, and the log of the group goes on behind it. Store numbers begin at 1 and are never reused.
+Pointers are sorted by group. The metadata index: the latest by which replicas came or went here. After a crash this
+node may know less of metadata than it has acted upon, and must not act again before it knows as much: it would make a
+replica anew, empty, that it had deleted because it was to be elsewhere.
+
+On a restart the pointer wins over the log: the store holds the group's state as of S or later, and the log of the group
+goes on behind it. Store numbers begin at 1 and are never reused.
 """
 
 from __future__ import annotations
@@ -59,10 +63,13 @@ class Pointers:
     it is done again. It is not for a store that takes another's place: whoever goes on with the old one writes what the
     next start, which finds the new one, does not look for. Such a node must stop."""
 
-    def __init__(self, files: Files, name: str, next_store: int, pointers: Iterable[StorePointer]) -> None:
+    def __init__(
+        self, files: Files, name: str, next_store: int, metadata_index: int, pointers: Iterable[StorePointer]
+    ) -> None:
         self._files = files
         self._name = name
         self._next_store = next_store
+        self.metadata_index = metadata_index
         self._pointers = {pointer.group: pointer for pointer in pointers}
 
     @classmethod
@@ -72,16 +79,16 @@ class Pointers:
         if not files.exists(name):
             if not create:
                 raise Corruption(f"{name} is missing: it says which store holds which replica", file=name)
-            empty = cls(files, name, FIRST_STORE, ())
+            empty = cls(files, name, FIRST_STORE, 0, ())
             empty.update()
             return empty
         content = small_file.decode(files.read(name), MAGIC, VERSION, name)
         try:
-            next_store, rows = content
+            next_store, metadata_index, rows = content
             pointers = [_pointer(*row) for row in rows]
         except (TypeError, ValueError, IndexError) as error:
             raise Corruption(f"{name} holds no store pointers: {error}", file=name) from error
-        return cls(files, name, next_store, pointers)
+        return cls(files, name, next_store, metadata_index, pointers)
 
     def get(self, group: int) -> StorePointer | None:
         """The replica of a group installed here, None when there is none."""
@@ -95,11 +102,12 @@ class Pointers:
     def mint(self, count: int = 1) -> range:
         """Store numbers that were never used before, and never will be again."""
         first = self._next_store
-        self._replace(first + count, self._pointers)
+        self._replace(first + count, self.metadata_index, self._pointers)
         return range(first, first + count)
 
-    def update(self, *, put: Sequence[StorePointer] = (), drop: Iterable[int] = ()) -> None:
-        """Set and drop pointers, all or none. `drop`: groups; one without a pointer is fine."""
+    def update(self, *, put: Sequence[StorePointer] = (), drop: Iterable[int] = (), metadata_index: int = 0) -> None:
+        """Set and drop pointers, all or none. `drop`: groups; one without a pointer is fine. `metadata_index`: what
+        metadata had applied that says so."""
         pointers = dict(self._pointers)
         for group in drop:
             pointers.pop(group, None)
@@ -107,9 +115,9 @@ class Pointers:
             if not FIRST_STORE <= pointer.store < self._next_store:
                 raise ValueError(f"store {pointer.store} was not minted")
             pointers[pointer.group] = pointer
-        self._replace(self._next_store, pointers)
+        self._replace(self._next_store, max(self.metadata_index, metadata_index), pointers)
 
-    def _replace(self, next_store: int, pointers: dict[int, StorePointer]) -> None:
+    def _replace(self, next_store: int, metadata_index: int, pointers: dict[int, StorePointer]) -> None:
         rows = [
             [
                 pointer.group,
@@ -122,5 +130,5 @@ class Pointers:
             ]
             for _, pointer in sorted(pointers.items())
         ]
-        self._files.replace(self._name, small_file.encode(MAGIC, VERSION, [next_store, rows]))
-        self._next_store, self._pointers = next_store, pointers
+        self._files.replace(self._name, small_file.encode(MAGIC, VERSION, [next_store, metadata_index, rows]))
+        self._next_store, self.metadata_index, self._pointers = next_store, metadata_index, pointers

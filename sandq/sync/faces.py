@@ -171,6 +171,7 @@ class Admin(Face[AsyncAdmin]):
     update_group = blocking(AsyncAdmin.update_group)
     forecast = blocking(AsyncAdmin.forecast)
     cluster = blocking(AsyncAdmin.cluster)
+    init_cluster = blocking(AsyncAdmin.init_cluster)
     clock = blocking(AsyncAdmin.clock)
 
 

@@ -115,6 +115,10 @@ def test_a_line_of_the_page_about_sandctl(shell: Shell, line: str) -> None:
     if "--follow" in line:
         shell(f"timeout --preserve-status -s INT 2 {ready.partition('#')[0]}", code=130)
         return
+    if line.startswith("sandctl cluster init"):
+        refused = shell.run(ready)
+        assert refused.returncode == 1 and "belongs to cluster" in refused.stderr, "this node needs no founding"
+        return
     if ASKS.match(line) and "--yes" not in line and "--dry-run" not in line:
         refused = shell.run(ready)
         assert refused.returncode == 2 and "--yes" in refused.stderr, "nobody can be asked here"

@@ -3,6 +3,7 @@ HTTP lines of the README."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -17,6 +18,7 @@ from tests.faults.node_process import ROOT, NodeProcess, free_port
 from tests.faults.shipped_cluster import ShippedCluster
 
 FINDS = "## A cluster that finds itself"
+BY_HAND = "## Forming by hand"
 CLUSTER, DIES, LOST = (
     "## A cluster of three nodes",
     "### When a node of the cluster dies",
@@ -53,7 +55,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_operations(shell: Shell) -> None:
-    titles = [title.strip().removeprefix("## ") for title in (CLUSTER, FINDS)]
+    titles = [title.strip().removeprefix("## ") for title in (CLUSTER, FINDS, BY_HAND)]
     sections = read("docs/operations.md").split("\n## ")
     lines = commands("\n".join(text for text in sections if text.partition("\n")[0] not in titles))
     assert len(lines) > 12
@@ -100,6 +102,54 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
         assert "17 parcels" in said[-1]
     finally:
         cluster.close()
+
+
+def test_forming_by_hand(tmp_path: Path) -> None:
+    """Two nodes that have each other for seeds."""
+    gossip, web = [f"127.0.0.1:{free_port()}" for _ in range(2)], free_port()
+    nodes = []
+    for number in (0, 1):
+        environ = {
+            "NODE__ID": f"node{number + 1}",
+            "CLUSTER__BOOTSTRAP": "false",
+            "CLUSTER__SEEDS": gossip[1 - number],
+            "LISTEN__GOSSIP": gossip[number],
+            "LISTEN__PEER": f"127.0.0.1:{free_port()}",
+            "LISTEN__HTTP": f"127.0.0.1:{web}" if number == 0 else "none",
+        }
+        (tmp_path / str(number)).mkdir()
+        nodes.append(NodeProcess(tmp_path / str(number), **{f"SANDQ_{key}": text for key, text in environ.items()}))
+    try:
+        for node in nodes:
+            node.start()
+        shell = Shell(tmp_path, SANDCTL_SERVERS=nodes[0].address)
+        while "node2" not in shell("sandctl cluster info -o json"):
+            time.sleep(0.05)
+        wait_for(web)
+        ready = f"curl -s -o ready -w '%{{http_code}}' 127.0.0.1:{web}/readyz"
+        assert shell(ready) == "503" and "sandctl cluster init" in (tmp_path / "ready").read_text()
+        refused = shell.run("sandctl cluster init")
+        assert refused.returncode == 2 and "say --yes" in refused.stderr
+        looked, founded, again, listed = commands(
+            read("docs/operations.md").partition(BY_HAND)[2].partition("\n## ")[0]
+        )
+        assert "sandctl cluster init" in shell(looked)
+        assert founded == "sandctl cluster init --yes"
+        uuid = json.loads(shell(f"{founded} -o json"))["cluster_uuid"]
+        assert uuid in shell(again)
+        for _ in range(200):
+            if shell(listed).count("alive") == 2 and shell(f"{listed} -o json").count('"store_uuid"') == 2:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(nodes[1].output())
+        assert uuid in shell.run(f"sandctl -s {nodes[1].address} cluster init --yes").stderr
+        nodes[0].kill()
+        nodes[0].start()
+        assert uuid in shell(again)
+    finally:
+        for node in nodes:
+            node.close()
 
 
 def test_the_http_lines_of_the_readme(shell: Shell) -> None:

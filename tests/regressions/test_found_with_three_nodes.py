@@ -118,7 +118,7 @@ async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> No
     engine, runner = serving.broker.engine, serving.broker._runner
     number = (await runner.on_maintenance(engine.pointers.mint))[0]
     await runner.ask(partial(engine.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
-    serving.broker.catalog.sweep_soon()
+    serving.broker.following.sweep_soon()
     key = number.to_bytes(4, "big") + b"row"
     await eventually(lambda: engine.stores.get(key) is None)
 

@@ -46,7 +46,7 @@ class NodeClock(VirtualClock):
 def topic_of(names: tuple[str, ...], settings: dict[str, Any]) -> Topic:
     """With one partition, on all nodes."""
     members = tuple(f"{name}#1" for name in names)
-    return Topic("t", 1, "timer", 1, settings, 0, (Partition(GROUP, members),), settings)
+    return Topic("t", 1, "timer", 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
 
 
 class ClusterNode(Stepped):
@@ -71,7 +71,10 @@ class ClusterNode(Stepped):
             segment_bytes=world.segment_bytes,
         )
         self.routes = Routes(name, self._tell)
-        self.engine.install([(GROUP, Members(world.topic.partitions[0].members))])
+        members = Members(world.topic.partitions[0].members)
+        own = self.engine.own(members)
+        assert own is not None
+        self.engine.install([(GROUP, own, members)])
         self.host = self.engine.open_partition(world.topic, 0)
         self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
         self.host.on_ready = self._on_ready

@@ -14,8 +14,9 @@ from typing import Any
 from sandq.broker import engine
 from sandq.broker.applier import Apply
 from sandq.model.errors import StorageFailed
+from sandq.model.members import node_of
 from sandq.model.settings import parse_settings
-from sandq.raft import Group, core, hooks, node_of
+from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
 from sandq.storage.memory_files import Crashed
 from tests.simulation import cluster_snapshots

@@ -72,9 +72,9 @@ class Node(Stepped):
         if "t" not in self.metadata.status.topics:
             settings = parse_settings(self.world.settings).record()
             self._call(self.metadata, m.RegisterNode("n1", "store", {}))
-            self._call(self.metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
+            self._call(self.metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, Members(topic.partitions[0].members))])
+        self.engine.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
         host = self.engine.open_partition(topic, 0)
         self._until(lambda: host.ready)
         return host

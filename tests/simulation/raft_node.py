@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sandq.broker.journals import open_journal
-from sandq.raft import Committed, Group, Members, Passes, member_id, node_of
+from sandq.model.members import member_id, node_of
+from sandq.raft import Committed, Group, Members, Passes
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.stores import MemoryStores

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sandq.raft import Committed, Group, Members, core, hooks, member_id, node_of
+from sandq.model.members import member_id, node_of
+from sandq.raft import Committed, Group, Members, core, hooks
 from sandq.storage.memory_files import Crashed
 from tests.simulation.fake_links import Network
 from tests.simulation.raft_node import Disk, RaftNode, WorldClock, check_matches

@@ -68,9 +68,9 @@ class Drive:
         self._until(lambda: metadata.ready)
         self.call(metadata, m.RegisterNode("n1", "store", {}))
         settings = parse_settings({"lease": "1h"}).record()
-        self.call(metadata, m.CreateTopic("t", "timer", [["n1"]], settings))
+        self.call(metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, Members(topic.partitions[0].members))])
+        self.engine.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
         self.host: GroupHost = self.engine.open_partition(topic, 0)
         self._until(lambda: self.host.ready)
 

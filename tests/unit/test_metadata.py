@@ -30,7 +30,7 @@ class Table:
             self.rows[key] = value
 
     def create(self, name: str, partitions: int = 1) -> object:
-        return self.apply(m.CreateTopic(name, "timer", [["n1"]] * partitions, {"lease_ms": 1}))[0]
+        return self.apply(m.CreateTopic(name, "timer", 1, [["n1"]] * partitions, {"lease_ms": 1}))[0]
 
 
 def test_numbers_are_never_reused() -> None:
@@ -49,10 +49,10 @@ def test_refusals_change_nothing_and_the_rest_of_the_entry_is_applied() -> None:
     table = Table()
     table.create("t")
     results = table.apply(
-        m.CreateTopic("t", "timer", [["n1"]], {}),
+        m.CreateTopic("t", "timer", 1, [["n1"]], {}),
         m.DeleteTopic("nobody"),
-        m.CreateTopic("u", "timer", [["elsewhere"]], {}),
-        m.CreateTopic("v", "timer", [["n1"]], {}),
+        m.CreateTopic("u", "timer", 1, [["elsewhere"]], {}),
+        m.CreateTopic("v", "timer", 1, [["n1"]], {}),
     )
     assert [type(result) for result in results] == [TopicExists, UnknownTopic, InvalidRequest, Topic]
     assert sorted(table.state.topics) == ["t", "v"]

@@ -14,7 +14,7 @@ from sandq.gossip.keyring import Keyring
 from sandq.gossip.membership import Membership, State
 from sandq.gossip.nodes import Judge
 from sandq.gossip.serf_messages import encode_tags
-from sandq.gossip.tags import CLUSTER_UUID, OURS
+from sandq.gossip.tags import CLUSTER_UUID, FOUNDER, OURS
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import Corruption, SandqError, StartupError, TooLarge
@@ -66,9 +66,10 @@ class Discovery:
         self.membership: Membership = self._backend
 
     def _check_tags(self) -> None:
-        """With the cluster's UUID, which may come later."""
+        """With the cluster's UUID, which may come later; a founder's tag goes then."""
+        later = {name: text for name, text in self._tags().items() if name != FOUNDER}
         try:
-            encode_tags({**self._tags(), CLUSTER_UUID: str(UUID(int=0))})
+            encode_tags({**later, CLUSTER_UUID: str(UUID(int=0))})
         except TooLarge as error:
             raise StartupError(
                 f"what this node says of itself does not fit: {error.message}; shorten node.id, cluster.name, "

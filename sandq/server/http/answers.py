@@ -149,10 +149,16 @@ _OTHERS = "Members that are no nodes of the cluster: still outside, or machines 
 
 class Cluster(Answer):
     cluster: str
+    cluster_uuid: str = Field(description="Empty: the node that was asked belongs to none yet.")
+    waiting: str | None = Field(description="Why it belongs to none yet, for people.")
     node: str
     version: str
     nodes: list[dict[str, Any]]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
+
+
+class Founded(Answer):
+    cluster_uuid: str
 
 
 class Nodes(Answer):
@@ -163,8 +169,11 @@ class Nodes(Answer):
 class Clock(Answer):
     guarded_ms: int
     wall_ms: int
-    drift_ms: int
+    drift_ms: int = Field(description="Wall clock less guarded clock.")
     alarm: bool
+    reason: str | None = Field(description="Of the alarm: off, wall or disputed.")
+    median_ms: int | None = Field(description="The median of the other nodes' guarded clocks, less this node's.")
+    peers: dict[str, int] = Field(description="Each other node's guarded clock, less this node's.")
 
 
 class Health(Answer):

@@ -44,6 +44,13 @@ async def nodes(request: Request) -> Found:
     return {"nodes": found["nodes"], "others": found["others"]}
 
 
+@router.post("/cluster/init", tags=CLUSTER, response_model=answers.Founded, summary="Found the cluster with this node")
+async def init(request: Request) -> Found:
+    """Alone, and now; the nodes that wait beside it join. 409 unless this node waits to be taken in by a cluster, and
+    knows of none."""
+    return {"cluster_uuid": await gateway_of(request).client.admin.init_cluster()}
+
+
 @router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")
 async def clock(request: Request) -> Found:
     return await gateway_of(request).client.admin.clock()

@@ -47,7 +47,7 @@ async def test_such_a_node_stops_and_its_next_start_finds_either(
         third = nodes.running["node3"].broker
         await eventually(lambda: third.engine.failed is not None)
         # What nothing in memory points to is swept away, unless it may be what the next start finds.
-        await third.catalog.sweep()
+        await third.following.sweep()
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.until_even()

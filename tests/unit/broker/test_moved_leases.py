@@ -42,8 +42,8 @@ class Bed(Stepped):
             limits=Limits(),
         )
         settings = parse_settings({}).record()
-        topic = Topic("t", 1, "timer", 1, settings, 0, (Partition(GROUP, ("n1#1",)),), settings)
-        self.engine.install([(GROUP, Members(("n1#1",)))])
+        topic = Topic("t", 1, "timer", 1, 1, settings, 0, (Partition(GROUP, ("n1#1",), ("n1#1",)),), settings)
+        self.engine.install([(GROUP, "n1#1", Members(("n1#1",)))])
         self.host = self.engine.open_partition(topic, 0)
         self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []

@@ -323,7 +323,21 @@ def test_a_mirror_is_no_node() -> None:
 # ------------------------------------------------------------------------------------------------- what may be sent
 
 
-HELLO: list[Any] = ["sandq-peer", 1, "hello", "sandq", LINK, "node2", NONCE_1, "node1", "store-1", None, {}, "default", 1]
+HELLO: list[Any] = [
+    "sandq-peer",
+    1,
+    "hello",
+    "sandq",
+    LINK,
+    "node2",
+    NONCE_1,
+    "node1",
+    "store-1",
+    None,
+    {},
+    "default",
+    1,
+]
 
 
 def refusal_of(body: bytes) -> Refusal:

@@ -18,7 +18,7 @@ import anyio.abc
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.errors import SandqError, TopicExists, UnknownTopic
+from sandq.model.errors import Conflict, SandqError, TopicExists, UnknownTopic
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
@@ -287,11 +287,19 @@ class FakeServer(FakeMessages):
         return ([{"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}],)
 
     def do_cluster_info(self, connection: FakeConnection, frame: Frame) -> Any:
-        return ({"cluster_uuid": self.cluster_uuid, "nodes": [{"node_id": self.node_id}]},)
+        waiting = None if self.cluster_uuid else "it waits"
+        found = {"cluster": "sandq", "node": self.node_id, "cluster_uuid": self.cluster_uuid, "waiting": waiting}
+        return (found | {"nodes": [{"node_id": self.node_id}], "others": [{"node": "n2"}]},)
 
     def do_cluster_clock(self, connection: FakeConnection, frame: Frame) -> Any:
         alarm = ClusterClock.parse(frame).action == "show"
         return ({"guarded_ms": self.now_ms, "wall_ms": self.now_ms + 5, "drift_ms": 5, "alarm": alarm},)
+
+    def do_cluster_init(self, connection: FakeConnection, frame: Frame) -> Any:
+        if self.cluster_uuid:
+            raise Conflict(f"this node belongs to cluster {self.cluster_uuid} already")
+        self.cluster_uuid = "founded-here"
+        return (self.cluster_uuid,)
 
     # Pushing.
 

@@ -31,19 +31,30 @@ def test_the_tags_of_a_node() -> None:
     }
 
 
-def test_long_tags_of_a_node_fit() -> None:
+def long_tags(cluster_uuid: str | None) -> dict[str, str]:
     """A name of 64 bytes for each, UUIDs, and addresses of IPv6."""
     address = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535"
-    tags = node_tags(
+    return node_tags(
         node="n" * 64,
         cluster="c" * 64,
-        cluster_uuid=OURS_UUID,
+        cluster_uuid=cluster_uuid,
         store_uuid=OURS_UUID,
         zone="z" * 64,
         version="12.34.56.dev1234",
         addresses={"client": address, "http": address, "peer": address},
+        founder=True,
     )
-    assert set(tags) == OURS and len(encode_tags(tags)) <= META_BYTES
+
+
+def test_long_tags_of_a_node_fit() -> None:
+    member, founder = long_tags(OURS_UUID), long_tags(None)
+    assert member.keys() | founder.keys() == OURS
+    assert len(encode_tags(founder)) < len(encode_tags(member)) <= META_BYTES
+
+
+def test_who_belongs_to_a_cluster_is_to_found_none() -> None:
+    assert "founder" not in long_tags(OURS_UUID)
+    assert long_tags(None)["founder"] == "1" and "uuid" not in long_tags(None)
 
 
 @pytest.mark.parametrize(

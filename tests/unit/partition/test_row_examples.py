@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from sandq.metadata.state import Partition, Topic
+from sandq.metadata.records import Partition, Topic
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import OutOfSequence
@@ -271,6 +271,14 @@ def test_the_page_has_every_row_and_command() -> None:
 
 
 def test_topic() -> None:
-    topic = Topic("t", 1, "timer", 1, {"lease_ms": 30_000}, T, (Partition(1, ("node1#1",)),), {"lease_ms": 1000})
+    settings, first = {"lease_ms": 30_000}, {"lease_ms": 1000}
+    partition = Partition(1, ("node1#1",), ("node1#1",))
+    topic = Topic("t", 1, "timer", 1, 1, settings, T, (partition,), first)
     assert topic.row() == example("topic-row")
-    assert Topic.load("t", example("topic-row")) == topic
+    assert Topic.load("t", example("topic-row"), {0: partition}) == topic
+
+
+def test_partition() -> None:
+    partition = Partition(1, ("n1#1",), ("n2#3",), ("n1#1",), 2, 1)
+    assert partition.row("t", 0) == example("partition-row")
+    assert Partition.load(1, example("partition-row")) == ("t", 0, partition)

@@ -76,6 +76,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.TOPIC_STATS, requests_admin.TopicStats("t")),
     (Type.CLUSTER_INFO, requests_admin.ClusterInfo()),
     (Type.CLUSTER_CLOCK, requests_admin.ClusterClock("accept")),
+    (Type.CLUSTER_INIT, requests_admin.ClusterInit()),
 ]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgpack
 
-from sandq.raft import Group, GroupJournal, Members, hooks, member_id, wire
+from sandq.model.members import member_id
+from sandq.raft import Group, GroupJournal, Members, hooks, wire
 from sandq.raft.journal import LogEntry
 
 NO_OP = bytes([wire.NO_OP])

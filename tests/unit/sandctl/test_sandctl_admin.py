@@ -73,6 +73,25 @@ def test_groups_and_cluster(ctl: Any) -> None:
     assert json.loads(ctl("cluster", "clock", "accept", "-o", "json").output)["drift_ms"] == 5
 
 
+def test_founding_the_cluster(ctl: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ctl("cluster", "init", "--yes")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        f"sandctl: this node belongs to cluster {server.cluster_uuid} already\n",
+    )
+    server.cluster_uuid = ""
+    assert ctl("cluster", "init").exit_code == 2
+    monkeypatch.setattr("sandctl.asking.can_ask", lambda: True)
+    unsure = ctl("cluster", "init", input=b"n\n")
+    assert unsure.exit_code == 1 and "n1 founds cluster 'sandq'; it has met n2. Go on?" in unsure.stderr
+    assert server.cluster_uuid == ""
+    founded = ctl("cluster", "init", input=b"y\n")
+    assert founded.exit_code == 0 and "n1 has founded cluster founded-here" in founded.output
+    server.cluster_uuid = ""
+    found = json.loads(ctl("cluster", "init", "--yes", "-o", "json").output)
+    assert found == {"node": "n1", "cluster": "sandq", "cluster_uuid": "founded-here"}
+
+
 def test_a_request_that_fails_is_exit_code_1(ctl: Any, server: FakeServer) -> None:
     result = ctl("topic", "show", "nope")
     assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'nope'\n")

@@ -68,7 +68,7 @@ def test_the_pointers_decode_and_encode() -> None:
     files.replace("stores", example("pointers"))
     pointers = Pointers.open(files)
     pointer = StorePointer(7, 4, 2, 41, 3, *MEMBERS)
-    assert pointers.all() == [pointer]
+    assert pointers.all() == [pointer] and pointers.metadata_index == 5
     pointers.update(put=[pointer])
     assert files.read("stores") == example("pointers")
     assert pointers.mint() == range(3, 4)

@@ -54,9 +54,16 @@ COMMANDS: list[c.Command] = [
 ]
 METADATA: list[m.Command] = [
     m.RegisterNode("n1", "store", {"client": "h:1"}),
-    m.CreateTopic("orders", "timer", [["n1"]], {}),
-    m.UpdateTopic("orders", {"lease_ms": 5}),
+    m.CreateTopic("orders", "timer", 1, [["n1"]], {}),
+    m.UpdateTopic("orders", {"lease_ms": 5}, 1, 1, []),
     m.DeleteTopic("orders"),
+    m.FormCluster("uuid"),
+    m.MarkNode("n1", 5),
+    m.ChangeStanding("n1", "draining"),
+    m.Assign(1, 0, ["n1"]),
+    m.Settle(1, 1),
+    m.Balance(["n1"]),
+    m.RemoveNode("n1", "store"),
 ]
 
 
@@ -104,7 +111,10 @@ def test_every_command_is_decoded(log: Path) -> None:
     assert job["job_id"] == OFFSET.hex() and job["arguments"] == {"key_prefix": "<2 bytes>"}
     assert [row["command"] for row in found[-1]["commands"]] == ["append", "expire", "ack"]
     meta = commands(rows(log, "--group", 0))
-    assert [row["command"] for row in meta] == ["register_node", "create_topic", "update_topic", "delete_topic"]
+    assert [row["command"] for row in meta] == [
+        *("register_node", "create_topic", "update_topic", "delete_topic", "form_cluster", "mark_node"),
+        *("change_standing", "assign", "settle", "balance", "remove_node"),
+    ]
     assert picture(log) == before, "nothing is changed"
 
 

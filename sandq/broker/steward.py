@@ -1,0 +1,196 @@
+"""What the leader of the metadata group sees to: who is registered, who has failed, who votes, and who is to hold what.
+
+It looks, and changes one thing after the other; whoever leads next goes on from what is written down. All of it is
+made in `tend`, which is called again and again while this node leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.metadata import commands as m
+from sandq.metadata.planning import is_lost, next_changes, next_voters
+from sandq.metadata.records import REMOVING, NodeRecord
+from sandq.metadata.state import holds
+from sandq.model.errors import SandqError
+from sandq.model.members import member_id, node_of, own_member
+from sandq.raft import Members
+
+from .handover import hand_over
+from .host import GroupHost, answers_of
+from .joining import VOTERS_MOST, Joining
+from .peer_handshake import PeerIdentity
+from .replica import MetadataView
+
+log = structlog.get_logger("sandq.cluster")
+
+FAILED_S: Final = 5.0
+"""So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
+LOOKED_AWAY_S: Final = 2.0
+"""Who has not looked for so long does not know since when a node is missing."""
+
+
+class Steward:
+    def __init__(
+        self,
+        joining: Joining,
+        linked: Callable[[], Sequence[PeerIdentity]],
+        seen: Callable[[], Collection[str]],
+        now_ms: Callable[[], int],
+        reassign_after_ms: int,
+    ) -> None:
+        """`linked`: this node, and those that it has a link with. `seen`: nodes that are alive by gossip."""
+        self._joining = joining
+        self._linked = linked
+        self._seen = seen
+        self._now_ms = now_ms
+        self._reassign_after_ms = reassign_after_ms
+        self._settled: dict[int, int] = {}
+        self._missing: dict[str, float] = {}
+        """Since when, on trio's clock."""
+        self._looked_s = 0.0
+        self._planned: tuple[int, frozenset[str]] | None = None
+        """For what it was found last that nothing is to be changed."""
+
+    def settled(self, reports: Sequence[Any]) -> None:
+        """Groups have become what the assignments of these epochs want: (group, epoch)."""
+        for group, epoch in reports:
+            self._settled[group] = epoch
+
+    async def tend(self, metadata: GroupHost) -> None:
+        """Raises SandqError when something could not be done now."""
+        await self._joining.take_in(metadata)
+        await self.register(metadata)
+        self._joining.welcome(metadata)
+        await self._keep_members(metadata)
+        await self._mark(metadata)
+        await self._settle(metadata)
+        await self._plan(metadata)
+        await self._remove(metadata)
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    async def register(self, metadata: GroupHost) -> None:
+        """Write down the members that are connected, as they are now."""
+        for peer in self._linked():
+            members = metadata.members
+            member = own_member(peer.node_id, (*members.voters, *members.learners))
+            if member is None:
+                continue
+            # As it is now: while the one before was registered another node may have led.
+            record = metadata.status.nodes.get(peer.node_id)
+            if record is not None and record.store_uuid != peer.store_uuid:
+                continue  # it lost its disk, and waits until it is removed and comes anew
+            incarnation = int(member.rpartition("#")[2])
+            found = (peer.addresses, peer.zone, peer.weight, incarnation)
+            if record is None or (record.addresses, record.zone, record.weight, record.incarnation) != found:
+                await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses), *found[1:]))
+
+    async def _mark(self, metadata: GroupHost) -> None:
+        """Who has failed, and who is back."""
+        now_s = trio.current_time()
+        if now_s - self._looked_s > LOOKED_AWAY_S:
+            self._missing.clear()
+        self._looked_s = now_s
+        there = {peer.node_id for peer in self._linked()} | set(self._seen())
+        commands: list[m.Command] = []
+        for node in self._view(metadata).nodes.values():
+            if node.node_id in there:
+                self._missing.pop(node.node_id, None)
+                if node.failed_since_ms is not None:
+                    log.info("a node is back", back=node.node_id)
+                    commands.append(m.MarkNode(node.node_id, None))
+                continue
+            missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
+            if node.failed_since_ms is None and missing_s >= FAILED_S:
+                log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
+                commands.append(m.MarkNode(node.node_id, self._now_ms() - round(missing_s * 1000)))
+        await _all(metadata, commands)
+
+    async def _remove(self, metadata: GroupHost) -> None:
+        """Forget those that are to be, and that nothing depends on any more."""
+        view, members = self._view(metadata), metadata.members
+        for node in list(view.nodes.values()):
+            is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
+            if self._is_leaving(node, view) and not is_member:
+                await metadata.call(m.RemoveNode(node.node_id, node.store_uuid))
+                log.info("a node is removed", removed=node.node_id)
+
+    # -- members of the metadata group ----------------------------------------------------------------------------
+
+    async def _keep_members(self, metadata: GroupHost) -> None:
+        """One step towards: all registered nodes are members, and the right ones vote."""
+        group, view = metadata.group, self._view(metadata)
+        voters, learners = metadata.members
+        wanted = self._wanted_voters(metadata)
+        voting = {node_of(voter) for voter in voters}
+        if group.is_changing:
+            return
+        for node in self._joining.linked_as_registered(view):
+            record = view.nodes[node]
+            if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
+                learner = member_id(node, record.incarnation)
+                return await metadata.change_members(Members(voters, (*learners, learner)))
+        ready = {learner for learner in learners if group.match_index(learner) >= group.commit_index}
+        for learner in learners:
+            node, rest = node_of(learner), tuple([other for other in learners if other != learner])
+            if node in wanted and learner in ready and node in self._joining.linked_as_registered(view):
+                return await metadata.change_members(Members((*voters, learner), rest))
+            if self._is_leaving(view.nodes.get(node), view):
+                return await metadata.change_members(Members(voters, rest))
+        going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
+        if going and wanted <= voting:
+            others = [voter for voter in going if voter != group.member]
+            if others:
+                rest = tuple([voter for voter in voters if voter != others[0]])
+                return await metadata.change_members(Members(rest, learners))
+            await hand_over(lambda: [metadata], wanted)
+
+    def _wanted_voters(self, metadata: GroupHost) -> set[str]:
+        nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
+        return next_voters(nodes, voting, VOTERS_MOST, self._lost(nodes.values()))
+
+    @staticmethod
+    def _is_leaving(node: NodeRecord | None, view: MetadataView) -> bool:
+        return node is not None and node.standing == REMOVING and not holds(view.topics.values(), node.node_id)
+
+    # -- who holds what -------------------------------------------------------------------------------------------
+
+    async def _settle(self, metadata: GroupHost) -> None:
+        reports, self._settled = self._settled, {}
+        await _all(metadata, [m.Settle(group, epoch) for group, epoch in reports.items()])
+
+    async def _plan(self, metadata: GroupHost) -> None:
+        view = self._view(metadata)
+        now_ms = self._now_ms()
+        case = (view.applied_index, self._lost(view.nodes.values()))
+        if case == self._planned:
+            return
+        plan = partial(next_changes, view.topics, view.nodes, view.balanced, now_ms, self._reassign_after_ms)
+        changes = await trio.to_thread.run_sync(plan)
+        if changes:
+            log.info("partitions are assigned anew", partitions=sum(isinstance(c, m.Assign) for c in changes))
+            await _all(metadata, changes)
+        else:
+            self._planned = case
+
+    def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:
+        now_ms = self._now_ms()
+        return frozenset(node.node_id for node in nodes if is_lost(node, now_ms, self._reassign_after_ms))
+
+    @staticmethod
+    def _view(metadata: GroupHost) -> MetadataView:
+        view: MetadataView = metadata.status
+        return view
+
+
+async def _all(metadata: GroupHost, commands: Sequence[m.Command]) -> None:
+    """Those that came too late are refused, and looked at again."""
+    for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
+        if isinstance(result, SandqError):
+            log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

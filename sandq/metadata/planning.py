@@ -1,0 +1,98 @@
+"""What is to be changed about who holds what, as things stand: commands for the metadata group, made where it is led.
+
+    in, there                       keeps what it has, and is given more
+    in, failed a moment ago         keeps what it has: it may be back soon
+    in, failed for reassign_after   is replaced, as soon as others can take what it had
+    draining                        as one that has failed for long
+    removing                        loses what it has, whether or not others can take it
+
+Nothing is changed while more than a third of the nodes are failed: then something else is wrong, and to move everything
+to those that are left would make it worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from . import commands as c
+from .placement import Candidate, Slot, plan
+from .records import IN, REMOVING, NodeRecord, Partition, Topic
+
+MOVES_MOST = 64
+"""Partitions on their way at once."""
+
+
+def too_many_failed(nodes: Mapping[str, NodeRecord]) -> bool:
+    failed = sum(node.failed_since_ms is not None for node in nodes.values())
+    return 3 * failed > len(nodes)
+
+
+def has_majority(partition: Partition, nodes: Mapping[str, NodeRecord], without: Collection[str] = ()) -> bool:
+    """Whether enough of those that are to hold it are there to change who does."""
+    there = [n for n in partition.nodes if n in nodes and n not in without and nodes[n].failed_since_ms is None]
+    return 2 * len(there) > len(partition.nodes)
+
+
+def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
+    """It has failed for so long that others shall take its place."""
+    return node.failed_since_ms is not None and now_ms - node.failed_since_ms >= reassign_after_ms
+
+
+def candidates(nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: int) -> list[Candidate]:
+    """Nodes that may hold something."""
+    return [
+        Candidate(
+            node.node_id,
+            node.zone,
+            node.weight,
+            takes=node.standing == IN and node.failed_since_ms is None,
+            leaves=node.standing != IN or is_lost(node, now_ms, reassign_after_ms),
+        )
+        for _, node in sorted(nodes.items())
+        if node.standing != REMOVING
+    ]
+
+
+def slots(topics: Iterable[Topic], nodes: Mapping[str, NodeRecord]) -> list[Slot]:
+    return [
+        Slot(partition.group, topic.replicas, partition.nodes, fixed=not has_majority(partition, nodes))
+        for topic in topics
+        for partition in topic.partitions
+    ]
+
+
+def next_changes(
+    topics: Mapping[str, Topic],
+    nodes: Mapping[str, NodeRecord],
+    balanced: Collection[str],
+    now_ms: int,
+    reassign_after_ms: int,
+) -> list[c.Command]:
+    """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
+    whenever there are other nodes than the last time."""
+    if too_many_failed(nodes):
+        return []
+    there = candidates(nodes, now_ms, reassign_after_ms)
+    spread = sorted(candidate.node for candidate in there if not candidate.leaves)
+    partitions = {partition.group: partition for topic in topics.values() for partition in topic.partitions}
+    moving = sum(partition.moving and has_majority(partition, nodes) for partition in partitions.values())
+    if moving >= MOVES_MOST:
+        return []
+    even = spread != sorted(balanced)
+    changes = plan(slots(topics.values(), nodes), there, even=even, most=MOVES_MOST - moving)
+    if even and not changes:
+        return [c.Balance(spread)]
+    return [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
+
+
+def next_voters(nodes: Mapping[str, NodeRecord], voting: Collection[str], most: int, lost: Collection[str]) -> set[str]:
+    """The nodes that are to vote in the metadata group: of each zone one before another has two; those that do already
+    first. `lost`: nodes that have failed for long: they vote only where there are no others."""
+    left = [node for node in nodes.values() if node.standing == IN]
+    chosen: list[NodeRecord] = []
+    while left and len(chosen) < most:
+        zones = [node.zone for node in chosen]
+        best = min(left, key=lambda n: (n.node_id in lost, zones.count(n.zone), n.node_id not in voting, n.node_id))
+        chosen.append(best)
+        left.remove(best)
+    return {node.node_id for node in chosen}

@@ -1,0 +1,153 @@
+"""What metadata keeps of nodes, topics and partitions, and how a row holds it. PERSISTED: see `state.py`.
+
+An assignment is what is wanted: which nodes are to hold a partition. The configuration of its Raft group is what is,
+and follows one member at a time. `epoch` counts assignments; `settled` is the last one that the group had become, as
+its leader reported. Until then those that were wanted once may still take part: they are `former`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from sandq.model.members import member_id, node_of, own_member
+
+IN = "in"
+"""It takes part."""
+DRAINING = "draining"
+"""It is to hold nothing, and stays registered."""
+REMOVING = "removing"
+"""It is to hold nothing, and is forgotten then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    group: int
+    """Raft group number."""
+    first: tuple[str, ...]
+    """The members that it was founded with, as voters: `node id#incarnation`."""
+    members: tuple[str, ...]
+    """Those that it is to have; the first one is to lead it."""
+    former: tuple[str, ...] = ()
+    """Others that it may still have."""
+    epoch: int = 0
+    settled: int = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that are to hold it."""
+        return tuple([node_of(member) for member in self.members])
+
+    @property
+    def moving(self) -> bool:
+        return self.settled < self.epoch
+
+    def wanted_on(self, node: str) -> str | None:
+        """The member that is to be on a node."""
+        return own_member(node, self.members)
+
+    def may_have(self, node: str, incarnation: int) -> bool:
+        """Whether the group may count on this member: what it holds must be kept."""
+        member = member_id(node, incarnation)
+        return member in self.members or member in self.former
+
+    def row(self, topic: str, at: int) -> bytes:
+        row: bytes = msgpack.packb((topic, at, self.first, self.members, self.former, self.epoch, self.settled))
+        return row
+
+    @classmethod
+    def load(cls, group: int, row: bytes) -> tuple[str, int, Partition]:
+        """With its topic, and its number there."""
+        topic, at, first, members, former, epoch, settled = msgpack.unpackb(row)
+        return topic, at, cls(group, tuple(first), tuple(members), tuple(former), epoch, settled)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    number: int
+    kind: str
+    initial_partitions: int
+    replicas: int
+    """How many nodes are to hold each partition; while there are fewer, as many as there are."""
+    settings: dict[str, Any]
+    created_ms: int
+    partitions: tuple[Partition, ...]
+    first_settings: dict[str, Any]
+    """Those it was created with: each replica begins with them, whenever that is, and learns of others by its log."""
+
+    def row(self) -> bytes:
+        """Without its partitions, which have rows of their own."""
+        row: bytes = msgpack.packb(
+            (
+                self.number,
+                self.kind,
+                self.initial_partitions,
+                self.replicas,
+                self.settings,
+                self.created_ms,
+                self.first_settings,
+            )
+        )
+        return row
+
+    @classmethod
+    def load(cls, name: str, row: bytes, partitions: Mapping[int, Partition]) -> Topic:
+        number, kind, initial, replicas, settings, created_ms, first_settings = msgpack.unpackb(row)
+        placed = tuple([partition for _, partition in sorted(partitions.items())])
+        return cls(name, number, kind, initial, replicas, settings, created_ms, placed, first_settings)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    node_id: str
+    store_uuid: str
+    addresses: dict[str, str]
+    zone: str
+    weight: int
+    incarnation: int
+    """Of its member of the metadata group."""
+    standing: str = IN
+    failed_since_ms: int | None = None
+    """None: it is there."""
+
+    def row(self) -> bytes:
+        row: bytes = msgpack.packb(
+            (
+                self.store_uuid,
+                self.addresses,
+                self.zone,
+                self.weight,
+                self.incarnation,
+                self.standing,
+                self.failed_since_ms,
+            )
+        )
+        return row
+
+    @classmethod
+    def load(cls, node_id: str, row: bytes) -> NodeRecord:
+        return cls(node_id, *msgpack.unpackb(row))
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedNode:
+    """A name that was in use. Who comes under it is another member than all that came before."""
+
+    node_id: str
+    incarnation: int
+    """The greatest that it had."""
+    stores: tuple[str, ...]
+    """Data directories that must not come back."""
+
+    def row(self) -> bytes:
+        row: bytes = msgpack.packb((self.incarnation, self.stores))
+        return row
+
+    @classmethod
+    def load(cls, node_id: str, row: bytes) -> RemovedNode:
+        incarnation, stores = msgpack.unpackb(row)
+        return cls(node_id, incarnation, tuple(stores))

@@ -1,0 +1,41 @@
+"""What a node answers while it belongs to no cluster yet: who it is, what it waits for, and that it may found one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sandq.model.errors import Unavailable
+from sandq.protocol.frames import Frame, Type
+
+Handlers = dict[int, Callable[[Frame], None]]
+
+ANSWERED: Final = frozenset(
+    # Credit gets no answer anyway, and there are no subscriptions that it could be for.
+    {Type.HELLO, Type.PING, Type.CREDIT, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.CLUSTER_INIT}
+)
+
+
+class Entrance:
+    """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all.
+
+    `waiting()`: why the node does not take part in a cluster yet; None once it does.
+    """
+
+    def __init__(self, handlers: Handlers, waiting: Callable[[], str | None]) -> None:
+        self._all = handlers
+        self._waiting = waiting
+        self.handlers = handlers
+        if waiting() is not None:
+            self.handlers = {kind: handler for kind, handler in handlers.items() if kind in ANSWERED}
+
+    def look_again(self, kind: int) -> Callable[[Frame], None] | None:
+        """The handler of a request that is not among `handlers`; None when there are no such requests. Raises
+        Unavailable."""
+        if kind not in self._all:
+            return None
+        reason = self._waiting()
+        if reason is not None:
+            raise Unavailable(f"this node belongs to no cluster yet, and nothing was done: {reason}")
+        self.handlers = self._all
+        return self._all[kind]
