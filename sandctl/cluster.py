@@ -1,26 +1,27 @@
-"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock."""
+"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock; `drain`, `remove` and `transfer` stand in
+`sandctl.moves`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.asking import confirm, need_yes, yes_option
+from sandctl.moves import drain, remove, transfer
 from sandctl.names import topic_option
 from sandctl.output import done, show_one, show_rows
 from sandctl.settings import common_options, run
 from sandctl.times import limit_option
 
 if TYPE_CHECKING:
-    from sandq.client import Client, Partition, TopicRecord
+    from sandq.client import Client, TopicRecord
 
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster, or found it; accept a stepped clock."""
+    """Look at the cluster, found it, drain and remove nodes; look at its clocks."""
 
 
 @cluster.command()
@@ -46,7 +47,7 @@ def init(yes: bool) -> None:
     """Found the cluster with the node that is asked, alone and now.
 
     \b
-      sandctl -s node1:7170 cluster init --yes
+      sandctl cluster init --server node1:7170
 
     It is for nodes that have seeds and wait, because none of them is to found it (cluster.bootstrap). The others join.
     It cannot be undone: nodes that belong to another cluster of this name never join this one.
@@ -73,9 +74,10 @@ def init(yes: bool) -> None:
 @common_options
 def nodes(limit: int | None) -> None:
     """List the nodes: what the one asked believes of each and since when, whether it is linked with it (UP), where it
-    serves, and how many partitions it leads.
+    serves, how many partitions it leads, how many replicas it holds, and whether it votes in the metadata group.
 
-    A member that is no node of the cluster, or not yet, has no store.
+    STANDING is what is written down of it: in, draining, removing; failed. A member that is no node of the cluster, or
+    not yet, has none.
 
     \b
       sandctl cluster nodes
@@ -91,7 +93,11 @@ def nodes(limit: int | None) -> None:
     rows = [
         {
             **row,
-            "since": format_instant(row["since_ms"]) if isinstance(row.get("since_ms"), int) else None,
+            **{
+                name: format_instant(row[f"{name}_ms"]) if isinstance(row.get(f"{name}_ms"), int) else None
+                for name in ("since", "failed_since")
+            },
+            "condition": _condition(row),
             "leads": leads[row.get("node")],
             "asked": row.get("node") == found.get("node"),
         }
@@ -102,12 +108,22 @@ def nodes(limit: int | None) -> None:
         "member": "MEMBER",
         "since": "SINCE",
         "up": "UP",
+        "condition": "STANDING",
+        "zone": "ZONE",
         "client": "CLIENTS",
         "http": "HTTP",
         "leads": "LEADS",
-        "store_uuid": "STORE",
+        "replicas": "REPLICAS",
+        "voter": "VOTER",
     }
     show_rows(rows, columns, limit)
+
+
+def _condition(row: dict[str, Any]) -> str | None:
+    """What is written down of a node."""
+    if row.get("standing") is None or row.get("failed_since_ms") is None:
+        return row.get("standing")
+    return "failed" if row["standing"] == "in" else f"{row['standing']}, failed"
 
 
 @cluster.command()
@@ -115,7 +131,8 @@ def nodes(limit: int | None) -> None:
 @limit_option
 @common_options
 def partitions(topic: str | None, limit: int | None) -> None:
-    """List the partitions of all topics, or of one: who leads each, and what it holds.
+    """List the partitions of all topics, or of one: who leads each, which nodes are to hold it (the first one is to
+    lead), what is still under way to there, and what it holds.
 
     \b
       sandctl cluster partitions
@@ -123,26 +140,17 @@ def partitions(topic: str | None, limit: int | None) -> None:
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        from sandq.errors import UnknownTopic
+        from sandq.client.partitions import partition_rows
 
-        rows: list[dict[str, Any]] = []
-        records = await client.admin.list_topics() if topic is None else [await client.admin.topic(topic)]
-        for record in records:
-            if limit is not None and len(rows) > limit:
-                break
-            try:
-                stats = {row.get("partition"): row for row in await client.admin.stats(record.name)}
-            except UnknownTopic:
-                if topic is not None:
-                    raise
-                continue  # deleted since it was listed
-            rows += [_partition(record, row, stats.get(row.partition, {})) for row in record.partitions]
-        return rows
+        # One more tells that there is more.
+        return await partition_rows(client.admin, topic, None if limit is None else limit + 1)
 
     columns = {
         "topic": "TOPIC",
         "partition": "PARTITION",
         "leader": "LEADER",
+        "nodes": "NODES",
+        "steps": "MOVING",
         "replicas": "REPLICAS",
         "messages": "MESSAGES",
         "delayed": "DELAYED",
@@ -151,15 +159,9 @@ def partitions(topic: str | None, limit: int | None) -> None:
     show_rows(run(work), columns, limit)
 
 
-def _partition(record: TopicRecord, row: Partition, held: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "topic": record.name,
-        "partition": row.partition,
-        "leader": row.leader,
-        "replicas": record.replicas,
-        "group_number": row.group_number,
-        **{key: value for key, value in held.items() if key not in ("partition", "groups")},
-    }
+cluster.add_command(drain)
+cluster.add_command(remove)
+cluster.add_command(transfer)
 
 
 @cluster.group(invoke_without_command=True)

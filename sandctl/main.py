@@ -110,7 +110,11 @@ COMMANDS = {
     "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move those that are pending."),
     "group": Later("sandctl.groups", "group", "Look at consumer groups, seek, change and delete them."),
     "dead": Later("sandctl.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
-    "cluster": Later("sandctl.cluster", "cluster", "Look at the cluster; accept a stepped clock."),
+    "cluster": Later(
+        "sandctl.cluster",
+        "cluster",
+        "Look at the cluster, found it, drain and remove nodes; clocks.",
+    ),
     "bench": Later("sandctl.bench", "bench", "Measure how fast and how punctual a cluster is."),
     "completion": Later("sandctl.completion", "completion", "Print what makes a shell complete sandctl's words."),
 }

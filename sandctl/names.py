@@ -1,4 +1,4 @@
-"""Arguments and options that name topics and groups, and how a shell completes them: by asking the server.
+"""Arguments and options that name topics, groups and nodes, and how a shell completes them: by asking the server.
 
 A shell waits for the answer, so the server has COMPLETE_S; whatever goes wrong is no answer, and says nothing.
 """
@@ -40,6 +40,11 @@ def group_option(command: F) -> F:
     return click.option("--group", "-g", required=True, help="The consumer group.", shell_complete=_groups)(command)
 
 
+def node_argument(command: F) -> F:
+    """NODE, a registered one, as `node`."""
+    return click.argument("node", shell_complete=_nodes)(command)
+
+
 def _topics(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     async def work(client: Client) -> list[str]:
         return [record.name for record in await client.admin.list_topics()]
@@ -55,6 +60,13 @@ def _groups(context: click.Context, parameter: click.Parameter, incomplete: str)
 
     async def work(client: Client) -> list[str]:
         return sorted({str(row["group"]) for row in await client.admin.groups(topic)})
+
+    return _matching(_ask(context, work), incomplete)
+
+
+def _nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    async def work(client: Client) -> list[str]:
+        return [str(row.get("node")) for row in (await client.admin.cluster()).get("nodes") or ()]
 
     return _matching(_ask(context, work), incomplete)
 

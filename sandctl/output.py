@@ -16,7 +16,7 @@ from sandctl.tables import print_table
 
 def text_of(value: object) -> str:
     """A cell of a table."""
-    if value is None:
+    if value is None or value == []:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -27,7 +27,7 @@ class Progress:
     `total` is what was counted before; a job by itself only knows what it has come across so far.
     """
 
-    def __init__(self, verb: str, total: int | None = None) -> None:
+    def __init__(self, verb: str = "", total: int | None = None) -> None:
         self._verb = verb
         self._total = total
         self._wanted = _is_terminal()
@@ -48,15 +48,19 @@ class Progress:
         self.at(result.done, None if self._total is None else max(self._total, result.matched))
 
     def at(self, done: int, total: int | None = None) -> None:
-        """What is done by now; not shown more often than people can read."""
-        now = time.monotonic()
-        if not self._wanted or now - self._shown_at < _SHOW_S:
-            return
-        self._shown_at = now
+        """What is done by now."""
         total = self._total if total is None else total
         text = f"{self._verb} {done:,}"
         if total:
             text += f" of {total:,} {bar(done, total)} {min(done, total) * 100 // total:>3}%"
+        self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """How far it is, in words; not shown more often than people can read."""
+        now = time.monotonic()
+        if not self._wanted or now - self._shown_at < _SHOW_S:
+            return
+        self._shown_at = now
         click.echo("\r" + text.ljust(self._width), err=True, nl=False)
         self._width = max(self._width, len(text))
 

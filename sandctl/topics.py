@@ -59,23 +59,27 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
 
 @topic.command()
 @topic_argument("name")
+@click.option("--partitions", type=int, metavar="N", help="Have so many; they cannot become fewer.")
+@click.option("--replicas", type=int, metavar="N", help="Copies of each partition.")
 @settings_options(update=True)
 @common_options
-def update(name: str, **options: Any) -> None:
-    """Change settings of the topic NAME; those that are not named stay.
+def update(name: str, partitions: int | None, replicas: int | None, **options: Any) -> None:
+    """Change settings of the topic NAME, or how many partitions or replicas it has; what is not named stays.
 
     \b
       sandctl topic update orders --ttl 1h --backoff-cap 1m
       sandctl topic update orders --ttl none
+      sandctl topic update orders --partitions 12 --replicas 3
 
-    They hold from now on; what has a lease or waits for a retry keeps its times.
+    Settings hold from now on; what has a lease or waits for a retry keeps its times. With more partitions some keys
+    choose another one than before. Replicas come and go in the background: cluster partitions shows it.
     """
     given = settings_of(options)
-    if not given:
-        raise click.UsageError("nothing to change: give at least one setting")
+    if not given and partitions is None and replicas is None:
+        raise click.UsageError("nothing to change: give at least one setting, --partitions or --replicas")
 
     async def work(client: Client) -> TopicRecord:
-        return await client.admin.update_topic(name, **given)
+        return await client.admin.update_topic(name, partitions=partitions, replicas=replicas, **given)
 
     record = run(work)
     done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings)})
@@ -116,8 +120,10 @@ def show(name: str) -> None:
         {
             "partition": row.partition,
             "leader": row.leader,
+            "nodes": list(row.nodes),
+            "moving": row.moving,
             "group_number": row.group_number,
-            **{key: value for key, value in held.get(row.partition, {}).items() if key != "groups"},
+            **{key: value for key, value in held.get(row.partition, {}).items() if key not in ("groups", "members")},
         }
         for row in record.partitions
     ]

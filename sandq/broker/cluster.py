@@ -1,4 +1,4 @@
-"""This node among the others: who its peers are, what flows over the connections with them, and who is registered.
+"""This node among the others: who its peers are, which cluster it belongs to, and who is registered.
 
 Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
 its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and sees to who
@@ -7,9 +7,8 @@ holds what (`Steward`). `forming.py` says how a cluster begins.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from types import NoneType
 from typing import Any
 
 import structlog
@@ -21,7 +20,6 @@ from sandq.metadata import commands as m
 from sandq.model.config_schema import Address
 from sandq.model.errors import Conflict, SandqError, TimedOut
 from sandq.raft import Members
-from sandq.raft.wire import size_of
 from sandq.storage import identity
 from sandq.storage.files import Files
 from sandq.storage.identity import Identity
@@ -37,22 +35,17 @@ from .joining import Joining
 from .moving import Mover
 from .peer_handshake import Peer, PeerIdentity
 from .peer_links import PeerLinks
-from .routes import Route
 from .runner import Runner
 from .snapshots import Snapshots
 from .steward import Steward
+from .traffic import Traffic
 
 log = structlog.get_logger("sandq.cluster")
 
-RAFT, ROUTES, FOLLOWED, ASKED, TOLD, SETTLED = 1, 2, 3, 4, 5, 8
-"""Kinds of frames between nodes."""
-_TOLD_FIELDS = ([int, int], [int, NoneType])
 REGISTER_PAUSE_S = 0.5
 INIT_S = 5.0
 """For a cluster that was founded by hand to be on this node's disk."""
 _LIVE = (State.ALIVE, State.SUSPECT)
-FRAME_BYTES = 4 << 20
-"""The messages of a pass go in one frame, unless they are larger than this."""
 
 
 class Cluster:
@@ -87,37 +80,25 @@ class Cluster:
         self._engine = engine
         self._runner = runner
         self._broker = broker
-        self._changed = trio.Event()
         self.on_joined: Callable[[], Awaitable[None]] = _nothing
         """Called when this node belongs to a cluster that it did not belong to."""
         self.snapshots = snapshots
-        self.links = PeerLinks(
+        self.clock_keeper = ClockKeeper(broker.clock, lambda *frame: self.links.send(*frame), engine.hosts.values)
+        self.steward = Steward(self._linked, self._alive, broker.clock.now_ms, reassign_after_ms)
+        self._traffic = Traffic(engine, broker, self.clock_keeper, self.steward, self._is_ours, self._from_outside)
+        self.links = self._traffic.links = PeerLinks(
             cluster=name,
             secret=secret,
             identity=self.identity,
             peers=peers,
             known=self._known,
-            on_up=self._on_up,
-            on_down=self._on_down,
-            on_frame=self._on_frame,
+            on_up=self._traffic.up,
+            on_down=self._traffic.down,
+            on_frame=self._traffic.on_frame,
             on_stream=snapshots.receive,
-            takes_more=self._takes_more,
+            takes_more=self._traffic.takes_more,
         )
-        self.clock_keeper = ClockKeeper(broker.clock, self.links.send, lambda: engine.hosts.values())
-        engine.on_leads = self.clock_keeper.leads
-        snapshots.open_stream = self.links.open_stream
-        snapshots.on_garbage = broker.following.sweep_soon
-        engine.passes.room = self.links.room
-        runner.send = self._send
-        broker.tell = self._tell
-        broker.up = lambda: self.up
-        broker.until_others_followed = self._until_others_followed
-        broker.following.on_followed = self._tell_followed
-        self._latest = broker.catalog.latest
-        self._latest.ask = lambda node, question: self.links.send(node, ASKED, question)
-        self._followed: dict[str, int] = {}
-        """What of metadata each peer has done."""
-        self._joining = Joining(own.node, self.links)
+        self._joining = self.steward.joining = Joining(own.node, self.links)
         self._forming = Forming(
             way,
             own.node,
@@ -126,18 +107,20 @@ class Cluster:
             self._joining,
             self.links.send,
             lambda: self.links.up,
-            lambda: self._followed,
+            lambda: self._traffic.followed,
             self._seen,
         )
-        self.steward = Steward(
-            self._joining,
-            self._linked,
-            lambda: [found[tags.NODE] for found in self._seen() if tags.NODE in found],
-            broker.clock.now_ms,
-            reassign_after_ms,
-        )
-        self.mover = Mover(engine, broker.catalog, lambda: self.up, self._tell_settled)
-        self.mover.may_lead = self.clock_keeper.may_lead
+        self.mover = Mover(engine, broker.catalog, lambda: self.up, self._traffic.tell_settled)
+        self.mover.may_lead = self.steward.may_lead = self.clock_keeper.may_lead
+        engine.on_leads = self.clock_keeper.leads
+        engine.passes.room = self.links.room
+        snapshots.open_stream = self.links.open_stream
+        snapshots.on_garbage = broker.following.sweep_soon
+        runner.send = self._traffic.send_raft
+        broker.tell = self._traffic.tell_routes
+        broker.up = lambda: self.up
+        broker.until_others_followed = self._traffic.until_others_followed
+        broker.following.on_followed = self._traffic.tell_followed
         self._is_removed = False
         self.takes_part = False
         """Set by whoever has started what makes this node a member."""
@@ -153,88 +136,14 @@ class Cluster:
         own = self._own
         return PeerIdentity(own.node, own.store_uuid, own.cluster_uuid, self._addresses, self._zone, self._weight)
 
-    # -- connections ----------------------------------------------------------------------------------------------
-
-    def _on_up(self, peer: Peer) -> None:
-        node = peer.identity.node_id
-        if self._is_ours(peer):
-            self._engine.passes.connected(node)
-            self.clock_keeper.up(node)
-        self._broker.routes.up(node)
-        self.links.send(node, FOLLOWED, self._broker.following.index)
-        self._wake()
-
     def _is_ours(self, peer: Peer) -> bool:
-        """Whether it is of this node's cluster, and knows that this node is: only then the groups of the two are the
-        same, for every cluster calls its groups and members alike. Those that are named form theirs together."""
+        """Whether it is of this node's cluster, and knows that this node is. Those that are named form theirs
+        together."""
         uuid = self._own.cluster_uuid
         return self._way == "named" or (uuid is not None and peer.identity.cluster_uuid == uuid)
 
-    def _on_down(self, node: str) -> None:
-        self._engine.passes.disconnected(node)
-        self.clock_keeper.down(node)
-        self._broker.routes.down(node)
-        self._followed.pop(node, None)
-        self._wake()
-
-    def _takes_more(self) -> bool:
-        return self._engine.failed is not None or self._engine.passes.takes_more
-
-    def _on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
-        if kind == RAFT and isinstance(body, tuple):
-            if self._engine.failed is None and self._is_ours(self.links.up[node]):  # nobody would read it
-                self._engine.passes.receive(node, body, size)
-        elif kind == ROUTES and isinstance(body, tuple):
-            self._broker.routes.heard(node, body)
-        elif kind == FOLLOWED and type(body) is int:
-            self._followed[node] = body
-            self._wake()
-        elif kind == ASKED and type(body) is int:
-            self._latest.answer(partial(self._tell_latest, node, body))
-        elif kind == TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
-            self._latest.told(*body)
-        elif kind == SETTLED and _is_settled(body):
-            self.steward.settled(body)
-            self._wake()
-        elif self.clock_keeper.on_frame(node, kind, body):
-            pass
-        elif self._joining.on_frame(node, kind, body) or self._forming.on_frame(node, kind, body):
-            self._wake()
-        else:
-            log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
-
-    def _send(self, node: str, messages: Sequence[Any]) -> None:
-        """In frames that are not much larger than one message needs to be."""
-        frame: list[Any] = []
-        size = 0
-        for message in messages:
-            frame.append(message)
-            size += size_of(message)
-            if size >= FRAME_BYTES:
-                self.links.send(node, RAFT, frame)
-                frame, size = [], 0
-        if frame:
-            self.links.send(node, RAFT, frame)
-
-    def _tell_followed(self, index: int) -> None:
-        for node in self.links.up:
-            self.links.send(node, FOLLOWED, index)
-
-    def _tell_latest(self, node: str, question: int, index: int | None) -> None:
-        self.links.send(node, TOLD, (question, index))
-
-    async def _until_others_followed(self, index: int) -> None:
-        while any(self._followed.get(node, 0) < index for node, peer in self.links.up.items() if self._is_ours(peer)):
-            await self._changed.wait()
-
-    def _tell(self, node: str | None, routes: list[Route]) -> None:
-        for each in [node] if node is not None else list(self.links.up):
-            if routes:
-                self.links.send(each, ROUTES, routes)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+    def _from_outside(self, node: str, kind: int, body: Any) -> bool:
+        return self._joining.on_frame(node, kind, body) or self._forming.on_frame(node, kind, body)
 
     async def hand_over(self) -> None:
         """Before this node stops: let others lead what it leads, as far as there are others, for a moment."""
@@ -248,7 +157,7 @@ class Cluster:
         self._membership = membership
         async for _ in membership.changes():
             self._look_for_peers()
-            self._wake()
+            self._traffic.wake()
 
     def _seen(self) -> list[Mapping[str, str]]:
         """Tags of other live members that are nodes of a cluster of this name."""
@@ -343,7 +252,7 @@ class Cluster:
             except SandqError as error:
                 log.warning("the cluster could not be seen to; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
-                await self._changed.wait()
+                await self._traffic.changed.wait()
 
     async def _pin_registered(self) -> None:
         """Who is registered is known by its store from now on, whether or not this node ever met it; who was removed is
@@ -377,21 +286,8 @@ class Cluster:
     def _linked(self) -> list[PeerIdentity]:
         return [self.identity(), *[peer.identity for peer in self.links.up.values()]]
 
-    def _tell_settled(self, reports: list[tuple[int, int]]) -> None:
-        """To who leads the metadata group. It gets lost, and is told again."""
-        leader = self._broker.metadata_host.leader
-        if leader == self._own.node:
-            self.steward.settled(reports)
-            self._wake()
-        elif leader is not None:
-            self.links.send(leader, SETTLED, reports)
-
-
-def _is_settled(body: Any) -> bool:
-    """(group, epoch), any number of them."""
-    return isinstance(body, tuple) and all(
-        isinstance(report, tuple) and [type(part) for part in report] == [int, int] for report in body
-    )
+    def _alive(self) -> list[tuple[str, str]]:
+        return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self._seen() if tags.NODE in found]
 
 
 async def _nothing() -> None:

@@ -17,6 +17,7 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
 )
+from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
@@ -205,6 +206,7 @@ class Control:
                 "now_ms": delivery.host.status.now_ms,
                 "applied_index": delivery.host.status.applied_index,
                 "groups": len(delivery.host.status.groups),
+                "members": _members(delivery.host),
             }
             for delivery in led
         ]
@@ -217,6 +219,27 @@ class Control:
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         return await self._broker.ask(lambda: question(replica.inspector))
+
+
+def _members(host: GroupHost) -> list[dict[str, Any]]:
+    """Who takes part in a group that is led here, and how far each is."""
+    group = host.group
+    voters, learners = host.members
+    rows = []
+    for member in (*voters, *learners):
+        # What is not committed yet nobody need have.
+        behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
+        row = {
+            "node": node_of(member),
+            "incarnation": incarnation_of(member),
+            "voter": member in voters,
+            "behind": behind,
+        }
+        sending = host.sending.get(member)
+        if sending is not None:
+            row |= {"snapshot_sent": sending.sent_bytes, "snapshot_bytes": sending.total_bytes}
+        rows.append(row)
+    return rows
 
 
 def _found(shown: dict[str, Any] | None) -> dict[str, Any]:

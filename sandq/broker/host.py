@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +41,15 @@ class Confirmation:
         self.answered.set()
 
 
+@dataclass(slots=True)
+class Sending:
+    """A snapshot on its way to a member."""
+
+    total_bytes: int
+    """Roughly."""
+    sent_bytes: int = 0
+
+
 class Backlog:
     """Bytes that were submitted and not answered yet, over all groups of a node."""
 
@@ -74,6 +84,8 @@ class GroupHost:
         self.failed: StorageFailed | None = None
         self.pinned: dict[str, int] = {}
         """Members that a snapshot is on its way to: what comes behind it they will need from the log."""
+        self.sending: dict[str, Sending] = {}
+        """How far those snapshots are."""
         self._closed: SandqError | None = None
         self._encode = encode
         self._passes = passes

@@ -49,10 +49,15 @@ Settled = Callable[[list[tuple[int, int]]], None]
 
 
 def next_step(
-    wanted: Sequence[str], members: Members, own: str, caught_up: Collection[str], up: Collection[str]
+    wanted: Sequence[str],
+    members: Members,
+    own: str,
+    caught_up: Collection[str],
+    up: Collection[str],
+    able: Collection[str],
 ) -> Members | str | None:
     """The next configuration of a group that `own` leads; or the member that is to lead it instead; or None, when
-    nothing can be done now, or need not. `up`: nodes that can be reached."""
+    nothing can be done now, or need not. `up`: nodes that can be reached; `able`: those that may lead."""
     voters, learners = members
     extra = [learner for learner in learners if learner not in wanted]
     if extra:
@@ -69,7 +74,7 @@ def next_step(
     if going:
         return Members(tuple([voter for voter in voters if voter != going[0]]), learners)
     if own not in wanted:
-        return next((member for member in wanted if node_of(member) in up), None)
+        return next((member for member in wanted if node_of(member) in able), None)
     return None
 
 
@@ -88,7 +93,8 @@ class Mover:
         self._settled = settled
         self._asked: dict[int, int] = {}
         """Group -> the term in which metadata was asked."""
-        self._led_since: dict[int, float] = {}
+        self._tenures: dict[int, tuple[float, str]] = {}
+        """Of groups led here: since when, and who was to lead it then."""
         self._busy: set[int] = set()
         """Groups of which a step is being made."""
         self._leaving: set[int] = set()
@@ -109,7 +115,9 @@ class Mover:
     async def _look(self, nursery: trio.Nursery) -> None:
         led = self._led()
         now_s = trio.current_time()
-        self._led_since = {host.number: self._led_since.get(host.number, now_s) for host, _ in led}
+        self._tenures = {
+            host.number: self._tenures.get(host.number, (now_s, wanted.members[0])) for host, wanted in led
+        }
         if self._engine.failed is not None or too_many_failed(self._view.nodes):
             return
         odd = [(host, wanted) for host, wanted in led if wanted.moving or not is_settled(wanted.members, host.members)]
@@ -165,7 +173,9 @@ class Mover:
     def _step(self, host: GroupHost, wanted: Partition) -> Members | str | None:
         group, members = host.group, host.members
         caught_up = [learner for learner in members.learners if group.match_index(learner) >= group.commit_index]
-        return next_step(wanted.members, members, group.member, caught_up, self._up())
+        up = self._up()
+        able = [node for node in wanted.nodes if node in up and self.may_lead(node)]
+        return next_step(wanted.members, members, group.member, caught_up, up, able)
 
     async def _change(self, host: GroupHost, step: Members) -> None:
         before = host.members
@@ -183,9 +193,11 @@ class Mover:
         """Let those lead that are to."""
         up = self._up()
         for host, wanted in led:
-            first = wanted.members[0]
-            if first == host.group.member or host.number in self._busy or now_s - self._led_since[host.number] < LED_S:
+            first, (since_s, first_then) = wanted.members[0], self._tenures[host.number]
+            if first == host.group.member or host.number in self._busy:
                 continue
+            if first == first_then and now_s - since_s < LED_S:
+                continue  # but whoever was named just now leads at once
             if first in host.members.voters and node_of(first) in up and not wanted.moving:
                 self._hand_over(host, first, nursery)
 

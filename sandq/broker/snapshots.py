@@ -20,11 +20,11 @@ from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.model.members import incarnation_of, node_of
 from sandq.storage.files import may_have_happened
 from sandq.storage.pointers import StorePointer
-from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Exporter, Importer, Meta
+from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Chunk, Exporter, Importer, Meta
 from sandq.storage.stores import StoresSnapshot
 
 from .engine import Engine
-from .host import GroupHost
+from .host import GroupHost, Sending
 from .peer_stream import PeerStream
 from .runner import Runner
 from .snapshot_intake import Intake
@@ -99,9 +99,11 @@ class Snapshots:
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
         try:
             host.pinned[member] = view.meta.index
-            answer = await self._offer(view, node_of(member))
+            sending = host.sending[member] = Sending(view.meta.total_bytes)
+            answer = await self._offer(view, node_of(member), sending)
         finally:
             host.pinned.pop(member, None)
+            host.sending.pop(member, None)
             with trio.CancelScope(shield=True):
                 await self._runner.on_maintenance(view.rows.close)
         if answer.verdict is Verdict.INSTALLED:
@@ -109,16 +111,18 @@ class Snapshots:
         elif answer.verdict is not Verdict.HELD:
             raise Unavailable(answer.reason)
 
-    async def _offer(self, view: _View, node: str) -> Answer:
+    async def _offer(self, view: _View, node: str, sending: Sending) -> Answer:
         """Over one connection after the other: what was sent already need not be sent again."""
 
-        async def read(after: bytes | None) -> object:
-            return await self._runner.on_maintenance(partial(view.exporter.chunk, after))
+        async def read(after: bytes | None) -> Chunk:
+            chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))
+            sending.sent_bytes += len(chunk.data)
+            return chunk
 
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with self.open_stream(node) as stream:
-                    return await send_snapshot(stream, view.meta, read, self._outlet.throttle)  # type: ignore[arg-type]
+                    return await send_snapshot(stream, view.meta, read, self._outlet.throttle)
             except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 if attempt == ATTEMPTS or isinstance(error, StorageFailed):
                     raise Unavailable(f"the connection for a snapshot failed: {error}") from error

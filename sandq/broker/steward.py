@@ -38,14 +38,17 @@ LOOKED_AWAY_S: Final = 2.0
 class Steward:
     def __init__(
         self,
-        joining: Joining,
         linked: Callable[[], Sequence[PeerIdentity]],
-        seen: Callable[[], Collection[str]],
+        seen: Callable[[], Collection[tuple[str, str]]],
         now_ms: Callable[[], int],
         reassign_after_ms: int,
     ) -> None:
-        """`linked`: this node, and those that it has a link with. `seen`: nodes that are alive by gossip."""
-        self._joining = joining
+        """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
+        alive by gossip."""
+        self.may_lead: Callable[[str], bool] = lambda node: True
+        """Whether leadership may be given to a node."""
+        self.joining: Joining
+        """Set by who has links."""
         self._linked = linked
         self._seen = seen
         self._now_ms = now_ms
@@ -64,9 +67,9 @@ class Steward:
 
     async def tend(self, metadata: GroupHost) -> None:
         """Raises SandqError when something could not be done now."""
-        await self._joining.take_in(metadata)
+        await self.joining.take_in(metadata)
         await self.register(metadata)
-        self._joining.welcome(metadata)
+        self.joining.welcome(metadata)
         await self._keep_members(metadata)
         await self._mark(metadata)
         await self._settle(metadata)
@@ -97,10 +100,10 @@ class Steward:
         if now_s - self._looked_s > LOOKED_AWAY_S:
             self._missing.clear()
         self._looked_s = now_s
-        there = {peer.node_id for peer in self._linked()} | set(self._seen())
+        there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
-            if node.node_id in there:
+            if (node.node_id, node.store_uuid) in there:
                 self._missing.pop(node.node_id, None)
                 if node.failed_since_ms is not None:
                     log.info("a node is back", back=node.node_id)
@@ -131,7 +134,7 @@ class Steward:
         voting = {node_of(voter) for voter in voters}
         if group.is_changing:
             return
-        for node in self._joining.linked_as_registered(view):
+        for node in self.joining.linked_as_registered(view):
             record = view.nodes[node]
             if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
                 learner = member_id(node, record.incarnation)
@@ -139,7 +142,7 @@ class Steward:
         ready = {learner for learner in learners if group.match_index(learner) >= group.commit_index}
         for learner in learners:
             node, rest = node_of(learner), tuple([other for other in learners if other != learner])
-            if node in wanted and learner in ready and node in self._joining.linked_as_registered(view):
+            if node in wanted and learner in ready and node in self.joining.linked_as_registered(view):
                 return await metadata.change_members(Members((*voters, learner), rest))
             if self._is_leaving(view.nodes.get(node), view):
                 return await metadata.change_members(Members(voters, rest))
@@ -149,7 +152,7 @@ class Steward:
             if others:
                 rest = tuple([voter for voter in voters if voter != others[0]])
                 return await metadata.change_members(Members(rest, learners))
-            await hand_over(lambda: [metadata], wanted)
+            await hand_over(lambda: [metadata], {node for node in wanted if self.may_lead(node)})
 
     def _wanted_voters(self, metadata: GroupHost) -> set[str]:
         nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}

@@ -6,23 +6,28 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sandq.client.calls import call
+from sandq.client.calls import ask_topic, call
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
 from sandq.client.jobs import run_job
+from sandq.client.options import parse_server
 from sandq.client.points import Start, start_of
 from sandq.client.stored import JobResult
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, InvalidSetting, ProtocolError, SandqError, UnknownGroup
+from sandq.model.errors import InvalidRequest, InvalidSetting, NotFound, ProtocolError, SandqError, UnknownGroup
 from sandq.model.names import check_name
 from sandq.model.times import TIME_MAX_MS, duration_ms, format_duration
+from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
+    DRAIN,
+    REMOVE,
     SHOW,
+    UNDRAIN,
     ClusterClock,
     ClusterInfo,
     ClusterInit,
@@ -30,10 +35,12 @@ from sandq.protocol.requests_admin import (
     GroupList,
     GroupSeek,
     GroupUpdate,
+    NodeChange,
     TopicCreate,
     TopicDelete,
     TopicStats,
     TopicUpdate,
+    Transfer,
 )
 from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
 from sandq.protocol.requests_messages import Forecast as ForecastRequest
@@ -66,9 +73,8 @@ class Admin:
         TimedOut or ConnectionLost leaves open whether it was made.
         """
         check_name("topic", name)
-        for what, count in (("partitions", partitions), ("replicas", replicas)):
-            if type(count) is not int or not 1 <= count < 2**32:
-                raise InvalidRequest(f"{what}: an int from 1 on is expected, not {count!r}")
+        _check_count("partitions", partitions)
+        _check_count("replicas", replicas)
         request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
         frame = await call(self._cluster, request.frame, idempotent=False)
         self._cluster.forget(name)
@@ -82,13 +88,7 @@ class Admin:
     async def topic(self, name: str) -> TopicRecord:
         """One topic; UnknownTopic when there is none of this name."""
         check_name("topic", name)
-        reply = MetadataReply.parse(await call(self._cluster, Metadata([name]).frame))
-        for node in reply.nodes:  # its leaders may be asked next, by a client that has met only one of them
-            self._cluster.introduce(node.node_id, (node.host, node.port))
-        for record in reply.topics:
-            if record.name == name:
-                return record
-        raise ProtocolError(f"METADATA reply: nothing about topic {name!r}")
+        return await ask_topic(self._cluster, name)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages."""
@@ -96,13 +96,23 @@ class Admin:
         await call(self._cluster, TopicDelete(name).frame, idempotent=False)
         self._cluster.forget(name)
 
-    async def update_topic(self, /, name: str, **settings: Any) -> TopicRecord:
-        """Change settings of a topic, `backoff` key by key; those that are not named stay. Its record, as it is now.
+    async def update_topic(
+        self, /, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
+    ) -> TopicRecord:
+        """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
+        how many nodes hold each; what is not named stays. Its record, as it is now.
 
-        InvalidSetting names every mistake; `ordering` cannot be changed.
+        InvalidSetting names every mistake; `ordering` cannot be changed. With more partitions some keys choose another
+        one than before; unique keys do not. Replicas come and go after this has returned.
         """
         check_name("topic", name)
-        return TopicRecord.from_map(_field(await call(self._cluster, TopicUpdate(name, _plain(settings)).frame)))
+        for what, count in (("partitions", partitions), ("replicas", replicas)):
+            if count is not None:
+                _check_count(what, count)
+        request = TopicUpdate(name, _plain(settings), partitions, replicas)
+        record = TopicRecord.from_map(_field(await call(self._cluster, request.frame)))
+        self._cluster.learn(record)
+        return record
 
     async def purge_topic(self, name: str) -> JobResult:
         """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
@@ -169,9 +179,46 @@ class Admin:
                 buckets[start_ms] = buckets.get(start_ms, 0) + messages
         return Forecast(now_ms, sorted(buckets.items()), later)
 
-    async def cluster(self) -> dict[str, Any]:
-        """The cluster as one of its nodes sees it. `waiting`: why that node belongs to none yet, or None."""
-        return _map(await call(self._cluster, ClusterInfo().frame))
+    async def cluster(self, node: str | None = None) -> dict[str, Any]:
+        """The cluster as this node sees it; None: as any of them does. `waiting`: why that node belongs to none yet,
+        or None. `nodes`: a row each, with `standing`, `replicas` (those that it is to hold, or may still hold),
+        `voter` (in the metadata group); `moving`: partitions that are on their way.
+
+        The node that leads the metadata group (`metadata_leader`) knows first what has changed.
+        """
+        if node is not None and not self._cluster.knows(check_name("node", node)):
+            address = _address_of(node, (await self.cluster()).get("nodes"))
+            self._cluster.introduce(node, address)
+        return _map(await call(self._cluster, ClusterInfo().frame, node_id=node))
+
+    async def drain_node(self, node: str, *, undo: bool = False) -> None:
+        """Let a node hold nothing: its replicas move to the others, and it stays registered. `undo`: it takes part
+        again.
+
+        Returns when it is written down, not when it is done: see `replicas` in `cluster()`. NotFound when there is no
+        such node, InvalidRequest when the others would be too few.
+        """
+        request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
+        await call(self._cluster, request.frame)
+
+    async def remove_node(self, node: str) -> None:
+        """Let the cluster forget a node that was drained, or that has failed; then its replicas are made elsewhere
+        first.
+
+        Returns when it is written down; the node is gone when `cluster()` does not have it any more. NotFound when
+        there is no such node, Conflict while it is there and holds something, or is the last that does. A TimedOut or
+        ConnectionLost leaves open whether it is written down.
+        """
+        await call(self._cluster, NodeChange(check_name("node", node), REMOVE).frame, idempotent=False)
+
+    async def transfer(self, topic: str, partition: int, node: str) -> None:
+        """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
+        TimedOut when it does not lead it yet: it will, once it can."""
+        if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
+            raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
+        request = Transfer(check_name("topic", topic), partition, check_name("node", node))
+        await call(self._cluster, request.frame)
+        self._cluster.refresh(topic, node)
 
     async def init_cluster(self) -> str:
         """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
@@ -220,6 +267,19 @@ class Admin:
         if unknown is not None and not frames:
             raise unknown
         return frames
+
+
+def _address_of(node: str, rows: object) -> tuple[str, int]:
+    """Where a node serves clients, by the rows of CLUSTER_INFO."""
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("node") == node and isinstance(row.get("client"), str):
+            return parse_server(row["client"])
+    raise NotFound(f"no node {node!r} is registered that serves clients", node=node)
+
+
+def _check_count(what: str, count: object) -> None:
+    if type(count) is not int or not 1 <= count < 2**32:
+        raise InvalidRequest(f"{what}: an int from 1 on is expected, not {count!r}")
 
 
 def _check_text(what: str, text: object) -> None:

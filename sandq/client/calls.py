@@ -18,12 +18,15 @@ from sandq.model.errors import (
     ConnectionLost,
     NotLeader,
     Overloaded,
+    ProtocolError,
     SandqError,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
 from sandq.protocol.frames import Frame
+from sandq.protocol.replies import MetadataReply, TopicRecord
+from sandq.protocol.requests import Metadata
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,6 +53,24 @@ async def call(cluster: Cluster, build: Build, *, node_id: str | None = None, id
 async def call_leader(cluster: Cluster, topic: str, partition: int, build: Build, *, idempotent: bool = True) -> Frame:
     """A request to the node that leads a partition, wherever it moves meanwhile."""
     return await _call(cluster, _Leader(cluster, topic, partition), build, idempotent)
+
+
+async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
+    """A topic as a node knows it now."""
+    reply = MetadataReply.parse(await call(cluster, Metadata([name]).frame))
+    for node in reply.nodes:  # its leaders may be asked next, by a client that has met only one of them
+        cluster.introduce(node.node_id, (node.host, node.port))
+    for record in reply.topics:
+        if record.name == name:
+            return record
+    raise ProtocolError(f"METADATA reply: nothing about topic {name!r}")
+
+
+async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
+    """The same, for what is about all of its partitions: it may have more than this client has known."""
+    record = await ask_topic(cluster, name)
+    cluster.learn(record)
+    return record
 
 
 async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]:

@@ -50,7 +50,7 @@ class Cluster:
         self._client_name = client_name
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
-        self._wanted: dict[str, None] = {}  # topics to be asked for, in order
+        self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
         self._changed = Signal()
@@ -119,19 +119,24 @@ class Cluster:
         return link.open_connection if link else None
 
     def connections(self) -> list[Connection]:
-        """All that are open; those of nodes that belonged to no cluster when they answered only if there are no
-        others."""
+        """All that are open; those of nodes that belonged to no cluster when they were met come last."""
         found = [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
-        return [one for one in found if one.hello.cluster_uuid] or found
+        return sorted(found, key=lambda one: not one.hello.cluster_uuid)
 
     def forget(self, topic: str) -> None:
         """It was just created or deleted: what is known of it is old."""
         self._topics.pop(topic, None)
 
-    def refresh(self, topic: str) -> None:
-        """Ask for a topic again soon."""
+    def learn(self, record: TopicRecord) -> None:
+        """What a node has just answered about a topic."""
+        self._serial += 1
+        self._topics[record.name] = Known(record, None, self._serial)
+        self._notify()
+
+    def refresh(self, topic: str, node_id: str | None = None) -> None:
+        """Ask for a topic again soon: this node, if there is a connection to it; it knows what others may not yet."""
         if topic not in self._wanted:
-            self._wanted[topic] = None
+            self._wanted[topic] = node_id
             self._refresh_now.set()
 
     async def topic(self, name: str) -> TopicRecord:
@@ -283,15 +288,16 @@ class Cluster:
                 if scope.cancelled_caught:
                     self._wanted.update(dict.fromkeys(self._topics))
                     continue
-            topics, self._wanted = list(self._wanted), {}
+            wanted, self._wanted = self._wanted, {}
             connections = self.connections()
             if not connections:
-                self._wanted.update(dict.fromkeys(topics))
+                self._wanted.update(wanted)
             if not connections or (self._unanswered is not None and not self.cluster_uuid):
                 await self._try_servers()
-            for topic in topics if connections else ():
+            for topic, node_id in wanted.items() if connections else ():
                 timeout_s = min(self.options.timeout_s, _ASK_TIMEOUT_S * 2.0 ** min(attempt, 10))
-                if not await self._ask(connections[attempt % len(connections)], topic, timeout_s):
+                first = self.connection(node_id) if node_id is not None else None
+                if not await self._ask(first or connections[attempt % len(connections)], topic, timeout_s):
                     self._wanted[topic] = None
             self._notify()
             # A pause also after an answer: somebody may ask in a loop until a leader is found.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.client.admin import Admin
-from sandq.client.calls import call_leader
+from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.cluster import Cluster
 from sandq.client.jobs import Progress, run_job
 from sandq.client.pages import Merged
@@ -58,7 +58,7 @@ class DeadLetters:
         known: set[int] = set()
 
         async def partitions() -> range:
-            numbers = range(len((await self._cluster.topic(self.topic)).partitions))
+            numbers = range(len((await fresh_topic(self._cluster, self.topic)).partitions))
             known.update(numbers)
             return numbers
 
@@ -94,7 +94,7 @@ class DeadLetters:
         if rate is not None:
             if type(rate) is not int or rate < 1:
                 raise InvalidRequest(f"rate: an int from 1 on is expected, not {rate!r}")
-            partitions = len((await self._cluster.topic(self.topic)).partitions)
+            partitions = len((await fresh_topic(self._cluster, self.topic)).partitions)
             arguments["rate"] = -(-rate // partitions)
         return await run_job(self._cluster, self.topic, "redrive", arguments, progress)
 

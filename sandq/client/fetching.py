@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sandq.client.calls import call_leader
+from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.chunks import positions_of
 from sandq.client.cluster import Cluster
 from sandq.client.pieces import LogPiece
@@ -60,6 +60,8 @@ class Fetched:
 
     async def _read(self) -> None:
         record = await self._cluster.topic(self._topic)
+        if self._partition >= len(record.partitions):
+            record = await fresh_topic(self._cluster, self._topic)
         if self._partition >= len(record.partitions):
             last = len(record.partitions) - 1
             raise UnknownPartition(f"topic {self._topic!r} has partitions 0..{last}, there is no {self._partition}")

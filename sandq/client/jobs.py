@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from sandq.client.calls import call_leader, each
+from sandq.client.calls import call_leader, each, fresh_topic
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
 from sandq.client.stored import JobResult
@@ -36,7 +36,7 @@ async def run_job(
     When this is left before the end (cancelled, or a partition failed), the parts that are still running are told to
     stop. Conflict: somebody else stopped it.
     """
-    partitions = range(len((await cluster.topic(topic)).partitions))
+    partitions = range(len((await fresh_topic(cluster, topic)).partitions))
     job = _Job(cluster, topic)
     try:
         await each(lambda partition: job.start(partition, kind, arguments), partitions)

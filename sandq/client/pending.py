@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.client.calls import call_leader
+from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.checks import Value, as_bytes
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
@@ -69,7 +69,7 @@ class Messages:
             return page(await self._call(partition, request.frame), MessageRecord.from_map)
 
         async def partitions() -> range:
-            return range(len((await self._cluster.topic(self.topic)).partitions))
+            return range(len((await fresh_topic(self._cluster, self.topic)).partitions))
 
         return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
 
@@ -165,6 +165,8 @@ class Messages:
         if kind != BY_ID:
             return partition_for(data, record.initial_partitions)
         partition = offset_model.unpack(data).partition
+        if partition >= len(record.partitions):
+            record = await fresh_topic(self._cluster, self.topic)
         if partition >= len(record.partitions):
             raise self._not_found(target)
         return partition

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 
 from sandq.client.batching import MESSAGE_OVERHEAD_BYTES, Batch, Receipt, Receipts, failure_of
+from sandq.client.calls import fresh_topic
 from sandq.client.checks import Checks, Headers, Lot, Value, refuse_later, time_of
 from sandq.client.cluster import Cluster
 from sandq.client.lanes import Lane
@@ -134,7 +135,11 @@ class Producer:
         message = self.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
         )  # fmt: skip
-        batch, position, sealed = self.add(*message)
+        try:
+            batch, position, sealed = self.add(*message)
+        except UnknownPartition:
+            await self._look_for_more()
+            batch, position, sealed = self.add(*message)
         if sealed:
             await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
         return Receipt(batch, position)
@@ -170,6 +175,8 @@ class Producer:
         }
         refuse_later(later)
         checks = self.checks
+        if partition is not None and type(partition) is int and partition >= self._router.partitions:
+            await self._look_for_more()
         lot, time = time_of(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
         extras: tuple[Lot, int | None, bytes | None] | None = None  # of what is no mapping
@@ -204,6 +211,10 @@ class Producer:
             raise failure
 
     # Below: how.
+
+    async def _look_for_more(self) -> None:
+        """Partitions may have been added."""
+        self._router.update(await fresh_topic(self._cluster, self.topic))
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:

@@ -21,13 +21,13 @@ class Router:
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
         self._topic = topic
         self._is_stuck = is_stuck  # whether a partition takes nothing at present
-        self._partitions = self._initial = 1
+        self.partitions = self._initial = 1
         self.sticky: dict[Lot, int] = {}  # where those that may go anywhere go at present
         self._turn = random.randrange(4096)
 
     def update(self, record: TopicRecord) -> None:
         """What is known of the topic now."""
-        self._partitions, self._initial = len(record.partitions), record.initial_partitions
+        self.partitions, self._initial = len(record.partitions), record.initial_partitions
 
     def place(self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None) -> int:
         """The partition of a message; `partition` is what the caller asked for."""
@@ -36,7 +36,7 @@ class Router:
         if unique_key is not None:
             return partition_for(unique_key, self._initial)
         if key is not None:
-            return partition_for(key, self._partitions)
+            return partition_for(key, self.partitions)
         sticky = self.sticky.get(lot)
         if sticky is None:
             sticky = self.sticky[lot] = self._next()
@@ -50,9 +50,9 @@ class Router:
     def _asked_for(self, partition: int, unique_key: bytes | None) -> int:
         if type(partition) is not int:
             raise InvalidRequest(f"partition: int is expected, not {type(partition).__name__}")
-        if not 0 <= partition < self._partitions:
+        if not 0 <= partition < self.partitions:
             raise UnknownPartition(
-                f"topic {self._topic!r} has partitions 0..{self._partitions - 1}, there is no {partition}"
+                f"topic {self._topic!r} has partitions 0..{self.partitions - 1}, there is no {partition}"
             )
         if unique_key is not None and partition != (wanted := partition_for(unique_key, self._initial)):
             raise InvalidRequest(f"partition: the unique_key routes the message to {wanted}, not {partition}")
@@ -60,8 +60,8 @@ class Router:
 
     def _next(self) -> int:
         """The next in turn; one where nothing is stuck, if there is one."""
-        for _ in range(self._partitions):
+        for _ in range(self.partitions):
             self._turn += 1
-            if not self._is_stuck(self._turn % self._partitions):
+            if not self._is_stuck(self._turn % self.partitions):
                 break
-        return self._turn % self._partitions
+        return self._turn % self.partitions

@@ -67,7 +67,7 @@ class Session:
                         self._subscription.fail(error)
                         return
                     log.info("subscription to %s on %s: %s", self._subscription.topic, self.node_id, error)
-                    cluster.refresh(self._subscription.topic)
+                    cluster.refresh(self._subscription.topic, self.node_id)
                     if anyio.current_time() - started_at > options.back_off_max_s:
                         attempt = 0
                     await anyio.sleep(options.back_off_s(attempt))

@@ -87,6 +87,8 @@ class Type(IntEnum):
     CLUSTER_INFO = 48
     CLUSTER_CLOCK = 49
     CLUSTER_INIT = 50
+    NODE_CHANGE = 51
+    TRANSFER = 52
     ERROR = 255
 
 

@@ -20,6 +20,8 @@
     CLUSTER_INFO   [map]
     CLUSTER_CLOCK  [map]
     CLUSTER_INIT   [cluster uuid]
+    NODE_CHANGE    []
+    TRANSFER       []
 
     offsets      = [base bin16, count] | bin of 16 bytes a message
     conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in
@@ -34,7 +36,8 @@
     live         = nil (all positions) | [[first position, count]...], rising, not touching
     last         = true: no further frame of this lease follows | false: one may, or the broker does not say
 
-    topic record = {name, number, kind, partitions: [[partition, group_number, leader node_id | nil]...],
+    topic record = {name, number, kind,
+                    partitions: [[partition, group_number, leader node_id | nil, [node_id...], moving bool]...],
                     initial_partitions, replicas, settings: map}
 
 `parse` is the client's side: a malformed answer is a ProtocolError. Unknown further fields and keys are a
@@ -96,6 +99,20 @@ class Partition(NamedTuple):
     partition: int
     group_number: int
     leader: str | None
+    nodes: tuple[str, ...] = ()
+    """Those that are to hold it; the first one is to lead it."""
+    moving: bool = False
+    """Others may still hold it, or not all of these have it yet."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Partition:
+        """TypeError, ValueError unless it is the row of a partition."""
+        partition, group_number, leader, nodes, moving = row[:5]
+        if [type(partition), type(group_number), type(nodes), type(moving)] != [int, int, list, bool]:
+            raise TypeError("not the row of a partition")
+        if not all(type(node) is str for node in nodes) or type(leader) not in (str, type(None)):
+            raise TypeError("a node's id is text")
+        return cls(partition, group_number, leader, tuple(nodes), moving)
 
 
 class TopicRecord(NamedTuple):
@@ -115,14 +132,11 @@ class TopicRecord(NamedTuple):
         try:
             assert isinstance(record, dict)
             found = cls._make([record[name] for name in cls._fields])
-            partitions = [Partition(*row) for row in found.partitions]
-        except (AssertionError, KeyError, TypeError):
+            partitions = [Partition.of(row) for row in found.partitions]
+        except (AssertionError, KeyError, TypeError, ValueError):
             raise ProtocolError(f"not a topic record: {str(record)[:200]}") from None
-        numbers = [type(row.partition) is int and type(row.group_number) is int for row in partitions]
         places = [row.partition for row in partitions]
-        if not (type(found.name) is str and type(found.settings) is dict and all(numbers)) or places != [
-            *range(len(partitions))
-        ]:
+        if not (type(found.name) is str and type(found.settings) is dict) or places != [*range(len(partitions))]:
             raise ProtocolError(f"not a topic record: {str(record)[:200]}")
         return found._replace(partitions=partitions)
 

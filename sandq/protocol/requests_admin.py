@@ -2,7 +2,7 @@
 
 TOPIC_CREATE   32 [name, kind str, partitions u32, replicas u32, settings map]
 TOPIC_DELETE   33 [name]
-TOPIC_UPDATE   34 [name, settings map]
+TOPIC_UPDATE   34 [name, settings map, partitions u32 | nil, replicas u32 | nil]
 GROUP_LIST     40 [topic]
 TOPIC_STATS    41 [topic]
 GROUP_SEEK     42 [topic, group, to]
@@ -12,11 +12,15 @@ DEAD_LIST      45 [topic, partition, group, reason | nil, limit 1..1000, after b
 CLUSTER_INFO   48 []
 CLUSTER_CLOCK  49 ["show" | "accept"]
 CLUSTER_INIT   50 []
+NODE_CHANGE    51 [node, action]
+TRANSFER       52 [topic, partition, node]
 
 to     = as the start of a SUBSCRIBE
 reason = "nacked" | "lease_expired" | "expired"
+action = "drain" | "undrain" | "remove"
 
-GROUP_* are about the partitions that the node asked leads: a client asks all leaders.
+GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_DELETE,
+TOPIC_UPDATE, NODE_CHANGE and TRANSFER are for the node that leads the metadata group: another one names it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX
 
 SHOW: Final = "show"
 ACCEPT: Final = "accept"
+
+DRAIN: Final = "drain"
+UNDRAIN: Final = "undrain"
+REMOVE: Final = "remove"
 
 
 _TOPIC_CREATE = Shape(
@@ -78,14 +86,22 @@ class TopicDelete(NamedTuple):
         return encode_frame(Type.TOPIC_DELETE, request_id, *self)
 
 
-_TOPIC_UPDATE = Shape("TOPIC_UPDATE", Field("name", str), Field("settings", dict))
+_TOPIC_UPDATE = Shape(
+    "TOPIC_UPDATE",
+    Field("name", str),
+    Field("settings", dict),
+    Field("partitions", int, optional=True, maximum=U32_MAX),
+    Field("replicas", int, optional=True, maximum=U32_MAX),
+)
 
 
 class TopicUpdate(NamedTuple):
-    """Change settings of a topic; those that are not named stay as they are."""
+    """Change settings of a topic, and how many partitions and replicas it has; what is not named stays as it is."""
 
     name: str
     settings: Mapping[str, Any]
+    partitions: int | None = None
+    replicas: int | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> TopicUpdate:
@@ -268,3 +284,42 @@ class ClusterInit(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.CLUSTER_INIT, request_id)
+
+
+_NODE_CHANGE = Shape("NODE_CHANGE", Field("node", str), Field("action", str))
+
+
+class NodeChange(NamedTuple):
+    """Let a node hold nothing, or again, or be forgotten. The answer comes when it is written down, not when it is
+    done."""
+
+    node: str
+    action: str
+
+    @classmethod
+    def parse(cls, frame: Frame) -> NodeChange:
+        _NODE_CHANGE.check(frame)
+        check_choice(_NODE_CHANGE, 2, frame[3], (DRAIN, UNDRAIN, REMOVE))
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.NODE_CHANGE, request_id, *self)
+
+
+_TRANSFER = Shape("TRANSFER", Field("topic", str), Field("partition", int, maximum=PARTITION_MAX), Field("node", str))
+
+
+class Transfer(NamedTuple):
+    """Let a node that holds a partition lead it."""
+
+    topic: str
+    partition: int
+    node: str
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Transfer:
+        _TRANSFER.check(frame)
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.TRANSFER, request_id, *self)

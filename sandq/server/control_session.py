@@ -51,6 +51,8 @@ class ControlSession:
             Type.CLUSTER_INFO: self._cluster_info,
             Type.CLUSTER_CLOCK: self._cluster_clock,
             Type.CLUSTER_INIT: self._cluster_init,
+            Type.NODE_CHANGE: self._node_change,
+            Type.TRANSFER: self._transfer,
         }
 
     def _reply(self, request_id: int, *fields: Any) -> None:
@@ -149,13 +151,13 @@ class ControlSession:
     # -- topics ---------------------------------------------------------------------------------------------------
 
     def topic_record(self, topic: OpenTopic) -> dict[str, Any]:
-        record = topic.record
+        record, leader = topic.record, self._broker.routes.leader
         return {
             "name": record.name,
             "number": record.number,
             "kind": record.kind,
             "partitions": [
-                [at, partition.group, self._broker.routes.leader(partition.group)]
+                [at, partition.group, leader(partition.group), partition.nodes, partition.moving]
                 for at, partition in enumerate(record.partitions)
             ],
             "initial_partitions": record.initial_partitions,
@@ -205,3 +207,15 @@ class ControlSession:
     def _cluster_init(self, frame: Frame) -> None:
         admin.ClusterInit.parse(frame)
         self._start(frame, self._info.init)
+
+    def _node_change(self, frame: Frame) -> None:
+        asked = admin.NodeChange.parse(frame)
+        administration = self._broker.administration
+        if asked.action == admin.REMOVE:
+            self._start(frame, lambda: administration.remove(asked.node))
+        else:
+            self._start(frame, lambda: administration.drain(asked.node, undo=asked.action == admin.UNDRAIN))
+
+    def _transfer(self, frame: Frame) -> None:
+        asked = admin.Transfer.parse(frame)
+        self._start(frame, lambda: self._broker.administration.transfer(*asked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from sandq.broker.broker import Broker
 from sandq.gossip import tags
 from sandq.gossip.membership import Member
+from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
+from sandq.model.members import node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class ServerInfo:
         broker = self.broker
         waiting = self.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
+        moving = 0 if waiting is not None else sum(partition.moving for partition in self._partitions())
         return {
             "cluster": self.cluster_name,
             "cluster_uuid": self.cluster_uuid,
@@ -71,6 +75,7 @@ class ServerInfo:
             "version": self.version,
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
+            "moving": moving,
             "nodes": nodes,
             "others": others,
             "topics": len(broker.topics()),
@@ -101,10 +106,30 @@ class ServerInfo:
             elif node_id != self.node_id or node_id in believed:
                 others.append({**row, "cluster_uuid": member.tags.get(tags.CLUSTER_UUID)})
         nodes = []
+        held = self._held() if registered else {}
+        voting = {node_of(member) for member in self.broker.metadata_host.members.voters} if registered else ()
         for _, node in sorted(registered.items()):
             known = {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in up, **node.addresses}
-            nodes.append({**known, **believed.get(node.node_id, {"member": None, "since_ms": None})})
+            written = {
+                "standing": node.standing,
+                "failed_since_ms": node.failed_since_ms,
+                "zone": node.zone,
+                "weight": node.weight,
+                "voter": node.node_id in voting,
+                "replicas": held.get(node.node_id, 0),
+            }
+            nodes.append({**known, **believed.get(node.node_id, {"member": None, "since_ms": None}), **written})
         return nodes, sorted(others, key=lambda row: row["node"])
+
+    def _held(self) -> Counter[str]:
+        """Replicas that are, or may still be, on each node."""
+        held: Counter[str] = Counter()
+        for partition in self._partitions():
+            held.update({node_of(member) for member in (*partition.members, *partition.former)})
+        return held
+
+    def _partitions(self) -> list[Partition]:
+        return [partition for topic in self.broker.metadata.topics.values() for partition in topic.partitions]
 
 
 class NodeState:

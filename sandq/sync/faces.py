@@ -173,6 +173,9 @@ class Admin(Face[AsyncAdmin]):
     cluster = blocking(AsyncAdmin.cluster)
     init_cluster = blocking(AsyncAdmin.init_cluster)
     clock = blocking(AsyncAdmin.clock)
+    drain_node = blocking(AsyncAdmin.drain_node)
+    remove_node = blocking(AsyncAdmin.remove_node)
+    transfer = blocking(AsyncAdmin.transfer)
 
 
 class Messages(Face[AsyncMessages]):

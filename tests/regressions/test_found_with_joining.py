@@ -16,6 +16,7 @@ from sandq.broker.host import GroupHost
 from sandq.broker.joining import Joining
 from sandq.broker.peer_handshake import Introduced
 from sandq.broker.peer_links import PeerLinks
+from sandq.broker.steward import Steward
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
@@ -139,12 +140,12 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
 ) -> None:
     """Of two nodes with the same id, each linked with another node, both were told, when the leader changed before one
     of them was registered: then both vote, under one name."""
-    register = Cluster.register
+    register = Steward.register
     told: list[str] = []
     heard = Joining._heard_welcome
 
-    async def only_itself(self: Cluster, metadata: Any) -> None:
-        if not self.links.up:
+    async def only_itself(self: Steward, metadata: Any) -> None:
+        if len(self._linked()) == 1:
             await register(self, metadata)
 
     def noted(self: Joining, *args: Any) -> None:
@@ -154,7 +155,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
     monkeypatch.setattr(Joining, "_heard_welcome", noted)
     async with found_nodes(tmp_path, "node1") as nodes:
         with monkeypatch.context() as patch:
-            patch.setattr(Cluster, "register", only_itself)
+            patch.setattr(Steward, "register", only_itself)
             nodes.launch("node2")
             await eventually(lambda: "node2" in members_of(nodes, "node1"))
             await never_for(lambda: bool(told))

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from sandq.broker import broker as broker_module
-from sandq.broker.cluster import Cluster
+from sandq.broker.steward import Steward
 from sandq.model.errors import Corruption, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
@@ -130,7 +130,7 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
         """Nobody is registered yet."""
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "register", later)
+        patch.setattr(Steward, "register", later)
         async with three_nodes(tmp_path) as nodes:
 
             def led() -> list[Any]:
@@ -138,7 +138,7 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
 
             await eventually(lambda: bool(led()))
             with pytest.raises(Unavailable, match=r"node1, node2, node3 is not registered yet"):
-                await led()[0].create_topic("t", "timer", 1, 3, {})
+                await led()[0].administration.create_topic("t", "timer", 1, 3, {})
             patch.undo()
             async with nodes.connect() as client:
                 await client.admin.create_topic("t", replicas=3)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from sandq.metadata import commands as m
-from sandq.metadata.state import MetadataState, Topic
-from sandq.model.errors import InvalidRequest, TopicExists, UnknownTopic
+from sandq.metadata.records import Partition, Topic
+from sandq.metadata.state import MetadataState
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
 
 T = 1_800_000_000_000
 
@@ -72,3 +75,120 @@ def test_an_index_that_was_applied_changes_nothing() -> None:
     table.create("t")
     assert table.state.apply(table.index, m.Entry(T, [m.DeleteTopic("t")]), table._put) == []
     assert "t" in table.state.topics
+
+
+# -- assignments ------------------------------------------------------------------------------------------------------
+
+
+def placed(table: Table, name: str = "t", at: int = 0) -> Partition:
+    return table.state.topics[name].partitions[at]
+
+
+def three() -> Table:
+    table = Table()
+    for node in ("n2", "n3", "n4"):
+        table.apply(m.RegisterNode(node, f"store-{node}", {}))
+    table.apply(m.CreateTopic("t", "timer", 2, [["n1", "n2"]], {}))
+    return table
+
+
+def test_who_comes_is_a_new_member_and_who_goes_is_kept_in_mind_until_it_is_settled() -> None:
+    table = three()
+    first = placed(table)
+    table.apply(m.Assign(first.group, 0, ["n1", "n3"]))
+    moved = placed(table)
+    assert moved.members == ("n1#1", "n3#3") and moved.former == ("n2#2",) and moved.moving
+    assert moved.may_have("n2", 2) and not moved.may_have("n2", 3) and not moved.may_have("n4", 4)
+    table.apply(m.Settle(first.group, 1))
+    settled = placed(table)
+    assert settled.former == () and not settled.moving and not settled.may_have("n2", 2)
+    assert settled.first == first.first
+
+
+def test_who_comes_back_before_it_is_settled_is_the_member_that_it_was() -> None:
+    """The group may have it still: two replicas of one group on a node cannot be."""
+    table = three()
+    group = placed(table).group
+    table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n2"]))
+    back = placed(table)
+    assert back.members == ("n1#1", "n2#2") and back.former == ("n3#3",) and back.moving
+    table.apply(m.Settle(group, 2), m.Assign(group, 2, ["n1", "n3"]))
+    assert placed(table).members == ("n1#1", "n3#4"), "once it is settled, another one"
+
+
+def test_a_report_of_an_older_assignment_settles_nothing() -> None:
+    table = three()
+    group = placed(table).group
+    table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n4"]))
+    (refused,) = table.apply(m.Settle(group, 1))
+    assert isinstance(refused, Conflict) and set(placed(table).former) == {"n2#2", "n3#3"}
+    (refused,) = table.apply(m.Assign(group, 1, ["n3", "n4"]))
+    assert isinstance(refused, Conflict) and placed(table).epoch == 2
+
+
+def test_another_leader_is_no_move() -> None:
+    table = three()
+    group = placed(table).group
+    table.apply(m.Assign(group, 0, ["n2", "n1"]))
+    turned = placed(table)
+    assert turned.members == ("n2#2", "n1#1") and not turned.moving and turned.epoch == 1
+    table.apply(m.Assign(group, 1, ["n2", "n3"]), m.Assign(group, 2, ["n3", "n2"]))
+    assert placed(table).moving, "what was on its way still is"
+
+
+@pytest.mark.parametrize("nodes", [[], ["n1", "n1"], ["n1", "nobody"]])
+def test_what_is_no_assignment(nodes: list[str]) -> None:
+    table = three()
+    (refused,) = table.apply(m.Assign(placed(table).group, 0, nodes))
+    assert isinstance(refused, InvalidRequest) and placed(table).epoch == 0
+
+
+def test_partitions_are_added_once() -> None:
+    table = three()
+    update = m.UpdateTopic("t", {"lease_ms": 2}, 2, 1, [["n2", "n3"], ["n3", "n4"]])
+    (topic, refused) = table.apply(update, update)
+    assert isinstance(topic, Topic) and isinstance(refused, Conflict)
+    assert [p.nodes for p in table.state.topics["t"].partitions] == [("n1", "n2"), ("n2", "n3"), ("n3", "n4")]
+    assert table.state.topics["t"].initial_partitions == 1
+    assert table.state.places == {1: ("t", 0), 2: ("t", 1), 3: ("t", 2)}
+    assert vars(MetadataState.load(list(table.rows.items()))) == vars(table.state)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_then() -> None:
+    table = three()
+    (refused,) = table.apply(m.RemoveNode("n4", "store-n4"))
+    assert isinstance(refused, Conflict), "nobody said that it is to be"
+    group = placed(table).group
+    results = table.apply(
+        m.ChangeStanding("n2", "removing"),
+        m.RemoveNode("n2", "store-n2"),
+        m.Assign(group, 0, ["n1", "n3"]),
+        m.RemoveNode("n2", "store-n2"),
+        m.Settle(group, 1),
+        m.ChangeStanding("n2", "in"),
+        m.RemoveNode("n2", "store-n2"),
+    )
+    kinds = [isinstance(result, Conflict) for result in results]
+    assert kinds == [False, True, False, True, False, True, False], "it holds it, it may hold it, it holds nothing"
+    assert "n2" not in table.state.nodes and table.state.removed["n2"].stores == ("store-n2",)
+    (old, _) = table.apply(m.RegisterNode("n2", "store-n2", {}), m.RegisterNode("n2", "fresh", {}, incarnation=2))
+    assert isinstance(old, Conflict) and table.state.nodes["n2"].incarnation == 2
+    table.apply(m.ChangeStanding("n2", "removing"), m.RemoveNode("n2", "fresh"))
+    assert table.state.removed["n2"].stores == ("store-n2", "fresh") and table.state.removed["n2"].incarnation == 2
+    assert vars(MetadataState.load(list(table.rows.items()))) == vars(table.state)
+
+
+def test_who_is_registered_again_stays_what_it_was() -> None:
+    table = three()
+    table.apply(m.MarkNode("n2", T), m.ChangeStanding("n2", "draining"))
+    table.apply(m.RegisterNode("n2", "store-n2", {"client": "h:2"}, "b", 3))
+    node = table.state.nodes["n2"]
+    assert (node.failed_since_ms, node.standing, node.zone, node.weight) == (T, "draining", "b", 3)
+    (refused,) = table.apply(m.RegisterNode("n2", "another", {}))
+    assert isinstance(refused, Conflict)
+    for command in (m.MarkNode("nobody", T), m.ChangeStanding("nobody", "in"), m.RemoveNode("nobody", "")):
+        assert isinstance(table.apply(command)[0], NotFound)
+    assert isinstance(table.apply(m.ChangeStanding("n3", "lost"))[0], InvalidRequest)

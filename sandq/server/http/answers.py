@@ -147,13 +147,49 @@ class Forecast(Answer):
 _OTHERS = "Members that are no nodes of the cluster: still outside, or machines of the same Serf cluster."
 
 
+class Node(Answer):
+    """A registered one; what is believed of it by gossip is there as well."""
+
+    node: str
+    up: bool = Field(description="Whether the node that was asked is linked with it.")
+    standing: str = Field(description="`in`, `draining` or `removing`.")
+    failed_since_ms: int | None
+    zone: str
+    weight: int
+    voter: bool = Field(description="Whether it votes in the metadata group.")
+    replicas: int = Field(description="How many it is to hold, or may still hold.")
+
+
+class Changing(Answer):
+    node: str
+    standing: str
+
+
+class Partition(Answer):
+    topic: str
+    partition: int
+    leader: str | None
+    nodes: list[str] = Field(description="Those that are to hold it; the first one is to lead it.")
+    moving: bool = Field(description="Others may still hold it, or not all of these have it yet.")
+    steps: list[str] = Field(description="What is under way, in words.")
+    replicas: int = Field(description="How many nodes are to hold it; there may be fewer.")
+    members: list[dict[str, Any]] | None = Field(
+        default=None, description="Those that take part in its group, and how far each is `behind`."
+    )
+
+
+class Partitions(Answer):
+    partitions: list[Partition]
+
+
 class Cluster(Answer):
     cluster: str
     cluster_uuid: str = Field(description="Empty: the node that was asked belongs to none yet.")
     waiting: str | None = Field(description="Why it belongs to none yet, for people.")
     node: str
     version: str
-    nodes: list[dict[str, Any]]
+    moving: int = Field(description="Partitions that are on their way between nodes.")
+    nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
 
 
@@ -162,7 +198,7 @@ class Founded(Answer):
 
 
 class Nodes(Answer):
-    nodes: list[dict[str, Any]]
+    nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -10,6 +10,7 @@ from sandq.client.as_json import FROM_OTHERS, read_message
 from sandq.client.taking import SETTLE_ITEMS
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
+from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
 """Messages that one request produces."""
@@ -54,31 +55,59 @@ _Kind = Annotated[
 _Count = Annotated[int, Field(ge=1, le=2**32 - 1)]
 
 
-class TopicCreate(Body):
-    """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
-
-    name: str
-    kind: _Kind = "timer"
+class Counts(Body):
     partitions: _Count | None = None
     replicas: _Count | None = None
     numPartitions: _Count | None = None
     replicationFactor: _Count | None = None
-    settings: dict[str, Any] = Field(
-        default={}, description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...: docs/topics.md has all."
-    )
 
     @model_validator(mode="after")
-    def _once(self) -> TopicCreate:
+    def _once(self) -> Self:
         for ours, theirs in (("partitions", "numPartitions"), ("replicas", "replicationFactor")):
             if getattr(self, ours) is not None and getattr(self, theirs) is not None:
                 raise ValueError(f"{ours} and {theirs} are the same: give one of them")
         return self
 
+    def counts(self) -> tuple[int | None, int | None]:
+        """Partitions and replicas."""
+        return self.partitions or self.numPartitions, self.replicas or self.replicationFactor
 
-class TopicUpdate(Body):
-    """Settings to be changed; those that are not named stay."""
 
-    settings: dict[str, Any] = Field(min_length=1)
+class TopicCreate(Counts):
+    """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
+
+    name: str
+    kind: _Kind = "timer"
+    settings: dict[str, Any] = Field(
+        default={}, description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...: docs/topics.md has all."
+    )
+
+
+class TopicUpdate(Counts):
+    """What is to be changed of a topic; what is not named stays. `numPartitions` and `replicationFactor` are other
+    names for two of its members."""
+
+    settings: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _something(self) -> TopicUpdate:
+        if not self.settings and self.counts() == (None, None):
+            raise ValueError("nothing to change: settings, partitions or replicas are expected")
+        return self
+
+
+class DrainIn(Body):
+    """Whether the node is to hold nothing, or again."""
+
+    undo: bool = False
+
+
+class TransferIn(Body):
+    """A partition, and the node of those that hold it that is to lead it."""
+
+    topic: str
+    partition: int = Field(ge=0, le=PARTITION_MAX)
+    node: str
 
 
 class GroupUpdate(Body):

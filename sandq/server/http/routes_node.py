@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from enum import Enum
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from . import answers
-from .gateway import Found, gateway_of
+from sandq.client.partitions import partition_rows
+
+from . import answers, bodies
+from .gateway import Found, gateway_of, while_connected
 from .problems import problem
 from .strict import Route
 
 router = APIRouter(route_class=Route)
 CLUSTER: list[str | Enum] = ["cluster"]
 NODE: list[str | Enum] = ["node"]
+NodeName = Annotated[str, Path(description="The node's id.")]
 _UNWELL: dict[int | str, dict[str, Any]] = {503: {"description": "It is not; `detail` says why."}}
 _DOCS = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>sandq HTTP API</title>
@@ -49,6 +52,52 @@ async def init(request: Request) -> Found:
     """Alone, and now; the nodes that wait beside it join. 409 unless this node waits to be taken in by a cluster, and
     knows of none."""
     return {"cluster_uuid": await gateway_of(request).client.admin.init_cluster()}
+
+
+@router.post(
+    "/cluster/nodes/{node}/drain",
+    status_code=202,
+    tags=CLUSTER,
+    response_model=answers.Changing,
+    summary="Let a node hold nothing",
+)
+async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = None) -> Found:
+    """Its replicas move to the others after the answer, and it stays registered: `replicas` and `voter` among the nodes
+    show how far it is. `undo`: it takes part again. 400 when the others would be too few."""
+    undo = body is not None and body.undo
+    await gateway_of(request).client.admin.drain_node(node, undo=undo)
+    return {"node": node, "standing": "in" if undo else "draining"}
+
+
+@router.delete(
+    "/cluster/nodes/{node}",
+    status_code=202,
+    tags=CLUSTER,
+    response_model=answers.Changing,
+    summary="Forget a node that was drained, or has failed",
+)
+async def remove(request: Request, node: NodeName) -> Found:
+    """It is not among the nodes any more once nothing depends on it. 409 while it is there and holds something, or when
+    a partition would have no majority without it."""
+    await gateway_of(request).client.admin.remove_node(node)
+    return {"node": node, "standing": "removing"}
+
+
+@router.get(
+    "/cluster/partitions", tags=CLUSTER, response_model=answers.Partitions, summary="Who leads and holds each partition"
+)
+async def partitions(
+    request: Request, topic: Annotated[str | None, Query(description="Only those of this topic.")] = None
+) -> Found:
+    admin = gateway_of(request).client.admin
+    return {"partitions": await while_connected(request, lambda: partition_rows(admin, topic))}
+
+
+@router.post("/cluster/transfer", status_code=204, tags=CLUSTER, summary="Let another node lead a partition")
+async def transfer(request: Request, body: bodies.TransferIn) -> None:
+    """One of those that hold it. 504 when it does not lead it yet: it will, once it can be reached and has caught
+    up."""
+    await gateway_of(request).client.admin.transfer(body.topic, body.partition, body.node)
 
 
 @router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")

@@ -22,11 +22,10 @@ TopicName = Annotated[str, Path(description="The topic's name.")]
 async def create(request: Request, body: bodies.TopicCreate) -> Found:
     """409 TOPIC_EXISTS when there is one of this name."""
     client = gateway_of(request).client
-    partitions = body.partitions or body.numPartitions or 1
-    replicas = body.replicas or body.replicationFactor or 1
+    partitions, replicas = body.counts()
     settings = settings_of(body.settings)
     record = await client.admin.create_topic(
-        body.name, kind=body.kind, partitions=partitions, replicas=replicas, **settings
+        body.name, kind=body.kind, partitions=partitions or 1, replicas=replicas or 1, **settings
     )
     return topic_json(record)
 
@@ -43,10 +42,14 @@ async def show(request: Request, topic: TopicName) -> Found:
     return {**topic_json(await admin.topic(topic)), "stats": await admin.stats(topic)}
 
 
-@router.patch("/topics/{topic}", response_model=answers.Topic, summary="Change settings")
+@router.patch("/topics/{topic}", response_model=answers.Topic, summary="Change settings; add partitions or replicas")
 async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
+    """Partitions cannot become fewer, and with more of them some keys choose another one than before. Replicas come and
+    go after the answer: `/cluster/partitions` shows it."""
+    partitions, replicas = body.counts()
     settings = settings_of(body.settings)
-    return topic_json(await gateway_of(request).client.admin.update_topic(topic, **settings))
+    admin = gateway_of(request).client.admin
+    return topic_json(await admin.update_topic(topic, partitions=partitions, replicas=replicas, **settings))
 
 
 @router.delete("/topics/{topic}", status_code=204, summary="Delete a topic with all its messages")

@@ -3,13 +3,19 @@ replaced. Whatever was acknowledged meanwhile is there, once."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
+from sandq.broker import steward
+from sandq.broker.administration import Administration
 from sandq.metadata.records import Topic
+from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.node import Serving
 from tests.scenarios.cluster.found import FoundNodes, found_nodes
 from tests.scenarios.cluster.three import eventually
@@ -53,14 +59,16 @@ async def produced(nodes: FoundNodes, count: int, topic: str = "t") -> None:
 async def values(nodes: FoundNodes, count: int, topic: str = "t") -> Counter[bytes]:
     """Everything that is in a topic, by a new group."""
     found: Counter[bytes] = Counter()
-    async with nodes.connect(*nodes.running) as client:
-        async with client.subscribe(topic, group="all", credit=1000) as subscription:
-            with trio.move_on_after(20):
-                async for message in subscription:
-                    found[message.value] += 1
-                    message.ack()
-                    if sum(found.values()) >= count:
-                        break
+    async with (
+        nodes.connect(*nodes.running) as client,
+        client.subscribe(topic, group="all", credit=1000) as subscription,
+    ):
+        with trio.move_on_after(20):
+            async for message in subscription:
+                found[message.value] += 1
+                message.ack()
+                if sum(found.values()) >= count:
+                    break
     return found
 
 
@@ -77,3 +85,179 @@ async def test_a_new_node_takes_its_share(tmp_path: Path) -> None:
         assert set(held(nodes).values()) == {PARTITIONS * 3 // 4}
         await nodes.stop("node1")
         assert await values(nodes, 200) == Counter({b"%d" % number: 1 for number in range(200)})
+
+
+@pytest.fixture
+def quick_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steward, "FAILED_S", 1.0)
+
+
+@asynccontextmanager
+async def four(directory: Path, *, replicas: int = 2, **environ: str) -> AsyncIterator[FoundNodes]:
+    """Four nodes with a topic that holds a hundred messages."""
+    names = ("node1", "node2", "node3", "node4")
+    async with found_nodes(directory, *names, **environ) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=PARTITIONS, replicas=replicas)
+        await produced(nodes, 100)
+        yield nodes
+
+
+async def all_there(nodes: FoundNodes, count: int = 100) -> None:
+    assert await values(nodes, count) == Counter({b"%d" % number: 1 for number in range(count)})
+
+
+def leading(nodes: FoundNodes) -> Administration:
+    """Who administrates."""
+    found = next(s for s in nodes.running.values() if s.broker.metadata_host.ready)
+    return found.broker.administration
+
+
+async def until_gone(nodes: FoundNodes, name: str) -> None:
+    with trio.fail_after(60):
+        others = [serving for other, serving in nodes.running.items() if other != name]
+        while any(name in serving.broker.metadata.nodes for serving in others):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
+async def until_planned(nodes: FoundNodes, change: Callable[[], object]) -> None:
+    """Until what was asked for has begun, and ended."""
+    await eventually(lambda: bool(change()))
+    await until_settled(nodes)
+
+
+async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
+    async with four(tmp_path) as nodes:
+        before = held(nodes)
+        await leading(nodes).drain("node2")
+        await until_planned(nodes, lambda: held(nodes)["node2"] < before["node2"])
+        assert held(nodes)["node2"] == 0 and sum(held(nodes).values()) == 2 * PARTITIONS
+        assert "node2#1" not in nodes.voters("node1")
+        assert not nodes.running["node2"].broker.engine.pointers.all()[1:], "its stores are given up"
+        with pytest.raises(InvalidRequest, match="4 replicas, and 4 nodes are registered, 1 of which leave"):
+            await leading(nodes).create_topic("u", "timer", 1, 4, {})
+        await leading(nodes).drain("node2", undo=True)
+        await until_planned(nodes, lambda: held(nodes)["node2"])
+        assert set(held(nodes).values()) == {PARTITIONS // 2}
+        await eventually(lambda: "node2#1" in nodes.voters("node1"))
+        await all_there(nodes)
+
+
+async def test_what_cannot_be_drained_or_removed(tmp_path: Path) -> None:
+    async with four(tmp_path, replicas=4) as nodes:
+        with pytest.raises(InvalidRequest, match="'t' has 4 replicas, and without node2 3 nodes would be left"):
+            await leading(nodes).drain("node2")
+        with pytest.raises(Conflict, match="node2 is there and holds 12 replicas: drain it first"):
+            await leading(nodes).remove("node2")
+        with pytest.raises(NotFound, match="no node 'node9' is registered; there are: node1, node2, node3, node4"):
+            await leading(nodes).remove("node9")
+        with pytest.raises(InvalidRequest, match="5 replicas, and 4 nodes are registered: a node holds one at most"):
+            await leading(nodes).update_topic("t", {}, replicas=5)
+        with pytest.raises(InvalidRequest, match="has 12 partitions; they cannot become fewer"):
+            await leading(nodes).update_topic("t", {}, partitions=11)
+
+
+async def test_a_drained_node_is_removed_and_its_name_is_free(tmp_path: Path) -> None:
+    async with four(tmp_path) as nodes:
+        await leading(nodes).drain("node4")
+        await until_planned(nodes, lambda: not held(nodes)["node4"])
+        store = nodes.running["node1"].broker.metadata.nodes["node4"].store_uuid
+        await leading(nodes).remove("node4")
+        await until_gone(nodes, "node4")
+        await nodes.stop("node4")
+        # With what it had it does not come back ...
+        nodes.launch("node4")
+        await eventually(lambda: "node4" in nodes._scopes)
+        await trio.sleep(1)
+        assert "node4" not in nodes.running["node1"].broker.metadata.nodes
+        await nodes.stop("node4")
+        # ... and with an empty directory it does.
+        shutil.rmtree(nodes.data_dir("node4"))
+        await nodes.start("node4")
+        await nodes.until_registered("node1", "node2", "node3", "node4")
+        again = nodes.running["node1"].broker.metadata.nodes["node4"]
+        assert again.store_uuid != store and again.incarnation == 2
+        await until_planned(nodes, lambda: held(nodes)["node4"])
+        assert set(held(nodes).values()) == {PARTITIONS // 2}
+        await all_there(nodes)
+
+
+async def test_a_node_that_stays_away_is_replaced_and_takes_its_share_again(
+    tmp_path: Path, quick_to_fail: None
+) -> None:
+    async with four(tmp_path, replicas=3, CLUSTER__REASSIGN_AFTER="1s") as nodes:
+        await nodes.stop("node3")
+        others = Counter({name: PARTITIONS for name in ("node1", "node2", "node4")})
+        with trio.fail_after(40):
+            while held(nodes) != others:  # noqa: ASYNC110 - it is several nodes
+                await trio.sleep(0.05)
+        await until_settled(nodes)
+        assert nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None
+        await all_there(nodes)
+        await nodes.start("node3")
+        await until_planned(nodes, lambda: held(nodes)["node3"] and held(nodes) != others)
+        assert set(held(nodes).values()) == {PARTITIONS * 3 // 4}
+        assert nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is None
+
+
+async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Path, quick_to_fail: None) -> None:
+    """Of three nodes with three replicas: there is nobody to take its place meanwhile."""
+    names = ("node1", "node2", "node3")
+    async with found_nodes(tmp_path, *names) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=4, replicas=3)
+        await produced(nodes, 100)
+        await nodes.stop("node3")
+        shutil.rmtree(nodes.data_dir("node3"))
+        nodes.launch("node3")
+        await eventually(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
+        await leading(nodes).remove("node3")
+        await nodes.until_registered(*names)
+        await until_planned(nodes, lambda: held(nodes)["node3"])
+        await eventually(lambda: "node3#2" in nodes.voters("node1"))
+        assert set(held(nodes).values()) == {4}
+        await nodes.stop("node1")
+        await all_there(nodes)
+
+
+async def test_nothing_moves_while_more_than_a_third_are_failed(tmp_path: Path, quick_to_fail: None) -> None:
+    names = ("node1", "node2", "node3", "node4", "node5")
+    async with found_nodes(tmp_path, *names, CLUSTER__REASSIGN_AFTER="1s") as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
+        await produced(nodes, 100)
+        before = held(nodes)
+        await nodes.stop("node4", "node5")
+        records = nodes.running["node1"].broker.metadata_host
+        await eventually(lambda: sum(n.failed_since_ms is not None for n in records.status.nodes.values()) == 2)
+        await trio.sleep(2)  # twice as long as it takes to replace them
+        assert held(nodes) == Counter({name: before[name] for name in names[:3]})
+        await nodes.start("node4", "node5")
+        await eventually(lambda: sum(held(nodes).values()) == 3 * PARTITIONS and min(held(nodes).values()) > 0)
+        await until_settled(nodes)
+        await all_there(nodes)
+
+
+async def test_replicas_are_raised_and_lowered(tmp_path: Path) -> None:
+    async with four(tmp_path, replicas=1) as nodes:
+        await leading(nodes).update_topic("t", {}, replicas=3)
+        await until_planned(nodes, lambda: sum(held(nodes).values()) > PARTITIONS)
+        assert sum(held(nodes).values()) == 3 * PARTITIONS
+        await nodes.stop("node1")
+        await all_there(nodes)
+        await nodes.start("node1")
+        await leading(nodes).update_topic("t", {}, replicas=1)
+        await until_planned(nodes, lambda: sum(held(nodes).values()) < 3 * PARTITIONS)
+        assert sum(held(nodes).values()) == PARTITIONS
+
+
+async def test_another_node_leads_when_it_is_told_to(tmp_path: Path) -> None:
+    async with four(tmp_path) as nodes:
+        placed = nodes.running["node1"].broker.metadata.topics["t"].partitions[0]
+        second = placed.nodes[1]
+        await leading(nodes).transfer("t", 0, second)
+        assert nodes.running[second].broker.partition("t", 0).host.ready
+        other = next(name for name in nodes.running if name not in placed.nodes)
+        with pytest.raises(InvalidRequest, match=f"{other} does not hold partition 0 of 't'; it is on "):
+            await leading(nodes).transfer("t", 0, other)
+        await all_there(nodes)

@@ -1,0 +1,99 @@
+"""The steps of a move, from any configuration to any other: each is one that Raft allows, they come to an end, and what
+is wanted of them is never let go before others have it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandq.broker.moving import is_settled, next_step
+from sandq.model.members import node_of
+from sandq.raft import Members, guards
+
+MEMBERS = [f"n{at}#{at}" for at in range(6)]
+sets = st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=4, unique=True)
+STEPS_MOST = 40
+
+
+def is_allowed(before: Members, after: Members, leader: str, caught_up: set[str]) -> bool:
+    return guards.may_change(before, after, changed_at=1, committed=2, term_start=1, member=leader, caught_up=caught_up)
+
+
+@settings(max_examples=300)
+@given(sets, sets, st.sets(st.sampled_from(MEMBERS)), st.data())
+def test_from_any_members_to_any_others(
+    voters: list[str], wanted: list[str], learners: set[str], data: st.DataObject
+) -> None:
+    members = Members(tuple(voters), tuple(sorted(learners - set(voters))))
+    leader = data.draw(st.sampled_from(voters))
+    up = {node_of(member) for member in MEMBERS}
+    for _ in range(STEPS_MOST):
+        caught_up = set(members.learners) if data.draw(st.booleans()) else set()
+        step = next_step(wanted, members, leader, caught_up, up, up)
+        if isinstance(step, str):
+            assert step in members.voters and step in wanted and leader not in wanted
+            leader = step
+        elif step is not None:
+            assert is_allowed(members, step, leader, caught_up), (members, step)
+            kept = len(set(step.voters) & set(wanted))
+            assert kept >= len(set(members.voters) & set(wanted)), "who is wanted and votes goes on"
+            if len(step.voters) < len(members.voters):
+                assert set(wanted) <= set(step.voters), "nobody goes before all that come are there"
+            members = step
+        elif not members.learners:
+            break
+    else:
+        members = _at_last(wanted, members, leader)
+    assert is_settled(wanted, members)
+
+
+def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
+    """With all learners caught up at once."""
+    up = {node_of(member) for member in MEMBERS}
+    for _ in range(STEPS_MOST):
+        step = next_step(wanted, members, leader, members.learners, up, up)
+        if isinstance(step, str):
+            leader = step
+        elif step is not None:
+            members = step
+    return members
+
+
+@given(sets, sets, st.sets(st.sampled_from(range(6))), st.data())
+def test_with_nodes_that_cannot_be_reached(
+    voters: list[str], wanted: list[str], gone: set[int], data: st.DataObject
+) -> None:
+    """What is left to do waits, and who voted before votes still."""
+    leader = data.draw(st.sampled_from(voters))
+    up = {node_of(member) for member in MEMBERS} - {f"n{at}" for at in gone} | {node_of(leader)}
+    members = Members(tuple(voters))
+    for _ in range(STEPS_MOST):
+        reachable = [learner for learner in members.learners if node_of(learner) in up]
+        step = next_step(wanted, members, leader, reachable, up, up)
+        if step is None:
+            break
+        if isinstance(step, str):
+            assert node_of(step) in up
+            leader = step
+            continue
+        assert is_allowed(members, step, leader, set(reachable))
+        assert all(node_of(member) in up for member in {*step.learners} - {*members.learners})
+        members = step
+    if not {node_of(member) for member in wanted if member not in voters} <= up:
+        assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
+    elif node_of(next((m for m in wanted if node_of(m) in up), "")) in up:
+        assert is_settled(wanted, members)
+
+
+def test_those_that_cannot_be_reached_go_first() -> None:
+    members = Members(("n0#0", "n1#1", "n2#2", "n3#3"))
+    step = next_step(["n0#0", "n3#3"], members, "n0#0", (), {"n0", "n1", "n3"}, ())
+    assert step == Members(("n0#0", "n1#1", "n3#3"))
+
+
+def test_a_leader_that_is_to_go_hands_over_last() -> None:
+    members = Members(("n0#0", "n1#1"))
+    both = {"n0", "n1"}
+    assert next_step(["n1#1"], members, "n0#0", (), both, both) == "n1#1"
+    assert next_step(["n1#1"], members, "n0#0", (), both, {"n0"}) is None
+    assert next_step(["n1#1"], members, "n1#1", (), both, both) == Members(("n1#1",))

@@ -1,0 +1,155 @@
+"""Nodes in this process that stand still at a chosen point of their code, to be stopped there: a crash in the middle of
+a step. What is on their disks is what a crash would leave: nothing is handed over, flushed or sealed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.broker.cluster import Cluster
+from sandq.broker.engine import METADATA_GROUP
+from sandq.broker.following import Following
+from sandq.broker.host import GroupHost
+from sandq.broker.moving import Mover
+from sandq.broker.runner import Runner
+from sandq.broker.snapshots import _Store
+from sandq.broker.steward import Steward
+from sandq.model.members import node_of
+
+
+def _always(*args: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Point:
+    """A call of a method, or of a function whose first argument tells the node, by its arguments (`when`). What is no
+    coroutine function is left out there: the node goes on until it is stopped."""
+
+    owner: Any
+    name: str
+    when: Callable[..., bool] = _always
+    after: bool = False
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> Halt:
+        """To be called before nodes are started: they keep methods of theirs."""
+        halt, original = Halt(), getattr(self.owner, self.name)
+
+        async def stands(*args: Any, **named: Any) -> Any:
+            is_here = halt.wanted and self.when(*args)
+            if is_here and not self.after:
+                await halt.at(_node(args[0]))
+            result = await original(*args, **named)
+            if is_here and self.after:
+                await halt.at(_node(args[0]))
+            return result
+
+        def left_out(*args: Any) -> Any:
+            if halt.wanted and self.when(*args) and halt.holds(_node(args[0])):
+                return None
+            return original(*args)
+
+        is_waiting = inspect.iscoroutinefunction(original)
+        monkeypatch.setattr(self.owner, self.name, stands if is_waiting else left_out)
+        return halt
+
+
+class Halt:
+    """The first node that comes there, from now on, stands still."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.node: str | None = None
+        self.reached = trio.Event()
+
+    def holds(self, node: str) -> bool:
+        if self.node is None:
+            self.node = node
+            self.reached.set()
+        return self.node == node
+
+    async def at(self, node: str) -> None:
+        if self.wanted and self.holds(node):
+            await trio.sleep_forever()
+
+
+def _node(part: Any) -> str:
+    """Whose part it is."""
+    match part:
+        case GroupHost():
+            return node_of(part.group.member)
+        case Runner():
+            return part.engine.node_id
+        case Cluster():
+            return part._own.node
+        case Steward():
+            return part._joining._own_node
+        case Following() | Mover() | _Store():
+            return part._engine.node_id
+    raise TypeError(f"of which node is {part!r}?")
+
+
+# -- what is asked of the arguments -----------------------------------------------------------------------------------
+
+
+def some(kind: type) -> Callable[..., bool]:
+    """Of commands for the metadata group."""
+    return lambda metadata, commands: any(isinstance(command, kind) for command in commands)
+
+
+def installs(following: Following, view: Any) -> bool:
+    """A replica of a partition is to come here, and has no pointer."""
+    pointers, node = following._engine.pointers, following._engine.node_id
+    wanted = [part for topic in view.topics.values() for part in topic.partitions if part.wanted_on(node)]
+    return any(pointers.get(part.group) is None for part in wanted)
+
+
+def removes(following: Following, groups: list[int], index: int) -> bool:
+    return bool(groups)
+
+
+def learner_comes(host: GroupHost, step: Any) -> bool:
+    return host.number != METADATA_GROUP and len(step.learners) > len(host.members.learners)
+
+
+def promotes(host: GroupHost, step: Any) -> bool:
+    return host.number != METADATA_GROUP and len(step.voters) > len(host.members.voters)
+
+
+def drops(host: GroupHost, step: Any) -> bool:
+    return host.number != METADATA_GROUP and len(step.voters) < len(host.members.voters)
+
+
+def leaves(mover: Mover, host: GroupHost, node: str) -> bool:
+    """Who leads, and is to go, hands over."""
+    wanted = mover._view.partition(host.number)
+    return wanted is not None and host.group.member not in wanted.members
+
+
+def learns(entries: int) -> Callable[..., bool]:
+    """Some replica has got so much of the log, and does not vote yet."""
+
+    def check(runner: Runner) -> bool:
+        for number, host in runner.engine.hosts.items():
+            pointer = runner.engine.pointers.get(number)
+            begins = pointer is not None and host.group.member in pointer.learners
+            is_voter = host.group.member in host.members.voters
+            if number != METADATA_GROUP and begins and not is_voter and host.group.journal.last_index > entries:
+                return True
+        return False
+
+    return check
+
+
+def of_partition(store: _Store, *args: Any) -> bool:
+    return store._host.number != METADATA_GROUP
+
+
+def calls(name: str) -> Callable[..., bool]:
+    """A job for a thread, or between passes: that method of the engine."""
+    return lambda runner, call: getattr(getattr(call, "func", None), "__name__", "") == name

@@ -1,0 +1,137 @@
+"""What is to be changed about who holds what, node by node and rule by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandq.metadata import commands as m
+from sandq.metadata.planning import MOVES_MOST, has_majority, next_changes, next_voters, too_many_failed
+from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
+
+T = 1_800_000_000_000
+AFTER_MS = 300_000
+
+
+def node(name: str, *, failed: int | None = None, standing: str = IN, zone: str = "default") -> NodeRecord:
+    return NodeRecord(name, f"store-{name}", {}, zone, 1, 1, standing, T - failed if failed is not None else None)
+
+
+def registry(*nodes: NodeRecord) -> dict[str, NodeRecord]:
+    return {record.node_id: record for record in nodes}
+
+
+def topic(*placed: tuple[str, ...], replicas: int = 0) -> dict[str, Topic]:
+    partitions = []
+    for group, nodes in enumerate(placed, 1):
+        members = tuple([f"{name}#{group}" for name in nodes])
+        partitions.append(Partition(group, members, members))
+    count = replicas or len(placed[0])
+    return {"t": Topic("t", 1, "timer", len(placed), count, {}, T, tuple(partitions), {})}
+
+
+def changes(topics: dict[str, Topic], nodes: dict[str, NodeRecord], *, even: bool = False) -> list[m.Command]:
+    balanced = [] if even else [n.node_id for n in nodes.values() if n.standing == IN]
+    return next_changes(topics, nodes, balanced, T, AFTER_MS)
+
+
+def assigned(found: list[m.Command]) -> dict[int, set[str]]:
+    return {command.group: set(command.nodes) for command in found if isinstance(command, m.Assign)}
+
+
+ABC = (("a", "b", "c"),)
+
+
+def test_who_failed_a_moment_ago_keeps_what_it_has() -> None:
+    nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS - 1), node("d"))
+    assert changes(topic(*ABC), nodes) == []
+    nodes["c"] = node("c", failed=AFTER_MS)
+    found = next_changes(topic(*ABC), nodes, "abd", T, AFTER_MS)
+    assert assigned(found) == {1: {"a", "b", "d"}} and found[0] == m.Assign(1, 0, ["a", "b", "d"])
+
+
+def test_who_is_lost_stays_as_long_as_nobody_can_take_its_place() -> None:
+    nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS))
+    assert next_changes(topic(*ABC), nodes, "ab", T, AFTER_MS) == []
+
+
+def test_who_is_being_removed_goes_even_then() -> None:
+    nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS, standing=REMOVING))
+    assert assigned(changes(topic(*ABC), nodes)) == {1: {"a", "b"}}
+
+
+def test_who_is_drained_goes_once_others_take_it() -> None:
+    nodes = registry(node("a"), node("b"), node("c", standing=DRAINING))
+    assert changes(topic(*ABC), nodes) == []
+    assert assigned(changes(topic(*ABC), registry(*nodes.values(), node("d")))) == {1: {"a", "b", "d"}}
+
+
+def test_nothing_while_more_than_a_third_are_failed() -> None:
+    two = [node("c", failed=AFTER_MS), node("d", failed=AFTER_MS)]
+    nodes = registry(node("a"), node("b"), *two, node("e"))
+    assert too_many_failed(nodes)
+    assert changes(topic(("a", "b", "c")), nodes, even=True) == []
+    sixth = registry(*nodes.values(), node("f"))
+    assert not too_many_failed(sixth), "a third is not more than a third"
+    assert assigned(changes(topic(("a", "b", "c")), sixth))[1] <= {"a", "b", "e", "f"}
+
+
+def test_without_a_majority_nothing_can_be_moved() -> None:
+    """Only its members could say so. It does not hold up what can be."""
+    nodes = registry(node("a"), node("b", failed=AFTER_MS), node("c"), node("d"))
+    found = assigned(changes(topic(("a", "b"), ("c", "d"), ("b",)), nodes))
+    assert found == {}
+    stuck = [replace(p, epoch=1) for p in topic(*[("a", "b")] * MOVES_MOST)["t"].partitions]
+    free = replace(topic(("a", "b", "c"))["t"].partitions[0], group=1000)
+    both = {"t": replace(topic(("a", "b"))["t"], partitions=tuple(stuck)), "u": replace(
+        topic(("a", "b", "c"))["t"], name="u", partitions=(free,)
+    )}  # fmt: skip
+    assert assigned(changes(both, nodes)) == {1000: {"a", "c", "d"}}
+
+
+def test_not_more_than_so_many_at_once() -> None:
+    nodes = registry(node("a"), node("b", standing=DRAINING))
+    topics = topic(*[("b",)] * (MOVES_MOST + 5))
+    first = changes(topics, nodes)
+    assert len(first) == MOVES_MOST
+    moving = tuple([replace(p, epoch=1) if at < 10 else p for at, p in enumerate(topics["t"].partitions)])
+    then = changes({"t": replace(topics["t"], partitions=moving)}, nodes)
+    assert len(then) == MOVES_MOST - 10
+
+
+def test_what_is_even_is_written_down_once_for_these_nodes() -> None:
+    nodes = registry(node("a"), node("b"))
+    topics = topic(("a",), ("a",))
+    (assign,) = changes(topics, nodes, even=True)
+    assert isinstance(assign, m.Assign) and assign.nodes == ["b"]
+    assert next_changes(topic(("a",), ("b",)), nodes, [], T, AFTER_MS) == [m.Balance(["a", "b"])]
+    assert next_changes(topics, nodes, ["a", "b"], T, AFTER_MS) == [], "a topic that went leaves it uneven: so be it"
+
+
+@pytest.mark.parametrize(
+    ("held", "failed", "without", "has"),
+    [
+        ("abc", "", "", True),
+        ("abc", "c", "", True),
+        ("abc", "bc", "", False),
+        ("ab", "b", "", False),
+        ("abc", "c", "c", True),
+        ("abc", "c", "b", False),
+        ("a", "", "a", False),
+    ],
+)
+def test_a_majority(held: str, failed: str, without: str, has: bool) -> None:
+    nodes = registry(*[node(name, failed=1 if name in failed else None) for name in "abcd"])
+    assert has_majority(topic(tuple(held))["t"].partitions[0], nodes, set(without)) == has
+
+
+def test_voters_are_of_all_zones_and_change_no_more_than_they_must() -> None:
+    nodes = registry(*[node(name, zone=zone) for name, zone in zip("abcdefg", "xxxxyyz", strict=True)])
+    assert next_voters(nodes, "abcde", 5, ()) >= {"a", "e", "g"}, "g is alone in its zone"
+    assert next_voters(nodes, "abefg", 5, ()) == set("abefg")
+    assert next_voters(nodes, "abefg", 5, {"g"}) == set("abcef"), "who is lost makes way"
+    few = registry(node("a"), node("b"), node("c"))
+    assert next_voters(few, "abc", 5, {"c"}) == set("abc"), "unless there is nobody else"
+    drained = registry(node("a"), node("b"), node("c", standing=DRAINING))
+    assert next_voters(drained, "abc", 5, ()) == set("ab")
