@@ -11,7 +11,7 @@ import trio
 
 from sandq.metadata import commands as m
 from sandq.metadata.placement import Candidate, place
-from sandq.metadata.planning import candidates, has_majority, slots
+from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Topic
 from sandq.metadata.state import holds
 from sandq.model.errors import (
@@ -164,7 +164,7 @@ class Administration:
         # However long a node has failed: if there are too few others it is to hold them when it is back.
         there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
-        there_slots = slots(view.topics.values(), view.nodes)
+        there_slots = slots(view.topics.values(), ())
         return await trio.to_thread.run_sync(partial(place, there_slots, there, groups, replicas))
 
     async def _until_led(self, topic: Topic) -> None:
@@ -261,9 +261,10 @@ class Administration:
             raise Conflict(f"{node.node_id} is the only node", node=node.node_id)
         for topic in view.topics.values():
             for at, placed in enumerate(topic.partitions):
-                if node.node_id in placed.nodes and not has_majority(placed, view.nodes, {node.node_id}):
+                # Whoever leads it has a majority, and a failed node is no part of it.
+                if node.node_id in placed.nodes and self._routes.leader(placed.group) is None:
                     raise Conflict(
-                        f"partition {at} of topic {topic.name!r} has no majority without {node.node_id}: give it back, "
+                        f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: give that back, "
                         "or delete the topic",
                         node=node.node_id,
                         topic=topic.name,

@@ -84,7 +84,14 @@ class Cluster:
         """Called when this node belongs to a cluster that it did not belong to."""
         self.snapshots = snapshots
         self.clock_keeper = ClockKeeper(broker.clock, lambda *frame: self.links.send(*frame), engine.hosts.values)
-        self.steward = Steward(self._linked, self._alive, broker.clock.now_ms, reassign_after_ms)
+        routes = broker.routes
+        self.steward = Steward(
+            self._linked,
+            self._alive,
+            lambda group: routes.leader(group) is not None,
+            broker.clock.now_ms,
+            reassign_after_ms,
+        )
         self._traffic = Traffic(engine, broker, self.clock_keeper, self.steward, self._is_ours, self._from_outside)
         self.links = self._traffic.links = PeerLinks(
             cluster=name,

@@ -117,6 +117,10 @@ class Forming:
         if self._founding.decided:
             return "this node is about to take part in its cluster: ask again in a moment"
         if self._way == "named":
+            if self._member() is not None:
+                return (
+                    f"this node asks to be taken in by the cluster of {self._member()}; if that takes long, see its log"
+                )
             missing = sorted(set(self._named) - set(self._links()))
             return f"the cluster is formed once all its nodes have met; missing: {_some(missing) or 'none'}"
         member = self._member()
@@ -153,12 +157,11 @@ class Forming:
         return await _first(self._meet if self._way == "meets" else self._joining.until_welcome, self._by_hand)
 
     async def _all_named(self) -> tuple[Members, str | None]:
-        """All are there and new; or one of a cluster has known this node from its founding on."""
+        """All are there and new; or there is a cluster, which has this node for a member, or takes it in."""
         while True:
             up = {name: peer for name, peer in self._links().items() if name in self._ready()}
-            for peer in up.values():
-                if peer.known and peer.identity.cluster_uuid is not None:
-                    return self.founders, peer.identity.cluster_uuid
+            if any(peer.identity.cluster_uuid is not None for peer in up.values()):
+                return await self._joining.until_welcome()
             if all(name in up and up[name].identity.cluster_uuid is None for name in self._named):
                 return self.founders, None
             await trio.sleep(LOOK_PAUSE_S)

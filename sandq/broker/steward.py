@@ -40,24 +40,26 @@ class Steward:
         self,
         linked: Callable[[], Sequence[PeerIdentity]],
         seen: Callable[[], Collection[tuple[str, str]]],
+        is_led: Callable[[int], bool],
         now_ms: Callable[[], int],
         reassign_after_ms: int,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
-        alive by gossip."""
+        alive by gossip. `is_led`: whether a group has a leader, as far as is known here."""
         self.may_lead: Callable[[str], bool] = lambda node: True
         """Whether leadership may be given to a node."""
         self.joining: Joining
         """Set by who has links."""
         self._linked = linked
         self._seen = seen
+        self._is_led = is_led
         self._now_ms = now_ms
         self._reassign_after_ms = reassign_after_ms
         self._settled: dict[int, int] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
         self._looked_s = 0.0
-        self._planned: tuple[int, frozenset[str]] | None = None
+        self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
         """For what it was found last that nothing is to be changed."""
 
     def settled(self, reports: Sequence[Any]) -> None:
@@ -171,10 +173,11 @@ class Steward:
     async def _plan(self, metadata: GroupHost) -> None:
         view = self._view(metadata)
         now_ms = self._now_ms()
-        case = (view.applied_index, self._lost(view.nodes.values()))
+        led = frozenset([group for group in view.places if self._is_led(group)])
+        case = (view.applied_index, self._lost(view.nodes.values()), led)
         if case == self._planned:
             return
-        plan = partial(next_changes, view.topics, view.nodes, view.balanced, now_ms, self._reassign_after_ms)
+        plan = partial(next_changes, view.topics, view.nodes, view.balanced, led, now_ms, self._reassign_after_ms)
         changes = await trio.to_thread.run_sync(plan)
         if changes:
             log.info("partitions are assigned anew", partitions=sum(isinstance(c, m.Assign) for c in changes))

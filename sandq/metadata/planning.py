@@ -16,21 +16,17 @@ from collections.abc import Collection, Iterable, Mapping
 
 from . import commands as c
 from .placement import Candidate, Slot, plan
-from .records import IN, REMOVING, NodeRecord, Partition, Topic
+from .records import IN, REMOVING, NodeRecord, Topic
 
 MOVES_MOST = 64
 """Partitions on their way at once."""
 
 
 def too_many_failed(nodes: Mapping[str, NodeRecord]) -> bool:
-    failed = sum(node.failed_since_ms is not None for node in nodes.values())
-    return 3 * failed > len(nodes)
-
-
-def has_majority(partition: Partition, nodes: Mapping[str, NodeRecord], without: Collection[str] = ()) -> bool:
-    """Whether enough of those that are to hold it are there to change who does."""
-    there = [n for n in partition.nodes if n in nodes and n not in without and nodes[n].failed_since_ms is None]
-    return 2 * len(there) > len(partition.nodes)
+    """Those that are being removed are not missed."""
+    missed = [node for node in nodes.values() if node.standing != REMOVING]
+    failed = sum(node.failed_since_ms is not None for node in missed)
+    return 3 * failed > len(missed)
 
 
 def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
@@ -53,9 +49,10 @@ def candidates(nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: 
     ]
 
 
-def slots(topics: Iterable[Topic], nodes: Mapping[str, NodeRecord]) -> list[Slot]:
+def slots(topics: Iterable[Topic], led: Collection[int]) -> list[Slot]:
+    """`led`: the groups that have a leader; in others nobody can change who takes part."""
     return [
-        Slot(partition.group, topic.replicas, partition.nodes, fixed=not has_majority(partition, nodes))
+        Slot(partition.group, topic.replicas, partition.nodes, fixed=partition.group not in led)
         for topic in topics
         for partition in topic.partitions
     ]
@@ -65,21 +62,22 @@ def next_changes(
     topics: Mapping[str, Topic],
     nodes: Mapping[str, NodeRecord],
     balanced: Collection[str],
+    led: Collection[int],
     now_ms: int,
     reassign_after_ms: int,
 ) -> list[c.Command]:
     """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
-    whenever there are other nodes than the last time."""
+    whenever there are other nodes than the last time. `led`: the groups that have a leader."""
     if too_many_failed(nodes):
         return []
     there = candidates(nodes, now_ms, reassign_after_ms)
     spread = sorted(candidate.node for candidate in there if not candidate.leaves)
     partitions = {partition.group: partition for topic in topics.values() for partition in topic.partitions}
-    moving = sum(partition.moving and has_majority(partition, nodes) for partition in partitions.values())
+    moving = sum(partition.moving and group in led for group, partition in partitions.items())
     if moving >= MOVES_MOST:
         return []
     even = spread != sorted(balanced)
-    changes = plan(slots(topics.values(), nodes), there, even=even, most=MOVES_MOST - moving)
+    changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
         return [c.Balance(spread)]
     return [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]

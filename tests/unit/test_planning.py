@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-import pytest
-
 from sandq.metadata import commands as m
-from sandq.metadata.planning import MOVES_MOST, has_majority, next_changes, next_voters, too_many_failed
+from sandq.metadata.planning import MOVES_MOST, next_changes, next_voters, too_many_failed
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 
 T = 1_800_000_000_000
@@ -31,9 +30,16 @@ def topic(*placed: tuple[str, ...], replicas: int = 0) -> dict[str, Topic]:
     return {"t": Topic("t", 1, "timer", len(placed), count, {}, T, tuple(partitions), {})}
 
 
-def changes(topics: dict[str, Topic], nodes: dict[str, NodeRecord], *, even: bool = False) -> list[m.Command]:
-    balanced = [] if even else [n.node_id for n in nodes.values() if n.standing == IN]
-    return next_changes(topics, nodes, balanced, T, AFTER_MS)
+def changes(
+    topics: dict[str, Topic],
+    nodes: dict[str, NodeRecord],
+    *,
+    balanced: Iterable[str] | None = None,
+    not_led: Collection[int] = (),
+) -> list[m.Command]:
+    there = [n.node_id for n in nodes.values() if n.standing == IN] if balanced is None else list(balanced)
+    led = {p.group for topic in topics.values() for p in topic.partitions} - set(not_led)
+    return next_changes(topics, nodes, there, led, T, AFTER_MS)
 
 
 def assigned(found: list[m.Command]) -> dict[int, set[str]]:
@@ -47,13 +53,13 @@ def test_who_failed_a_moment_ago_keeps_what_it_has() -> None:
     nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS - 1), node("d"))
     assert changes(topic(*ABC), nodes) == []
     nodes["c"] = node("c", failed=AFTER_MS)
-    found = next_changes(topic(*ABC), nodes, "abd", T, AFTER_MS)
+    found = changes(topic(*ABC), nodes, balanced="abd")
     assert assigned(found) == {1: {"a", "b", "d"}} and found[0] == m.Assign(1, 0, ["a", "b", "d"])
 
 
 def test_who_is_lost_stays_as_long_as_nobody_can_take_its_place() -> None:
     nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS))
-    assert next_changes(topic(*ABC), nodes, "ab", T, AFTER_MS) == []
+    assert changes(topic(*ABC), nodes, balanced="ab") == []
 
 
 def test_who_is_being_removed_goes_even_then() -> None:
@@ -71,23 +77,27 @@ def test_nothing_while_more_than_a_third_are_failed() -> None:
     two = [node("c", failed=AFTER_MS), node("d", failed=AFTER_MS)]
     nodes = registry(node("a"), node("b"), *two, node("e"))
     assert too_many_failed(nodes)
-    assert changes(topic(("a", "b", "c")), nodes, even=True) == []
+    assert changes(topic(("a", "b", "c")), nodes, balanced=()) == []
     sixth = registry(*nodes.values(), node("f"))
     assert not too_many_failed(sixth), "a third is not more than a third"
     assert assigned(changes(topic(("a", "b", "c")), sixth))[1] <= {"a", "b", "e", "f"}
 
 
-def test_without_a_majority_nothing_can_be_moved() -> None:
+def test_without_a_leader_nothing_can_be_moved() -> None:
     """Only its members could say so. It does not hold up what can be."""
     nodes = registry(node("a"), node("b", failed=AFTER_MS), node("c"), node("d"))
-    found = assigned(changes(topic(("a", "b"), ("c", "d"), ("b",)), nodes))
-    assert found == {}
-    stuck = [replace(p, epoch=1) for p in topic(*[("a", "b")] * MOVES_MOST)["t"].partitions]
+    assert assigned(changes(topic(("a", "b"), ("b",), ("c", "d")), nodes, not_led=[1, 2])) == {}
+    stuck = tuple([replace(p, epoch=1) for p in topic(*[("a", "b")] * MOVES_MOST)["t"].partitions])
     free = replace(topic(("a", "b", "c"))["t"].partitions[0], group=1000)
-    both = {"t": replace(topic(("a", "b"))["t"], partitions=tuple(stuck)), "u": replace(
-        topic(("a", "b", "c"))["t"], name="u", partitions=(free,)
-    )}  # fmt: skip
-    assert assigned(changes(both, nodes)) == {1000: {"a", "c", "d"}}
+    first, second = topic(("a", "b"))["t"], topic(("a", "b", "c"))["t"]
+    both = {"t": replace(first, partitions=stuck), "u": replace(second, name="u", partitions=(free,))}
+    assert assigned(changes(both, nodes, not_led=range(1, MOVES_MOST + 1))) == {1000: {"a", "c", "d"}}
+
+
+def test_who_is_being_removed_is_not_missed() -> None:
+    """After the loss of a majority all that are left are failed."""
+    lost = [node(name, failed=AFTER_MS, standing=REMOVING) for name in "bc"]
+    assert assigned(changes(topic(*ABC), registry(node("a"), *lost))) == {1: {"a"}}
 
 
 def test_not_more_than_so_many_at_once() -> None:
@@ -103,27 +113,10 @@ def test_not_more_than_so_many_at_once() -> None:
 def test_what_is_even_is_written_down_once_for_these_nodes() -> None:
     nodes = registry(node("a"), node("b"))
     topics = topic(("a",), ("a",))
-    (assign,) = changes(topics, nodes, even=True)
+    (assign,) = changes(topics, nodes, balanced=())
     assert isinstance(assign, m.Assign) and assign.nodes == ["b"]
-    assert next_changes(topic(("a",), ("b",)), nodes, [], T, AFTER_MS) == [m.Balance(["a", "b"])]
-    assert next_changes(topics, nodes, ["a", "b"], T, AFTER_MS) == [], "a topic that went leaves it uneven: so be it"
-
-
-@pytest.mark.parametrize(
-    ("held", "failed", "without", "has"),
-    [
-        ("abc", "", "", True),
-        ("abc", "c", "", True),
-        ("abc", "bc", "", False),
-        ("ab", "b", "", False),
-        ("abc", "c", "c", True),
-        ("abc", "c", "b", False),
-        ("a", "", "a", False),
-    ],
-)
-def test_a_majority(held: str, failed: str, without: str, has: bool) -> None:
-    nodes = registry(*[node(name, failed=1 if name in failed else None) for name in "abcd"])
-    assert has_majority(topic(tuple(held))["t"].partitions[0], nodes, set(without)) == has
+    assert changes(topic(("a",), ("b",)), nodes, balanced=()) == [m.Balance(["a", "b"])]
+    assert changes(topics, nodes) == [], "a topic that went leaves it uneven: so be it"
 
 
 def test_voters_are_of_all_zones_and_change_no_more_than_they_must() -> None:

@@ -1,4 +1,4 @@
-"""Partitions that move while messages come and go, in nodes of this process: what must hold whatever happens to them."""
+"""Partitions that move while messages come and go, in nodes of this process: what must hold whatever happens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from sandq.broker.host import GroupHost
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, Partition
 from sandq.model.errors import SandqError
-from sandq.model.limits import Limits
 from sandq.node import Serving
-from sandq.raft import Members
 from sandq.storage.keys import store_of
 from tests.faults.load import SETTINGS, Record, under_load
 from tests.scenarios.cluster.found import FoundNodes

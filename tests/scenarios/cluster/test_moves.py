@@ -18,7 +18,7 @@ from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.node import Serving
 from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import eventually
+from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
 
 PARTITIONS = 12
 
@@ -27,12 +27,12 @@ def topics(serving: Serving) -> Iterable[Topic]:
     return list(serving.broker.metadata.topics.values())
 
 
-def held(nodes: FoundNodes) -> Counter[str]:
+def held(nodes: ThreeNodes) -> Counter[str]:
     """How many replicas are on each node, as far as each knows itself."""
     return Counter({name: len(serving.broker.catalog.by_group) for name, serving in nodes.running.items()})
 
 
-def is_settled(nodes: FoundNodes) -> bool:
+def is_settled(nodes: ThreeNodes) -> bool:
     """Nothing is on its way, and everything is where it is to be."""
     for name, serving in nodes.running.items():
         wanted = [part for topic in topics(serving) for part in topic.partitions]
@@ -44,19 +44,19 @@ def is_settled(nodes: FoundNodes) -> bool:
     return True
 
 
-async def until_settled(nodes: FoundNodes) -> None:
+async def until_settled(nodes: ThreeNodes) -> None:
     with trio.fail_after(60):
         while not is_settled(nodes):  # noqa: ASYNC110 - it is several nodes
             await trio.sleep(0.05)
 
 
-async def produced(nodes: FoundNodes, count: int, topic: str = "t") -> None:
+async def produced(nodes: ThreeNodes, count: int, topic: str = "t") -> None:
     async with nodes.connect(*nodes.running) as client, client.producer(topic) as producer:
         for number in range(count):
             await producer.send(b"%d" % number, key=b"%d" % number)
 
 
-async def values(nodes: FoundNodes, count: int, topic: str = "t") -> Counter[bytes]:
+async def values(nodes: ThreeNodes, count: int, topic: str = "t") -> Counter[bytes]:
     """Everything that is in a topic, by a new group."""
     found: Counter[bytes] = Counter()
     async with (
@@ -103,24 +103,24 @@ async def four(directory: Path, *, replicas: int = 2, **environ: str) -> AsyncIt
         yield nodes
 
 
-async def all_there(nodes: FoundNodes, count: int = 100) -> None:
+async def all_there(nodes: ThreeNodes, count: int = 100) -> None:
     assert await values(nodes, count) == Counter({b"%d" % number: 1 for number in range(count)})
 
 
-def leading(nodes: FoundNodes) -> Administration:
+def leading(nodes: ThreeNodes) -> Administration:
     """Who administrates."""
     found = next(s for s in nodes.running.values() if s.broker.metadata_host.ready)
     return found.broker.administration
 
 
-async def until_gone(nodes: FoundNodes, name: str) -> None:
+async def until_gone(nodes: ThreeNodes, name: str) -> None:
     with trio.fail_after(60):
         others = [serving for other, serving in nodes.running.items() if other != name]
         while any(name in serving.broker.metadata.nodes for serving in others):  # noqa: ASYNC110
             await trio.sleep(0.05)
 
 
-async def until_planned(nodes: FoundNodes, change: Callable[[], object]) -> None:
+async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None:
     """Until what was asked for has begun, and ended."""
     await eventually(lambda: bool(change()))
     await until_settled(nodes)
@@ -260,4 +260,26 @@ async def test_another_node_leads_when_it_is_told_to(tmp_path: Path) -> None:
         other = next(name for name in nodes.running if name not in placed.nodes)
         with pytest.raises(InvalidRequest, match=f"{other} does not hold partition 0 of 't'; it is on "):
             await leading(nodes).transfer("t", 0, other)
+        await all_there(nodes)
+
+
+async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, quick_to_fail: None) -> None:
+    """Nodes of a list, without gossip."""
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=4, replicas=3)
+        await produced(nodes, 100)
+        await nodes.stop("node3")
+        shutil.rmtree(nodes.data_dir("node3"))
+        view = nodes.running["node1"].broker.metadata_host
+        await eventually(lambda: view.status.nodes["node3"].failed_since_ms is not None)
+        await leading(nodes).remove("node3")
+        await until_gone(nodes, "node3")
+        await nodes.start("node3")
+        await until_planned(nodes, lambda: held(nodes)["node3"] == 4)
+        assert nodes.running["node1"].broker.metadata.nodes["node3"].incarnation == 2
+        await eventually(lambda: "node3#2" in view.group.members.voters)
+        await nodes.stop("node3")
+        await nodes.start("node3")
+        await nodes.stop("node1")
         await all_there(nodes)

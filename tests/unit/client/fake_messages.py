@@ -11,7 +11,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import NotFound, UnknownGroup
 from sandq.protocol.frames import Frame
-from sandq.protocol.replies import Offsets, TopicRecord
+from sandq.protocol.replies import Offsets, Partition, TopicRecord
 from sandq.protocol.replies_messages import (
     CANCELLED,
     DONE,
@@ -366,5 +366,10 @@ class FakeMessages:
     def do_topic_update(self, connection: Any, frame: Frame) -> Any:
         request = TopicUpdate.parse(frame)
         record = self.record(request.name)
-        self.topics[request.name] = record._replace(settings={**record.settings, **request.settings})
+        record = record._replace(
+            settings={**record.settings, **request.settings}, replicas=request.replicas or record.replicas
+        )
+        added = range(len(record.partitions), request.partitions or 0)
+        rows = [Partition(number, record.partitions[0].group_number + number, self.node_id) for number in added]
+        self.topics[request.name] = record._replace(partitions=[*record.partitions, *rows])
         return (self.topics[request.name].to_map(),)

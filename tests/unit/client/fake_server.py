@@ -18,12 +18,13 @@ import anyio.abc
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.errors import Conflict, SandqError, TopicExists, UnknownTopic
+from sandq.model.errors import SandqError, TopicExists, UnknownTopic
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
-from sandq.protocol.requests_admin import ClusterClock, GroupList, TopicCreate, TopicDelete, TopicStats
+from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
 from tests.unit.client.fake_messages import NOW_MS, FakeMessages
+from tests.unit.client.fake_nodes import FakeNodes, registered
 
 CUT = object()
 SILENCE = object()
@@ -101,7 +102,7 @@ class FakeConnection:
             pass
 
 
-class FakeServer(FakeMessages):
+class FakeServer(FakeMessages, FakeNodes):
     """See the module's docstring."""
 
     def __init__(self, node_id: str = "n1", *, cluster_uuid: str = "c1", auto: bool = False) -> None:
@@ -114,6 +115,7 @@ class FakeServer(FakeMessages):
         self.limits: dict[str, int] = {}
         self.nodes: list[Node] | None = None
         self.topics: dict[str, TopicRecord] = {}
+        self.registered = registered(node_id, "n3")
         self.script: dict[int, deque[Any]] = defaultdict(deque)
         self.connections: list[FakeConnection] = []
         self.frames: list[Frame] = []
@@ -285,21 +287,6 @@ class FakeServer(FakeMessages):
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:
         self.record(TopicStats.parse(frame).topic)
         return ([{"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}],)
-
-    def do_cluster_info(self, connection: FakeConnection, frame: Frame) -> Any:
-        waiting = None if self.cluster_uuid else "it waits"
-        found = {"cluster": "sandq", "node": self.node_id, "cluster_uuid": self.cluster_uuid, "waiting": waiting}
-        return (found | {"nodes": [{"node_id": self.node_id}], "others": [{"node": "n2"}]},)
-
-    def do_cluster_clock(self, connection: FakeConnection, frame: Frame) -> Any:
-        alarm = ClusterClock.parse(frame).action == "show"
-        return ({"guarded_ms": self.now_ms, "wall_ms": self.now_ms + 5, "drift_ms": 5, "alarm": alarm},)
-
-    def do_cluster_init(self, connection: FakeConnection, frame: Frame) -> Any:
-        if self.cluster_uuid:
-            raise Conflict(f"this node belongs to cluster {self.cluster_uuid} already")
-        self.cluster_uuid = "founded-here"
-        return (self.cluster_uuid,)
 
     # Pushing.
 

@@ -56,6 +56,8 @@ def test_examples_decode(name: str) -> None:
         ("group-update", requests_admin.GroupUpdate),
         ("group-delete", requests_admin.GroupDelete),
         ("dead-list", requests_admin.DeadList),
+        ("node-change", requests_admin.NodeChange),
+        ("transfer", requests_admin.Transfer),
     ],
 )
 def test_requests_are_what_the_client_sends(name: str, cls: type[requests.Produce]) -> None:

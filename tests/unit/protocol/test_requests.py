@@ -65,6 +65,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.TOPIC_CREATE, requests_admin.TopicCreate("t", "timer", 4, 3, {"lease": "30s"})),
     (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
+    (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {}, 12, 3)),
     (Type.GROUP_LIST, requests_admin.GroupList("t")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),
@@ -77,6 +78,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.CLUSTER_INFO, requests_admin.ClusterInfo()),
     (Type.CLUSTER_CLOCK, requests_admin.ClusterClock("accept")),
     (Type.CLUSTER_INIT, requests_admin.ClusterInit()),
+    (Type.NODE_CHANGE, requests_admin.NodeChange("node4", "undrain")),
+    (Type.TRANSFER, requests_admin.Transfer("t", 4095, "node4")),
 ]
 
 
@@ -183,7 +186,12 @@ def test_credit_has_no_request_id() -> None:
             r"field 2 \(unit\): expected 'second', 'minute' or 'hour', got 'day'",
         ),
         (messages.Forecast, [20, 1, "t", "hour", 3601], r"FORECAST field 3 \(count\): 3601 is not within 1..3600"),
-        (requests_admin.TopicUpdate, [34, 1, "t", None], r"field 2 \(settings\): expected map, got nil"),
+        (requests_admin.TopicUpdate, [34, 1, "t", None, 1, 1], r"field 2 \(settings\): expected map, got nil"),
+        (requests_admin.TopicUpdate, [34, 1, "t", {}, "1", 1], r"\(partitions\): expected int or nil, got str"),
+        (requests_admin.TopicUpdate, [34, 1, "t", {}, None, 2**32], r"\(replicas\): 4294967296 is not within"),
+        (requests_admin.NodeChange, [51, 1, "n1", "stop"], r"\(action\): expected 'drain', 'undrain' or 'remove'"),
+        (requests_admin.Transfer, [52, 1, "t", 4096, "n1"], r"\(partition\): 4096 is not within 0..4095"),
+        (requests_admin.Transfer, [52, 1, "t", 0, None], r"\(node\): expected str, got nil"),
         (requests_admin.GroupSeek, [42, 1, "t", "g", "first"], r"field 3 \(to\): expected 'earliest' or 'latest'"),
         (requests_admin.GroupSeek, [42, 1, "t", "g", b""], r"field 3 \(to\): expected 16 bytes"),
         (requests_admin.GroupUpdate, [44, 1, "t", "g", []], "expected map"),
@@ -265,7 +273,8 @@ def test_any_reply_is_parsed_or_refused(fields: list[Any]) -> None:
 
 
 def test_replies() -> None:
-    record = TopicRecord("t", 1, "timer", [Partition(0, 7, "n1"), Partition(1, 8, None)], 2, 1, {"lease_ms": 30_000})
+    rows = [Partition(0, 7, "n1", ("n1", "n2"), True), Partition(1, 8, None, ("n2",))]
+    record = TopicRecord("t", 1, "timer", rows, 2, 1, {"lease_ms": 30_000})
     reply = MetadataReply([Node("n1", "localhost", 7170)], [record])
     (frame,) = FrameReader().feed(encode_reply(3, *reply.fields()))
     assert MetadataReply.parse(frame) == reply
@@ -273,7 +282,21 @@ def test_replies() -> None:
     assert TopicRecord.from_map({**record.to_map(), "new": 1}) == record
     assert MetadataReply.parse([*frame, "new"]) == reply
     assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, "new"]) == ("0.1.0", "n1", "uuid", {}, 5)
-    for broken in ({}, {**record.to_map(), "partitions": [[1, 7, None]]}, {**record.to_map(), "name": 5}, None):
+    assert (
+        TopicRecord.from_map({**record.to_map(), "partitions": [[0, 7, "n1", [], False, "new"]]}).partitions[0].nodes
+        == ()
+    )
+    broken_rows = (
+        [0, 7, None],
+        [1, 7, None, [], False],
+        [0, 7, 5, [], False],
+        [0, 7, None, [5], False],
+        [0, 7, None, [], 0],
+    )
+    for row in broken_rows:
+        with pytest.raises(ProtocolError):
+            TopicRecord.from_map({**record.to_map(), "partitions": [row]})
+    for broken in ({}, {**record.to_map(), "name": 5}, {**record.to_map(), "partitions": 5}, None):
         with pytest.raises(ProtocolError):
             TopicRecord.from_map(broken)
     assert Offsets.parse([0, 1, [BASE, 5], None]) == (BASE, 5, None, {})
