@@ -1,4 +1,4 @@
-"""Three nodes that form a cluster, each a process of its own with its own data directory."""
+"""Nodes that find each other by gossip, each a process of its own with its own data directory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from demo.node import PROGRAM, Node, free_port
 
 NAMES = ("node1", "node2", "node3")
+"""Those that are there from the start; the first one founds the cluster."""
 
 
 class Cluster:
@@ -14,23 +15,29 @@ class Cluster:
 
     def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
         self.nodes: dict[str, Node] = {}
+        self._directory = directory
+        self._program = program
+        self._seed: str | None = None
+        """The gossip address of the founder: all that another node is told."""
         for name in NAMES:
-            (directory / name).mkdir()
-            self.nodes[name] = Node(directory / name, name=name, program=program)
-        peer_ports = {name: free_port() for name in NAMES}
-        for name, node in self.nodes.items():
-            peers = [
-                f"{{id: {other}, peer: '127.0.0.1:{peer_ports[other]}', client: '{self.nodes[other].address}', "
-                "http: '127.0.0.1:1'}"  # HTTP is not served here
-                for other in NAMES
-                if other != name
-            ]
-            node.configure(
-                NODE__ID=name,
-                LISTEN__PEER=f"127.0.0.1:{peer_ports[name]}",
-                CLUSTER__MEMBERSHIP="static",
-                CLUSTER__PEERS=f"[{', '.join(peers)}]",
-            )
+            self.add(name)
+
+    def add(self, name: str) -> Node:
+        """One more, not started yet. The first one founds the cluster, and is the seed of each other."""
+        (self._directory / name).mkdir()
+        node = Node(self._directory / name, name=name, program=self._program)
+        gossip = f"127.0.0.1:{free_port()}"
+        node.configure(
+            NODE__ID=name,
+            LISTEN__PEER=f"127.0.0.1:{free_port()}",
+            LISTEN__GOSSIP=gossip,
+            CLUSTER__MEMBERSHIP="gossip",
+            CLUSTER__BOOTSTRAP="true" if self._seed is None else "false",
+            CLUSTER__SEEDS=self._seed or "",
+        )
+        self._seed = self._seed or gossip
+        self.nodes[name] = node
+        return node
 
     @property
     def addresses(self) -> list[str]:

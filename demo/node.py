@@ -34,7 +34,8 @@ class NodeFailed(Exception):
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses, below those that the system gives to outgoing connections.
+    """A port of the loopback interface that nobody uses, for TCP or UDP, below those that the system gives to outgoing
+    connections.
 
     A client that knocks on a free port of that upper range again and again may by chance be given this very port for
     its own end; it is then connected to itself, and the node cannot listen there any more.
@@ -43,9 +44,10 @@ def free_port() -> int:
         port = random.randrange(*_PORTS)
         if port in _given:
             continue
-        with socket.socket() as probe:
+        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             try:
-                probe.bind(("127.0.0.1", port))
+                stream.bind(("127.0.0.1", port))
+                datagrams.bind(("127.0.0.1", port))
             except OSError:
                 continue
             _given.add(port)

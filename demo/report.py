@@ -48,6 +48,48 @@ class Failover:
 
 
 @dataclass(slots=True)
+class Join:
+    """From the start of a node that is new to the cluster until it holds its share."""
+
+    node: str
+    replicas: int
+    """Its share: so many at least it is to hold."""
+    leads: int
+    """And to lead."""
+    before: dict[str, int] = field(default_factory=dict)
+    """Node -> replicas that it held."""
+    after: dict[str, int] = field(default_factory=dict)
+    """The same as it was seen last."""
+    led: frozenset[int] = frozenset()
+    """The partitions that it leads."""
+    started_ms: float | None = None
+    joined_ms: float | None = None
+    """The cluster has it registered, and reaches it."""
+    settled_ms: float | None = None
+    """It holds and leads its share, and nothing moves any more."""
+
+    def disturbed(self, due_ms: float) -> bool:
+        """Whether partitions moved at this moment."""
+        if self.joined_ms is None or due_ms < self.joined_ms:
+            return False
+        return self.settled_ms is None or due_ms <= self.settled_ms
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be."""
+        if self.started_ms is None:
+            return [f"{self.node} was never started"]
+        if self.joined_ms is None:
+            return [f"{self.node} has not joined the cluster"]
+        if self.settled_ms is None:
+            return [
+                f"{self.node} has not come to its share: it holds {self.after.get(self.node, 0)} of {self.replicas} "
+                f"replicas and leads {len(self.led)} of {self.leads} partitions, or something moves still"
+            ]
+        return []
+
+
+@dataclass(slots=True)
 class Ledger:
     """What was asked for, confirmed, delivered and acked."""
 
@@ -65,6 +107,7 @@ class Ledger:
     open: set[str] = field(default_factory=set)
     """Messages with a receipt and without a confirmed ack."""
     failovers: list[Failover] = field(default_factory=list)
+    join: Join | None = None
     by_worker: Counter[str] = field(default_factory=Counter)
     redelivered: int = 0
     after_ack: int = 0
@@ -171,6 +214,9 @@ class Verdict:
     in_failover: Lateness
     """Those that were late because their partition had lost its leader, until the next one was found."""
     failovers: tuple[Failover, ...]
+    in_move: Lateness
+    """Those that were due while partitions moved to the new node, and not among the ones before."""
+    join: Join | None
 
     @property
     def faults(self) -> list[str]:
@@ -186,7 +232,10 @@ class Verdict:
         missing = self.planned - self.produced - self.failed
         if missing > 0:
             faults.append(f"{missing:,} never confirmed by the broker")
-        return faults
+        for failover in self.failovers:
+            if failover.led_ms is None:
+                faults.append(f"what {failover.node} led found no other leader")
+        return faults + (self.join.faults if self.join is not None else [])
 
     @property
     def exit_code(self) -> int:
@@ -197,6 +246,7 @@ def verdict(ledger: Ledger) -> Verdict:
     """Add it all up."""
     undisturbed: list[float] = []
     in_failover: list[float] = []
+    in_move: list[float] = []
     early = 0
     for message, (reminder, delivered_ms) in ledger.delivered.items():
         due_ms = ledger.due_ms.get(reminder)
@@ -207,7 +257,8 @@ def verdict(ledger: Ledger) -> Verdict:
         confirmed_ms = receipt[1] if receipt is not None else None
         partition = partition_of(message)
         delayed = any(failover.delayed(partition, due_ms, delivered_ms, confirmed_ms) for failover in ledger.failovers)
-        (in_failover if delayed else undisturbed).append(delivered_ms - due_ms)
+        moved = ledger.join is not None and ledger.join.disturbed(due_ms)
+        (in_failover if delayed else in_move if moved else undisturbed).append(delivered_ms - due_ms)
     lost = sum(message not in ledger.delivered for message in ledger.receipts)
     reminders = Counter(reminder for reminder, _ in ledger.delivered.values())
     return Verdict(
@@ -221,8 +272,10 @@ def verdict(ledger: Ledger) -> Verdict:
         after_ack=ledger.after_ack,
         stored_twice=sum(count - 1 for count in reminders.values()),
         early=early,
-        all=Lateness.of(undisturbed + in_failover),
+        all=Lateness.of(undisturbed + in_failover + in_move),
         undisturbed=Lateness.of(undisturbed),
         in_failover=Lateness.of(in_failover),
         failovers=tuple(ledger.failovers),
+        in_move=Lateness.of(in_move),
+        join=ledger.join,
     )

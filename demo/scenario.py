@@ -1,4 +1,5 @@
-"""What happens in the demo: schedule, deliver, kill a leader, go on, bring it back, and wait until all is settled.
+"""What happens in the demo: schedule, deliver, kill a leader, go on, bring it back, let a fourth node take its share,
+and wait until all is settled.
 
 All of it is an ordinary program with `sandq.connect`; only starting and killing nodes is not.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,24 +17,31 @@ import anyio
 import anyio.abc
 
 import sandq
-from demo.cluster import Cluster
+from demo.cluster import NAMES, Cluster
 from demo.node import POLL_S, START_S, Node, NodeFailed
+from demo.placement import Placement, named
 from demo.reminders import Plan, Reminder
-from demo.report import Failover, Ledger
+from demo.report import Failover, Join, Ledger
 from sandq.errors import SandqError
 
 TOPIC = "reminders"
 GROUP = "senders"
 WORKERS = ("worker-1", "worker-2")
 PARTITIONS = 4
+REPLICAS = 3
 LEASE = "3s"
 CREDIT = 200
 HANDLING_S = 0.02
 """What a worker takes for a reminder, so that some are in its hands when a leader is killed."""
+KILL_PART = 1 / 3
+"""Of all reminders, when so many were delivered a leader is killed."""
 AWAY_PART = 0.1
 """Of the whole time the killed node stays away, after others lead what it led."""
+FOURTH = "node4"
+JOIN_PART = 1 / 2
+"""Of all reminders, when so many were delivered the fourth node is started; but not before the killed one is back."""
 LOOK_S = 0.1
-"""Between two looks at who leads."""
+"""Between two looks at who leads, and at who is there."""
 STALLED_S = 12.0
 """Nothing happens any more although something is missing: it is lost. Longer than leases and back-offs."""
 _TICK_S = 0.02
@@ -61,11 +70,12 @@ class Scene:
     clock_moved_ms: float = 0.0
     """How far the wall clock went astray during the demo; lateness is told by it."""
     done: bool = False
-    leaders: dict[int, str | None] = field(default_factory=dict)
-    """Of each partition, as the cluster told last."""
-    half_way: anyio.Event = field(default_factory=anyio.Event)
-    accident_over: bool = False
-    """The node that was killed is back."""
+    placement: Placement = field(default_factory=Placement)
+    """Who holds and leads what, as the cluster told last."""
+    starting: int = 0
+    """Nodes that were started, and do not serve yet."""
+    acts: int = 0
+    """What has to come to its end yet: the accident, the fourth node."""
 
     @property
     def elapsed_s(self) -> float:
@@ -78,6 +88,8 @@ class Scene:
 
 async def play(scene: Scene) -> None:
     """The whole scene; NodeFailed when a node lets us down, SandqError when a request does."""
+    ledger = scene.ledger
+    ledger.join = Join(FOURTH, PARTITIONS * REPLICAS // (len(NAMES) + 1), PARTITIONS // (len(NAMES) + 1))
     async with anyio.create_task_group() as starting:
         for node in scene.cluster.nodes.values():
             starting.start_soon(start_node, scene, node)
@@ -86,13 +98,14 @@ async def play(scene: Scene) -> None:
     async with sandq.connect(*scene.cluster.addresses, name="scheduler", delivery_timeout="30s") as client:
         await form(scene, client)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(look, scene, client)
+            tasks.start_soon(look, see_partitions, scene, client)
+            tasks.start_soon(look, see_nodes, scene, client)
             for worker in WORKERS:
                 await tasks.start(work, scene, worker)
             async with anyio.create_task_group() as acts:
+                scene.acts = 2 if scene.kill else 1
                 acts.start_soon(schedule, scene, client)
-                if scene.kill:
-                    acts.start_soon(kill_half_way, scene)
+                acts.start_soon(accidents, scene, ledger.join)
                 acts.start_soon(watch, scene, acts.cancel_scope)
             tasks.cancel_scope.cancel()
     scene.clock_moved_ms = now_ms() - wall_ms - (time.monotonic() - began) * 1000
@@ -103,63 +116,66 @@ async def start_node(scene: Scene, node: Node) -> None:
     """Start a node and wait until it takes connections."""
     began = time.monotonic()
     node.start()
+    scene.starting += 1
     while not node.serves():
         if time.monotonic() - began > START_S:
             raise node.too_slow()
         await anyio.sleep(POLL_S)
+    scene.starting -= 1
     scene.note(f"{node.name} serves on {node.address} (process {node.pid}, {time.monotonic() - began:.2f} s to start)")
 
 
 async def form(scene: Scene, client: sandq.Client) -> None:
-    """Make the topic, once all nodes know each other: a replica on each."""
-    nodes = len(scene.cluster.nodes)
-    with anyio.fail_after(START_S):
-        while len((await client.admin.cluster())["nodes"]) < nodes:  # noqa: ASYNC110 - the nodes tell each other
-            await anyio.sleep(POLL_S)
+    """Make the topic, once all nodes have found each other: a replica on each."""
+    began = time.monotonic()
+    while not scene.placement.are_up(NAMES):
+        if time.monotonic() - began > START_S:
+            missing = [name for name in NAMES if not scene.placement.are_up([name])]
+            raise NodeFailed(f"{', '.join(missing)}: not in the cluster after {START_S:g} s")
+        await anyio.sleep(POLL_S)
+        await see_nodes(scene, client)
+    founder, *others = NAMES
+    scene.note(f"a cluster: {founder} has founded it, {' and '.join(others)} have found it by gossip")
     await client.admin.create_topic(
         TOPIC,
         partitions=PARTITIONS,
-        replicas=nodes,
+        replicas=REPLICAS,
         lease=LEASE,
         backoff={"kind": "fixed", "first": "200ms"},
         max_attempts=None,
     )
-    await see_leaders(scene, client)
-    scene.note(f"a cluster: {PARTITIONS} partitions, {nodes} replicas of each, led by {who_leads(scene)}")
+    await see_partitions(scene, client)
+    scene.note(f"a topic: {PARTITIONS} partitions, {REPLICAS} replicas of each, led by {who_leads(scene)}")
 
 
-# Who leads.
+# Who is there, and leads.
 
 
-async def look(scene: Scene, client: sandq.Client) -> None:
-    """Ask again and again who leads."""
+async def look(see: Callable[[Scene, sandq.Client], Awaitable[None]], scene: Scene, client: sandq.Client) -> None:
+    """Ask again and again."""
     while True:
         await anyio.sleep(LOOK_S)
         with suppress(SandqError):  # who was asked has gone, say
-            await see_leaders(scene, client)
+            await see(scene, client)
 
 
-async def see_leaders(scene: Scene, client: sandq.Client) -> None:
-    record = await client.admin.topic(TOPIC)
-    scene.leaders = {row.partition: row.leader for row in record.partitions}
+async def see_partitions(scene: Scene, client: sandq.Client) -> None:
+    scene.placement.see_partitions((await client.admin.topic(TOPIC)).partitions)
 
 
-def led_by(scene: Scene, name: str) -> frozenset[int]:
-    """The partitions that a node leads."""
-    return frozenset(partition for partition, leader in scene.leaders.items() if leader == name)
+async def see_nodes(scene: Scene, client: sandq.Client) -> None:
+    scene.placement.see_nodes((await client.admin.cluster())["nodes"])
 
 
 def who_leads(scene: Scene) -> str:
-    leads = {name: ", ".join(map(str, sorted(led_by(scene, name)))) for name in scene.cluster.nodes}
+    leads = {name: ", ".join(map(str, sorted(scene.placement.led_by(name)))) for name in scene.cluster.nodes}
     return ", ".join(f"{name} ({partitions})" for name, partitions in leads.items() if partitions)
 
 
-def named(partitions: frozenset[int]) -> str:
-    """Partitions, as text."""
-    if not partitions:
-        return "no partition"
-    word = "partition" if len(partitions) == 1 else "partitions"
-    return f"{word} {', '.join(map(str, sorted(partitions)))}"
+async def delivered(scene: Scene, part: float) -> None:
+    """Wait until so many of all reminders were delivered."""
+    while len(scene.ledger.delivered) < part * len(scene.reminders):  # noqa: ASYNC110
+        await anyio.sleep(POLL_S)
 
 
 # The producer.
@@ -209,8 +225,6 @@ async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[N
             arrived_ms = now_ms()
             reminder: str = json.loads(message.value)["id"]
             scene.ledger.deliver(worker, reminder, message.id, arrived_ms)
-            if len(scene.ledger.delivered) * 2 >= len(scene.reminders):
-                scene.half_way.set()
             tasks.start_soon(handle, scene.ledger, message)
 
 
@@ -225,15 +239,25 @@ async def handle(ledger: Ledger, message: sandq.Message) -> None:
         ledger.ack(message.id)
 
 
-# The accident.
+# The accident, and the fourth node.
 
 
-async def kill_half_way(scene: Scene) -> None:
-    """SIGKILL to a leader when half of the reminders were delivered; later a new process over its data."""
-    ledger = scene.ledger
-    await scene.half_way.wait()
-    victim = scene.cluster.nodes[max(scene.cluster.nodes, key=lambda name: len(led_by(scene, name)))]
-    failover = Failover(victim.name, led_by(scene, victim.name), now_ms())
+async def accidents(scene: Scene, join: Join) -> None:
+    """One after the other."""
+    if scene.kill:
+        await delivered(scene, KILL_PART)
+        await kill_a_leader(scene)
+        scene.acts -= 1
+    await delivered(scene, JOIN_PART)
+    await grow(scene, join)
+    scene.acts -= 1
+
+
+async def kill_a_leader(scene: Scene) -> None:
+    """SIGKILL to who leads most; later a new process over its data."""
+    ledger, placement = scene.ledger, scene.placement
+    victim = scene.cluster.nodes[max(scene.cluster.nodes, key=lambda name: len(placement.led_by(name)))]
+    failover = Failover(victim.name, placement.led_by(victim.name), now_ms())
     ledger.failovers.append(failover)
     others = scene.cluster.nodes.keys() - {victim.name}
     waiting, handled = len(ledger.open) - ledger.in_flight, ledger.in_flight
@@ -243,7 +267,7 @@ async def kill_half_way(scene: Scene) -> None:
         f"kill -9 of {victim.name}, leader of {named(failover.partitions)}: {waiting:,} reminders wait in the cluster, "
         f"{handled} are in the workers' hands"
     )
-    while not all(scene.leaders.get(partition) in others for partition in failover.partitions):  # noqa: ASYNC110
+    while not all(placement.leaders.get(partition) in others for partition in failover.partitions):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
     failover.led_ms = now_ms()
     scene.note(
@@ -254,20 +278,47 @@ async def kill_half_way(scene: Scene) -> None:
     await start_node(scene, victim)
     scene.note(f"{victim.name} is back over its own data, and catches up with the others")
     scene.phase = "running"
-    scene.accident_over = True
+
+
+async def grow(scene: Scene, join: Join) -> None:
+    """A node that nobody knows yet, once all others are there; until it holds its share."""
+    placement = scene.placement
+    while not placement.are_up(scene.cluster.nodes):  # noqa: ASYNC110
+        await anyio.sleep(POLL_S)
+    join.before = dict(placement.replicas())
+    node = scene.cluster.add(join.node)
+    placement.new.add(node.name)
+    join.started_ms = now_ms()
+    scene.phase = f"{node.name} joins"
+    await start_node(scene, node)
+    while join.settled_ms is None:
+        join.after, join.led = dict(placement.replicas()), placement.led_by(node.name)
+        if join.joined_ms is None and placement.are_up([node.name]):
+            join.joined_ms = now_ms()
+            scene.note(f"{node.name} has found the cluster and joined it")
+        if join.joined_ms is not None and placement.has_taken(node.name, join.replicas, join.leads):
+            join.settled_ms = now_ms()
+        await anyio.sleep(POLL_S)
+    placement.new.discard(node.name)
+    scene.note(
+        f"{(join.settled_ms - join.started_ms) / 1000:.1f} s after its start {node.name} holds {join.after[node.name]} "
+        f"replicas and leads {named(join.led)}: its share"
+    )
+    scene.phase = "running"
 
 
 async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
     """End the scene when all is settled, or when nothing moves any more."""
     ledger = scene.ledger
-    events, moved_at = ledger.events, time.monotonic()
+    seen, moved_at = (0, 0), time.monotonic()
     while True:
         await anyio.sleep(_TICK_S)
         scene.cluster.check()
-        if ledger.events != events:
-            events, moved_at = ledger.events, time.monotonic()
+        events = ledger.events, scene.placement.changes
+        if events != seen or scene.starting:
+            seen, moved_at = events, time.monotonic()
         all_sent = scene.sent == len(scene.reminders) == len(ledger.receipts) + len(ledger.failed)
-        if all_sent and not ledger.open and (scene.accident_over or not scene.kill):
+        if all_sent and not ledger.open and not scene.acts:
             break
         waits_for_due = now_ms() < scene.last_due_ms
         if not waits_for_due and time.monotonic() - moved_at > STALLED_S:

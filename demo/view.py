@@ -15,13 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from demo.report import EARLY_TOLERANCE_MS, Failover, Lateness, Verdict
-from demo.scenario import WORKERS, Scene, led_by, named
+from demo.placement import FAILED, NEW, UP, named
+from demo.report import EARLY_TOLERANCE_MS, Failover, Join, Lateness, Verdict
+from demo.scenario import WORKERS, Scene
 
 LIVE_S = 0.1
 PLAIN_S = 1.0
 _NOTES = 8
 _BAR = 40
+_STYLES = {UP: "green", FAILED: "bold red", NEW: "bold cyan"}
 CLOCK_MOVED_MS = 5.0
 
 
@@ -53,7 +55,8 @@ async def _live(scene: Scene, console: Console) -> None:
 
 
 async def _plain(scene: Scene, console: Console) -> None:
-    """One line a second, and what happened."""
+    """One line a second, what happened, and who holds what whenever that has changed."""
+    placed = ""
     try:
         while not scene.done:
             for _ in range(int(PLAIN_S / LIVE_S)):
@@ -63,6 +66,9 @@ async def _plain(scene: Scene, console: Console) -> None:
                     return
             print_notes(scene.notes, console)
             console.print(_line(scene), highlight=False, soft_wrap=True)
+            before, placed = placed, scene.placement.describe(list(scene.cluster.nodes))
+            if placed != before:
+                console.print(f"{scene.elapsed_s:5.1f} s  nodes: {placed}", highlight=False, soft_wrap=True)
     finally:
         print_notes(scene.notes, console)
 
@@ -90,14 +96,19 @@ def _recent(scene: Scene) -> Lateness:
 def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
     while scene.notes:
         notes.append(scene.notes.popleft())
-    ledger = scene.ledger
+    ledger, placement = scene.ledger, scene.placement
+    held = placement.replicas()
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", min_width=9)
     table.add_column(min_width=_BAR)
     table.add_column()
     for name, node in scene.cluster.nodes.items():
-        state = Text(f"process {node.pid}", style="green") if node.runs else Text("not running", style="bold red")
-        table.add_row(name, state, f"leads {named(led_by(scene, name))}")
+        state = placement.state(name)
+        process = f"process {node.pid}" if node.runs else "killed"
+        holds = f"holds {held[name]} of {len(placement.held)} partitions" if placement.held else ""
+        shown = Text.assemble((f"{state:<8}", _STYLES[state]), f"{process:<16}", holds)
+        table.add_row(name, shown, f"leads {named(placement.led_by(name))}")
+    table.add_row("moves", Text(placement.moves() or "none", style="bold cyan" if placement.moving else ""), "")
     for name, count, style in (
         ("scheduled", len(ledger.receipts), "cyan"),
         ("delivered", len(ledger.delivered), "yellow"),
@@ -145,7 +156,8 @@ def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
         console.print(f"FAILED: {'; '.join(found.faults)}", style="bold red", highlight=False, soft_wrap=True)
     else:
         killed = " across a kill -9 of a leader" if found.failovers else ""
-        console.print(f"PASSED: nothing lost, nothing early{killed}", style="bold green", highlight=False)
+        joined = f"; {found.join.node} holds its share" if found.join is not None else ""
+        console.print(f"PASSED: nothing lost, nothing early{killed}{joined}", style="bold green", highlight=False)
 
 
 def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
@@ -165,9 +177,13 @@ def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
     ]
     for failover in found.failovers:
         rows.append(("  failover", f"{_lateness(found.in_failover)}: {named(failover.partitions)} had no leader"))
+    if found.join is not None:
+        rows.append(("  the moves", f"{_lateness(found.in_move)}: partitions were on their way to {found.join.node}"))
+    if found.failovers or found.join is not None:
         rows.append(("  the rest", _lateness(found.undisturbed)))
+    for failover in found.failovers:
         rows.append(("failover", f"from the kill of {failover.node} to {_moments(failover)}"))
-    return rows
+    return rows + (_join_rows(found.join) if found.join is not None else [])
 
 
 def _moments(failover: Failover) -> str:
@@ -177,6 +193,24 @@ def _moments(failover: Failover) -> str:
         ("the first receipt", failover.confirmed_ms),
     )
     return ", ".join(f"{name} {at_ms - failover.killed_ms:.0f} ms" for name, at_ms in moments if at_ms is not None)
+
+
+def _join_rows(join: Join) -> list[tuple[str, str]]:
+    if join.started_ms is None:
+        return [(join.node, "was never started")]
+    moments = [
+        f"{name} {(at_ms - join.started_ms) / 1000:.1f} s"
+        for name, at_ms in (("it had joined", join.joined_ms), ("its share had settled", join.settled_ms))
+        if at_ms is not None
+    ]
+    return [
+        (join.node, f"from its start until {', '.join(moments) or 'the end it had not joined'}"),
+        ("replicas", f"before: {_counts(join.before)}; after: {_counts(join.after)} (it leads {named(join.led)})"),
+    ]
+
+
+def _counts(replicas: dict[str, int]) -> str:
+    return ", ".join(f"{node} {count}" for node, count in sorted(replicas.items()))
 
 
 def _lateness(found: Lateness) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster, found it, drain and remove nodes; look at its clocks."""
+    """Look at the cluster, found it, drain and remove nodes; clocks."""
 
 
 @cluster.command()

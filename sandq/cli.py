@@ -87,6 +87,37 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
         sys.exit(1)
 
 
+@main.command()
+@click.option("--config", "config_file", type=_FILE, help="YAML file of the node.")
+@click.option("--lost", metavar="NODE", multiple=True, required=True, help="A node whose disk is lost; once for each.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes: bool) -> None:
+    """Go on alone with partitions whose other nodes are lost for good. The node must not run.
+
+    \b
+      sandq recover --config node1.yaml --lost node2 --lost node3 --dry-run
+      sandq recover --config node1.yaml --lost node2 --lost node3
+
+    What this node had not got yet is gone. The lost nodes must never be started with their data again.
+    """
+    from sandq.model.config import load_config
+    from sandq.tools.recover import recover
+
+    with _errors():
+        config = load_config(config_file, os.environ)
+        for found in recover(config, lost, dry_run=True):
+            click.echo(found.text())
+        if dry_run:
+            return
+        if not yes:
+            nodes = ", ".join(lost)
+            click.confirm(f"{config.node.id} goes on alone with these; {nodes} must never come back", abort=True)
+        forced = [found for found in recover(config, lost) if found.is_forced]
+        names = ", ".join(lost)
+        click.echo(f"{len(forced)} groups have {config.node.id} as their only member; start it, and remove {names}")
+
+
 @main.group()
 def wal() -> None:
     """Look at a node's write-ahead log."""

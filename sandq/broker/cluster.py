@@ -277,7 +277,8 @@ class Cluster:
                     remedy="end it; to add it anew, start it with an empty data directory",
                 )
         for node in view.nodes.values():
-            if node.node_id != self._own.node and self._known.get(node.node_id) is None:
+            is_new = self._known.get(node.node_id) is None and not self._known.is_removed(node.store_uuid)
+            if node.node_id != self._own.node and is_new:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
 
     async def register(self, metadata: GroupHost) -> None:

@@ -172,7 +172,7 @@ class Mover:
 
     def _step(self, host: GroupHost, wanted: Partition) -> Members | str | None:
         group, members = host.group, host.members
-        caught_up = [learner for learner in members.learners if group.match_index(learner) >= group.commit_index]
+        caught_up = [learner for learner in members.learners if group.has_caught_up(learner)]
         up = self._up()
         able = [node for node in wanted.nodes if node in up and self.may_lead(node)]
         return next_step(wanted.members, members, group.member, caught_up, up, able)
@@ -207,7 +207,7 @@ class Mover:
             return
         if trio.current_time() < self._not_before.get(host.number, 0.0):
             return
-        if group.match_index(member) >= group.commit_index:
+        if group.has_caught_up(member):
             self._leaving.add(host.number)
             nursery.start_soon(self._give, host, node)
 

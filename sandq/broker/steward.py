@@ -141,7 +141,7 @@ class Steward:
             if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
                 learner = member_id(node, record.incarnation)
                 return await metadata.change_members(Members(voters, (*learners, learner)))
-        ready = {learner for learner in learners if group.match_index(learner) >= group.commit_index}
+        ready = {learner for learner in learners if group.has_caught_up(learner)}
         for learner in learners:
             node, rest = node_of(learner), tuple([other for other in learners if other != learner])
             if node in wanted and learner in ready and node in self.joining.linked_as_registered(view):

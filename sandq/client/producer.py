@@ -214,7 +214,10 @@ class Producer:
 
     async def _look_for_more(self) -> None:
         """Partitions may have been added."""
-        self._router.update(await fresh_topic(self._cluster, self.topic))
+        known = self._cluster.record(self.topic)
+        if known is None or len(known.partitions) <= self._router.partitions:
+            known = await fresh_topic(self._cluster, self.topic)
+        self._router.update(known)
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:

@@ -142,7 +142,7 @@ class TopicRecord(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""
-        return self._asdict() | {"partitions": [list(row) for row in self.partitions]}
+        return self._asdict() | {"partitions": [[*row[:3], list(row.nodes), row.moving] for row in self.partitions]}
 
 
 _METADATA = _shape("METADATA reply", Field("nodes", list), Field("topics", list))

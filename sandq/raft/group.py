@@ -21,6 +21,9 @@ from .quiet import Beat, Quiet
 from .reads import ReadDone, Reads
 from .transport import GroupTransport
 
+ROUND_S = 0.5
+"""Who has what was committed so long ago has caught up: while entries come all the time, nobody has quite all of it. Less
+than the shortest election time-out: what a new voter still lacks must not cost the group its leader."""
 _REGULAR = bytes([wire.REGULAR])
 _MEMBERSHIP = bytes([wire.MEMBERSHIP])
 
@@ -91,6 +94,8 @@ class Group:
         core._SyncObj__raftCommitIndex = core._SyncObj__raftLastApplied
         self._members = Members(())
         self._up: set[str] = set()
+        self._round_s, self._round_commit = -NEVER, 0
+        """When it was noted last what is committed; and what was, then."""
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
         self._inputs = Inputs(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
@@ -171,6 +176,11 @@ class Group:
         """Up to where a member is known to have the leader's log, durably."""
         return int(self._core._SyncObj__raftMatchIndex.get(hooks.member_node(member), 0))
 
+    def has_caught_up(self, member: str) -> bool:
+        """Whether a member has, durably, all that was committed `ROUND_S` ago, or later; of a leader."""
+        is_fresh = hooks.now_s() - self._round_s < ROUND_S
+        return self.match_index(member) >= (self._round_commit if is_fresh else self.commit_index)
+
     def needed_from(self, most_bytes: int) -> int:
         """The first entry that some member has not got from this leader, if the log is no longer than that."""
         if not self.is_leader or self.journal.size_bytes > most_bytes:
@@ -238,6 +248,7 @@ class Group:
                 self._inputs.resend = False
                 core._SyncObj__sendAppendEntries()
             self._finish_reads()
+            self._note_round()
 
     def heartbeat(self) -> None:
         """A leader tells everybody with its next tick that it lives."""
@@ -283,7 +294,7 @@ class Group:
         return [hooks.member_node(m) for m in (*self._members.voters, *self._members.learners) if m != self.member]
 
     def _may_change(self, new: Members) -> bool:
-        caught_up = {m for m in self._members.learners if self.match_index(m) >= self.commit_index}
+        caught_up = {m for m in self._members.learners if self.has_caught_up(m)}
         return guards.may_change(
             self.journal.members,
             new,
@@ -319,6 +330,11 @@ class Group:
             if node_of(node.id) in self._up:
                 self._transport.connected(node)
 
+    def _note_round(self) -> None:
+        now_s = hooks.now_s()
+        if now_s - self._round_s >= ROUND_S:
+            self._round_s, self._round_commit = now_s, self.commit_index
+
     def _finish_reads(self) -> None:
         self.reads.finish(self.member, self._members.voters)
 
@@ -326,6 +342,7 @@ class Group:
         if before == LEADER:
             self._stepped_down()
         if after == LEADER:
+            self._round_s = -NEVER
             self._inputs.barriers.clear()
             self._inputs.tried.clear()
             self._transport.flights.clear()

@@ -22,6 +22,13 @@ ASKS = re.compile(
     r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge|"
     r"message (cancel|move) .*(--all|--since|--key-prefix))"
 )
+REFUSED = {
+    "sandctl cluster init": "belongs to cluster",
+    "sandctl cluster drain": "no node 'node2' is registered",
+    "sandctl cluster remove": "no node 'node2' is registered",
+    "sandctl cluster transfer": "node2 does not hold partition 0",
+}
+"""What a single node cannot do."""
 HELD = (
     "sandctl topic create archive; sandctl topic create orders; sandctl consume orders -g billing; "
     "sandctl consume orders -g copy"
@@ -115,10 +122,11 @@ def test_a_line_of_the_page_about_sandctl(shell: Shell, line: str) -> None:
     if "--follow" in line:
         shell(f"timeout --preserve-status -s INT 2 {ready.partition('#')[0]}", code=130)
         return
-    if line.startswith("sandctl cluster init"):
-        refused = shell.run(ready)
-        assert refused.returncode == 1 and "belongs to cluster" in refused.stderr, "this node needs no founding"
-        return
+    for start, words in REFUSED.items():
+        if line.startswith(start):
+            refused = shell.run(ready)
+            assert refused.returncode == 1 and words in refused.stderr, refused
+            return
     if ASKS.match(line) and "--yes" not in line and "--dry-run" not in line:
         refused = shell.run(ready)
         assert refused.returncode == 2 and "--yes" in refused.stderr, "nobody can be asked here"

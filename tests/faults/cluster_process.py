@@ -55,16 +55,16 @@ class ClusterProcess:
 
     def start(self, *names: str) -> None:
         """Start them, or all, and wait until they serve."""
-        for name in names or NAMES:
+        for name in names or self.nodes:
             self.nodes[name].start(wait=False)
-        for name in names or NAMES:
+        for name in names or self.nodes:
             self.nodes[name].wait_until_it_serves()
 
     def kill(self, *names: str) -> None:
         """SIGKILL to them, or all, at the same moment."""
-        for name in names or NAMES:
+        for name in names or self.nodes:
             self.nodes[name].signal(signal.SIGKILL)
-        for name in names or NAMES:
+        for name in names or self.nodes:
             self.nodes[name].ended()
 
     def wipe(self, name: str) -> None:
@@ -79,7 +79,7 @@ class ClusterProcess:
 
     def connect(self, *names: str, **options: Any) -> Any:
         """A client that knows these nodes' addresses, or all."""
-        return sandq.connect(*[self.nodes[name].address for name in names or NAMES], **options)
+        return sandq.connect(*[self.nodes[name].address for name in names or self.nodes], **options)
 
     async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
         """A topic with a replica on each node, once they know each other."""

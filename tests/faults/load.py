@@ -17,6 +17,8 @@ WORKERS = 2
 DRAIN_S = 60.0
 GOES_ON_S = 30.0
 MORE = 200
+PAUSE_S = 0.01
+"""Between what is produced at once."""
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
 """Of a topic under load: what a fault takes from a consumer comes again soon, and never dies."""
 
@@ -76,7 +78,9 @@ class Record:
         assert len(self.stored) >= least
 
 
-async def produce(client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event) -> None:
+async def produce(
+    client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event, pause_s: float = PAUSE_S
+) -> None:
     async with client.producer("t") as producer:
         number = 0
         pending: list[tuple[bytes, sandq.Receipt]] = []
@@ -87,7 +91,7 @@ async def produce(client: sandq.Client, record: Record, rng: random.Random, stop
                 delay_ms = rng.choice((0, 0, 20, 300))
                 record.due_ms[value] = int(time.time() * 1000) + delay_ms
                 pending.append((value, await producer.send(value, deliver_at=record.due_ms[value])))
-            await trio.sleep(0.01)
+            await trio.sleep(pause_s)
             for value, receipt in pending[:40]:
                 record.stored[value] = await receipt
             del pending[:40]
@@ -114,7 +118,7 @@ async def ack(message: sandq.Message, record: Record) -> None:
 
 
 @asynccontextmanager
-async def under_load(client: sandq.Client, rng: random.Random) -> AsyncIterator[Record]:
+async def under_load(client: sandq.Client, rng: random.Random, *, pause_s: float = PAUSE_S) -> AsyncIterator[Record]:
     """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked."""
     record = Record()
     async with trio.open_nursery() as consuming:
@@ -122,7 +126,7 @@ async def under_load(client: sandq.Client, rng: random.Random) -> AsyncIterator[
             consuming.start_soon(consume, client, record)
         stop = trio.Event()
         async with trio.open_nursery() as producing:
-            producing.start_soon(produce, client, record, rng, stop)
+            producing.start_soon(produce, client, record, rng, stop, pause_s)
             yield record
             stop.set()
         record.produced = True

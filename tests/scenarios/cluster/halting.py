@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.cluster import Cluster
 from sandq.broker.engine import METADATA_GROUP
 from sandq.broker.following import Following
 from sandq.broker.host import GroupHost
 from sandq.broker.moving import Mover
 from sandq.broker.runner import Runner
 from sandq.broker.snapshots import _Store
-from sandq.broker.steward import Steward
+from sandq.broker.traffic import Traffic
 from sandq.model.members import node_of
 
 
@@ -78,20 +77,11 @@ class Halt:
             await trio.sleep_forever()
 
 
-def _node(part: Any) -> str:
+def _node(part: GroupHost | Runner | Following | Mover | Traffic | _Store) -> str:
     """Whose part it is."""
-    match part:
-        case GroupHost():
-            return node_of(part.group.member)
-        case Runner():
-            return part.engine.node_id
-        case Cluster():
-            return part._own.node
-        case Steward():
-            return part._joining._own_node
-        case Following() | Mover() | _Store():
-            return part._engine.node_id
-    raise TypeError(f"of which node is {part!r}?")
+    if isinstance(part, GroupHost):
+        return node_of(part.group.member)
+    return part.engine.node_id if isinstance(part, Runner) else part._engine.node_id
 
 
 # -- what is asked of the arguments -----------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from tests.scenarios.cluster.three import eventually
 PATIENCE_S = 30.0
 BEFORE = 40
 """Messages that are there when it begins; half of them are due later."""
-LATER_MS = 2500
+LATER_MS = 2000
+PAUSE_S = 0.05
 LEAST = 100
 
 
@@ -34,7 +35,7 @@ async def used_topic(nodes: FoundNodes, seed: int, *, partitions: int, replicas:
     rng = random.Random(seed)
     async with nodes.connect(*nodes.running) as client:
         await client.admin.create_topic("t", partitions=partitions, replicas=replicas, **SETTINGS)
-        async with under_load(client, rng) as record:
+        async with under_load(client, rng, pause_s=PAUSE_S) as record:
             await _put(client, record)
             yield record
             await until_settled(nodes)

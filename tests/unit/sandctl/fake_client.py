@@ -208,8 +208,10 @@ class FakeAdmin:
     async def delete_group(self, topic: str, group: str) -> None:
         self._client.note("delete_group", topic=topic, group=group)
 
-    async def update_topic(self, name: str, **settings: Any) -> TopicRecord:
-        self._client.note("update_topic", name=name, settings=settings)
+    async def update_topic(
+        self, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
+    ) -> TopicRecord:
+        self._client.note("update_topic", name=name, partitions=partitions, replicas=replicas, settings=settings)
         record = {"lease_ms": 60_000, "ttl_ms": None, "backoff": {"first_ms": 1000, "factor_permille": 1500}}
         return TopicRecord(name, 1, "timer", [Partition(0, 7, "n1")], 1, 1, record)
 

@@ -157,6 +157,8 @@ def test_topic_update(ctl: Ctl, client: FakeClient) -> None:
     }  # fmt: skip
     record = json.loads(ctl("topic", "update", "t", "--ttl", "1h", "-o", "json").stdout)
     assert record["settings"] == {"lease": "1m", "ttl": None, "backoff": {"first": "1s", "factor": 1.5}}
+    assert ctl("topic", "update", "t", "--partitions", "12", "--replicas", "3").exit_code == 0
+    assert client.asked("update_topic")[-1] == {"name": "t", "partitions": 12, "replicas": 3, "settings": {}}
     assert ctl("topic", "update", "t").exit_code == 2
     assert ctl("topic", "update", "t", "--ordering", "key").exit_code == 2
 
@@ -223,7 +225,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 32
+    assert len(commands(main)) == 35
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

@@ -1,0 +1,172 @@
+"""`sandq recover`: let a node go on alone with groups whose majority is lost for good.
+
+It is the last resort. What was acknowledged is on a majority; of one whose other members are lost, this node has what
+it has, and whatever it had not got yet is gone. The members on the lost nodes are taken out of each configuration by an
+entry in this node's log alone, of a new term: nobody may ever come back who could say something else. Their data
+directories are shut out for ever (`KnownPeers.remove`).
+
+Two passes over the log: first the metadata group, which then says what it holds; then the partitions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sandq.broker.engine import METADATA_GROUP, Engine
+from sandq.broker.host import GroupHost
+from sandq.model.config import NodeConfig
+from sandq.model.errors import InvalidRequest, StartupError
+from sandq.model.members import node_of
+from sandq.node import LOCK_NAME
+from sandq.raft import Members
+from sandq.raft.wire import MEMBERSHIP
+from sandq.storage import identity
+from sandq.storage.files import Files, RealFiles
+from sandq.storage.known_peers import KnownPeers
+from sandq.storage.stores import LevelStores
+
+CATCH_UP_S: Final = 60.0
+"""For the metadata's log to be applied, once this node is its only voter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A group here, and what is done about it."""
+
+    group: int
+    topic: str | None
+    """None: the metadata group."""
+    partition: int
+    members: Members
+    is_forced: bool
+    """It has no majority without the lost nodes: this node goes on with it alone."""
+
+    def text(self) -> str:
+        """A line for a person."""
+        what = "metadata" if self.topic is None else f"{self.topic}/{self.partition}"
+        verdict = "goes on here alone" if self.is_forced else "keeps its majority"
+        return f"{what}: {', '.join(map(node_of, self.members.voters))}: {verdict}"
+
+
+def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False) -> list[Found]:
+    """Take the lost nodes out of all groups that have no majority without them. `dry_run`: only say which.
+
+    Raises InvalidRequest when nothing can be decided here; StartupError (the data directory is in use, damaged, or of
+    another node), StorageFailed.
+    """
+    data_dir = Path(config.node.data_dir).absolute()
+    files = RealFiles(data_dir)
+    if not files.exists(identity.NAME):
+        raise StartupError(f"node.data_dir {data_dir} holds no node")
+    lock = files.lock(LOCK_NAME)
+    try:
+        own = identity.open_identity(files, config.node.id).node
+        if own in lost:
+            raise InvalidRequest(f"{own} is this node")
+        with _opened(files, data_dir, config, own) as engine:
+            metadata = _judge(engine.open_metadata(), own, lost, None, 0)
+            if dry_run and metadata.is_forced:
+                return [metadata, *_partitions(engine, own, lost)]
+            if metadata.is_forced:
+                _force(engine, METADATA_GROUP)
+        with _opened(files, data_dir, config, own) as engine:
+            host = engine.open_metadata()
+            if metadata.is_forced:
+                _catch_up(engine, host)
+            found = _partitions(engine, own, lost)
+            if not dry_run:
+                for each in found:
+                    if each.is_forced:
+                        _force(engine, each.group)
+                _shut_out(files, host, lost)
+        return [metadata, *found]
+    finally:
+        lock.close()
+
+
+@contextmanager
+def _opened(files: Files, data_dir: Path, config: NodeConfig, own: str) -> Iterator[Engine]:
+    stores = LevelStores(data_dir / "stores.level", create=False)
+    try:
+        engine = Engine(
+            files,
+            stores,
+            node_id=own,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            publish=lambda news: engine.published(news),
+            limits=config.limits,
+            segment_bytes=config.storage.segment_bytes,
+            create=False,
+        )
+        if engine.pointers.get(METADATA_GROUP) is None:
+            raise InvalidRequest(f"{own} never took part in a cluster: there is nothing to recover")
+        try:
+            yield engine
+        finally:
+            engine.wal.close()
+    finally:
+        stores.close()
+
+
+def _judge(host: GroupHost, own: str, lost: Collection[str], topic: str | None, partition: int) -> Found:
+    members = host.group.journal.members
+    left = [voter for voter in members.voters if node_of(voter) not in lost]
+    if 2 * len(left) > len(members.voters):
+        return Found(host.number, topic, partition, members, False)
+    others = [node_of(voter) for voter in left if node_of(voter) != own]
+    if others:
+        what = "the metadata group" if topic is None else f"partition {partition} of topic {topic!r}"
+        raise InvalidRequest(
+            f"of {what}, {', '.join([own, *others])} are left, which are no majority: which of them knows most cannot "
+            "be said here, and this is for where one is left"
+        )
+    return Found(host.number, topic, partition, members, True)
+
+
+def _partitions(engine: Engine, own: str, lost: Collection[str]) -> list[Found]:
+    found = []
+    for topic in engine.hosts[METADATA_GROUP].status.topics.values():
+        for at, partition in enumerate(topic.partitions):
+            if engine.pointers.get(partition.group) is not None:
+                found.append(_judge(engine.open_partition(topic, at), own, lost, topic.name, at))
+    return found
+
+
+def _force(engine: Engine, group: int) -> None:
+    """Make this node the only member, durably: a term that nobody has voted in, and an entry of it."""
+    raft = engine.hosts[group].group
+    journal, term = raft.journal, raft.journal.getCurrentTerm() + 1
+    journal.setCurrentTerm(term, None)
+    journal.add(bytes([MEMBERSHIP]) + Members((raft.member,)).encode(), journal.last_index + 1, term)
+    engine.commit(engine.passes.records)
+    engine.passes.records.clear()
+
+
+def _catch_up(engine: Engine, host: GroupHost) -> None:
+    """Apply all that the log holds: its only voter commits it."""
+    end_s = time.monotonic() + CATCH_UP_S
+    last = host.group.journal.last_index
+    while not host.ready or host.status.applied_index < last:
+        if time.monotonic() > end_s:
+            raise StartupError(f"the metadata's log was not applied within {CATCH_UP_S:g} s")
+        _step(engine)
+
+
+def _step(engine: Engine) -> None:
+    records, tasks = engine.tick()
+    engine.applier.run(list(tasks))
+    engine.commit(records)
+    engine.applier.run(list(engine.synced()))
+
+
+def _shut_out(files: Files, metadata: GroupHost, lost: Collection[str]) -> None:
+    known = KnownPeers.open(files)
+    for node in lost:
+        record = metadata.status.nodes.get(node)
+        if record is not None and not known.is_removed(record.store_uuid):
+            known.remove(node, record.store_uuid)
