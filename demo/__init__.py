@@ -1,2 +1,2 @@
-"""The demo: three real nodes, thousands of reminders, two workers, a leader killed half way, and a verdict.
-`python -m demo`."""
+"""The demo: three real nodes that find each other, thousands of reminders, two workers, a leader killed on the way, a
+fourth node that takes its share, and a verdict. `python -m demo`."""

@@ -1,4 +1,4 @@
-"""`python -m demo`: see `--help`. Exit codes: 0 all kept, 1 lost, doubled or early, 2 bad input, 130 interrupted."""
+"""`python -m demo`: see `--help`. Exit codes: 0 all checks hold, 1 not all, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ Run = Callable[[Path, Console], Awaitable[int]]
 @click.option("--no-kill", is_flag=True, help="Let all nodes live (with a file they live in any case).")
 @click.option("--keep", is_flag=True, help="Keep the nodes' data and logs, and say where.")
 def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: bool, keep: bool) -> None:
-    """Three nodes, thousands of reminders, two workers; kill -9 of a leader half way; and a verdict.
+    """Three nodes, thousands of reminders, two workers; kill -9 of a leader; a fourth node; and a verdict.
 
-    Each node is a process of its own with its data in a temporary directory. What the broker confirmed, delivered and
-    got acked is recorded here, outside of it. Exit code 1 when anything was lost, stored twice or early.
+    Each node is a process of its own with its data in a temporary directory; they find each other by gossip. What the
+    broker confirmed, delivered and got acked is recorded here, outside of it. Exit code 1 when anything was lost,
+    stored twice or early, or when the fourth node does not come to hold its share.
 
     With --input FILE each line of that file is a message to a single node, as it stands; empty lines are skipped. A
     line that is a JSON object may have "text" (or "value"), "key", and "deliver_at" or "delay". The verdict then says

@@ -30,7 +30,7 @@ class Placement:
     there: dict[str, bool] = field(default_factory=dict)
     """Whether a registered node can be reached and has not failed."""
     new: set[str] = field(default_factory=set)
-    """Nodes that do not hold their share yet."""
+    """Nodes that do not take part yet, or do not hold their share yet."""
     changes: int = 0
     """Grows with whatever is told that was not so before."""
 

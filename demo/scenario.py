@@ -40,6 +40,8 @@ AWAY_PART = 0.1
 FOURTH = "node4"
 JOIN_PART = 1 / 2
 """Of all reminders, when so many were delivered the fourth node is started; but not before the killed one is back."""
+SETTLE_S = 60.0
+"""So long it may take until it holds its share."""
 LOOK_S = 0.1
 """Between two looks at who leads, and at who is there."""
 STALLED_S = 12.0
@@ -74,8 +76,8 @@ class Scene:
     """Who holds and leads what, as the cluster told last."""
     starting: int = 0
     """Nodes that were started, and do not serve yet."""
-    acts: int = 0
-    """What has to come to its end yet: the accident, the fourth node."""
+    played: bool = False
+    """The accident is over, and the fourth node holds its share."""
 
     @property
     def elapsed_s(self) -> float:
@@ -88,12 +90,13 @@ class Scene:
 
 async def play(scene: Scene) -> None:
     """The whole scene; NodeFailed when a node lets us down, SandqError when a request does."""
-    ledger = scene.ledger
-    ledger.join = Join(FOURTH, PARTITIONS * REPLICAS // (len(NAMES) + 1), PARTITIONS // (len(NAMES) + 1))
+    nodes = len(NAMES) + 1
+    scene.ledger.join = join = Join(FOURTH, PARTITIONS * REPLICAS // nodes, PARTITIONS // nodes)
     async with anyio.create_task_group() as starting:
         for node in scene.cluster.nodes.values():
             starting.start_soon(start_node, scene, node)
     scene.phase = "running"
+    scene.placement.new.update(NAMES)
     wall_ms, began = now_ms(), time.monotonic()
     async with sandq.connect(*scene.cluster.addresses, name="scheduler", delivery_timeout="30s") as client:
         await form(scene, client)
@@ -103,9 +106,8 @@ async def play(scene: Scene) -> None:
             for worker in WORKERS:
                 await tasks.start(work, scene, worker)
             async with anyio.create_task_group() as acts:
-                scene.acts = 2 if scene.kill else 1
                 acts.start_soon(schedule, scene, client)
-                acts.start_soon(accidents, scene, ledger.join)
+                acts.start_soon(accidents, scene, join)
                 acts.start_soon(watch, scene, acts.cancel_scope)
             tasks.cancel_scope.cancel()
     scene.clock_moved_ms = now_ms() - wall_ms - (time.monotonic() - began) * 1000
@@ -134,6 +136,7 @@ async def form(scene: Scene, client: sandq.Client) -> None:
             raise NodeFailed(f"{', '.join(missing)}: not in the cluster after {START_S:g} s")
         await anyio.sleep(POLL_S)
         await see_nodes(scene, client)
+    scene.placement.new.clear()
     founder, *others = NAMES
     scene.note(f"a cluster: {founder} has founded it, {' and '.join(others)} have found it by gossip")
     await client.admin.create_topic(
@@ -172,7 +175,7 @@ def who_leads(scene: Scene) -> str:
     return ", ".join(f"{name} ({partitions})" for name, partitions in leads.items() if partitions)
 
 
-async def delivered(scene: Scene, part: float) -> None:
+async def until_delivered(scene: Scene, part: float) -> None:
     """Wait until so many of all reminders were delivered."""
     while len(scene.ledger.delivered) < part * len(scene.reminders):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
@@ -245,12 +248,11 @@ async def handle(ledger: Ledger, message: sandq.Message) -> None:
 async def accidents(scene: Scene, join: Join) -> None:
     """One after the other."""
     if scene.kill:
-        await delivered(scene, KILL_PART)
+        await until_delivered(scene, KILL_PART)
         await kill_a_leader(scene)
-        scene.acts -= 1
-    await delivered(scene, JOIN_PART)
+    await until_delivered(scene, JOIN_PART)
     await grow(scene, join)
-    scene.acts -= 1
+    scene.played = True
 
 
 async def kill_a_leader(scene: Scene) -> None:
@@ -291,20 +293,30 @@ async def grow(scene: Scene, join: Join) -> None:
     join.started_ms = now_ms()
     scene.phase = f"{node.name} joins"
     await start_node(scene, node)
-    while join.settled_ms is None:
-        join.after, join.led = dict(placement.replicas()), placement.led_by(node.name)
-        if join.joined_ms is None and placement.are_up([node.name]):
-            join.joined_ms = now_ms()
-            scene.note(f"{node.name} has found the cluster and joined it")
-        if join.joined_ms is not None and placement.has_taken(node.name, join.replicas, join.leads):
-            join.settled_ms = now_ms()
-        await anyio.sleep(POLL_S)
+    with anyio.move_on_after(SETTLE_S):
+        while not _settled(scene, join):  # noqa: ASYNC110
+            await anyio.sleep(POLL_S)
+    if join.settled_ms is None:
+        scene.note(f"after {SETTLE_S:g} s {node.name} has not come to its share")
+        return
     placement.new.discard(node.name)
     scene.note(
         f"{(join.settled_ms - join.started_ms) / 1000:.1f} s after its start {node.name} holds {join.after[node.name]} "
         f"replicas and leads {named(join.led)}: its share"
     )
     scene.phase = "running"
+
+
+def _settled(scene: Scene, join: Join) -> bool:
+    """Note how far the new node is; whether it holds its share."""
+    placement = scene.placement
+    join.after, join.led = dict(placement.replicas()), placement.led_by(join.node)
+    if join.joined_ms is None and placement.are_up([join.node]):
+        join.joined_ms = now_ms()
+        scene.note(f"{join.node} has found the cluster and joined it")
+    if join.joined_ms is not None and placement.has_taken(join.node, join.replicas, join.leads):
+        join.settled_ms = now_ms()
+    return join.settled_ms is not None
 
 
 async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
@@ -318,7 +330,7 @@ async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
         if events != seen or scene.starting:
             seen, moved_at = events, time.monotonic()
         all_sent = scene.sent == len(scene.reminders) == len(ledger.receipts) + len(ledger.failed)
-        if all_sent and not ledger.open and not scene.acts:
+        if all_sent and not ledger.open and scene.played:
             break
         waits_for_due = now_ms() < scene.last_due_ms
         if not waits_for_due and time.monotonic() - moved_at > STALLED_S:

@@ -67,7 +67,7 @@ async def _plain(scene: Scene, console: Console) -> None:
             print_notes(scene.notes, console)
             console.print(_line(scene), highlight=False, soft_wrap=True)
             before, placed = placed, scene.placement.describe(list(scene.cluster.nodes))
-            if placed != before:
+            if placed != before and scene.placement.held:
                 console.print(f"{scene.elapsed_s:5.1f} s  nodes: {placed}", highlight=False, soft_wrap=True)
     finally:
         print_notes(scene.notes, console)
@@ -157,7 +157,8 @@ def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
     else:
         killed = " across a kill -9 of a leader" if found.failovers else ""
         joined = f"; {found.join.node} holds its share" if found.join is not None else ""
-        console.print(f"PASSED: nothing lost, nothing early{killed}{joined}", style="bold green", highlight=False)
+        text = f"PASSED: nothing lost, nothing early{killed}{joined}"
+        console.print(text, style="bold green", highlight=False, soft_wrap=True)
 
 
 def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
@@ -198,13 +199,14 @@ def _moments(failover: Failover) -> str:
 def _join_rows(join: Join) -> list[tuple[str, str]]:
     if join.started_ms is None:
         return [(join.node, "was never started")]
-    moments = [
-        f"{name} {(at_ms - join.started_ms) / 1000:.1f} s"
-        for name, at_ms in (("it had joined", join.joined_ms), ("its share had settled", join.settled_ms))
-        if at_ms is not None
-    ]
+    if join.joined_ms is None:
+        return [(join.node, "was started, and did not join the cluster")]
+    settled = "has not settled"
+    if join.settled_ms is not None:
+        settled = f"had settled after {(join.settled_ms - join.started_ms) / 1000:.1f} s"
+    joined_s = (join.joined_ms - join.started_ms) / 1000
     return [
-        (join.node, f"from its start until {', '.join(moments) or 'the end it had not joined'}"),
+        (join.node, f"joined the cluster {joined_s:.1f} s after its start; its share {settled}"),
         ("replicas", f"before: {_counts(join.before)}; after: {_counts(join.after)} (it leads {named(join.led)})"),
     ]
 

@@ -18,6 +18,7 @@ from sandq.model.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    NotLeader,
     SandqError,
     TimedOut,
     TopicExists,
@@ -77,6 +78,21 @@ class Administration:
         view: MetadataView = self._metadata.status
         return view
 
+    def _check_ready(self) -> None:
+        """Raises NotLeader; Unavailable while nobody can change anything."""
+        try:
+            self._metadata.check_ready()
+        except NotLeader:
+            leader, up = self._metadata.leader, set(self._up())
+            voters = [node_of(voter) for voter in self._metadata.members.voters]
+            there = [node for node in voters if node in up]
+            if leader not in up and 2 * len(there) <= len(voters):
+                raise Unavailable(
+                    f"nothing can be changed: of the {len(voters)} nodes that vote on what the cluster is, "
+                    f"{len(voters) - len(there)} cannot be reached from here, and a majority must be there"
+                ) from None
+            raise
+
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def create_topic(
@@ -87,7 +103,7 @@ class Administration:
         if kind not in KINDS:
             raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(KINDS)}")
         self._check_partitions(partitions)
-        self._metadata.check_ready()
+        self._check_ready()
         self._check_replicas(replicas)
         record = parse_settings(settings).record()
 
@@ -107,7 +123,7 @@ class Administration:
     ) -> Topic:
         """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
         InvalidSetting, InvalidRequest."""
-        self._metadata.check_ready()
+        self._check_ready()
         if partitions is not None:
             self._check_partitions(partitions)
         if replicas is not None:
@@ -132,7 +148,7 @@ class Administration:
 
     async def delete_topic(self, name: str) -> None:
         """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic."""
-        self._metadata.check_ready()
+        self._check_ready()
 
         async def delete() -> None:
             await self._change(m.DeleteTopic(name))
@@ -176,7 +192,7 @@ class Administration:
     async def drain(self, node: str, *, undo: bool = False) -> None:
         """Let a node hold nothing, or (`undo`) again. Returns when it is written down: the moves come after. Raises
         NotFound, Conflict, InvalidRequest when those that remain would be too few."""
-        self._metadata.check_ready()
+        self._check_ready()
 
         async def change() -> None:
             self._node(node)
@@ -190,7 +206,7 @@ class Administration:
     async def remove(self, node: str) -> None:
         """Let the cluster forget a node that holds nothing, or that has failed. Returns when it is written down: it is
         forgotten once nothing depends on it. Raises NotFound, Conflict."""
-        self._metadata.check_ready()
+        self._check_ready()
 
         async def change() -> None:
             record = self._node(node)
@@ -204,7 +220,7 @@ class Administration:
     async def transfer(self, topic: str, partition: int, node: str) -> None:
         """Let a node that holds a partition lead it. Returns when it does. Raises UnknownTopic, UnknownPartition,
         InvalidRequest when it does not hold it; TimedOut when it does not come to lead it."""
-        self._metadata.check_ready()
+        self._check_ready()
 
         async def change() -> int:
             record = self._catalog.topic(topic).record

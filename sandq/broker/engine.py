@@ -116,11 +116,13 @@ class Engine:
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
         self.install([(METADATA_GROUP, own, members)])
-        return self._open(
+        host = self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store),
             lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
         )
+        host.what = "the metadata of the cluster"
+        return host
 
     def open_partition(self, topic: Topic, partition: int) -> GroupHost:
         """Run the local replica of a partition, which was installed before."""

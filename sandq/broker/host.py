@@ -71,6 +71,8 @@ class GroupHost:
         limits: Limits,
     ) -> None:
         self.number = number
+        self.what = "the partition"
+        """What it is a group of, for messages."""
         self.replica = replica
         self.group: Group
         """Set right after construction: the group needs the host's `flush`."""
@@ -180,8 +182,8 @@ class GroupHost:
         """With whom to ask, as far as is known here."""
         leader = self.group.leader
         if self.group.is_leader or leader is None:
-            return NotLeader("this partition has no leader that is ready; ask again", group=self.number)
-        return NotLeader(f"{leader} leads the partition", group=self.number, node_id=leader)
+            return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
+        return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
         """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
@@ -253,7 +255,7 @@ class GroupHost:
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
         if self._pending and not self.group.is_leader:
-            self._answer_all(self._pending, NotLeader("this node does not lead the partition any more"))
+            self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
         while self._pending:
             requests = self._take()
             entry = self._encode([request.command for request in requests])
@@ -277,7 +279,7 @@ class GroupHost:
         if index is not None:
             self._in_flight[index] = requests
         elif failure is ProposalFailed.NOT_LEADER:
-            self._answer_all(requests, NotLeader("this node does not lead the partition any more"))
+            self._answer_all(requests, NotLeader("this node does not lead it any more"))
         else:
             self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 

@@ -21,7 +21,7 @@ import trio
 
 from sandq.metadata.planning import too_many_failed
 from sandq.metadata.records import Partition
-from sandq.model.errors import SandqError
+from sandq.model.errors import SandqError, Unavailable
 from sandq.model.members import node_of
 from sandq.raft import Members
 
@@ -29,6 +29,7 @@ from .catalog import Catalog
 from .engine import METADATA_GROUP, Engine
 from .handover import hand_over
 from .host import GroupHost
+from .latest import ANSWER_S
 from .replica import MetadataView
 
 log = structlog.get_logger("sandq.moving")
@@ -144,9 +145,13 @@ class Mover:
     async def _ask(self, led: Sequence[tuple[GroupHost, Partition]]) -> None:
         """Know at least as much of metadata as those that led these groups before. Raises Unavailable."""
         terms = {host.number: host.group.term for host, _ in led if self._asked.get(host.number) != host.group.term}
-        if terms:
+        if not terms:
+            return
+        with trio.move_on_after(ANSWER_S):
             await self._catalog.until_followed(await self._catalog.latest.index())
             self._asked.update(terms)
+            return
+        raise Unavailable("who leads the metadata has not answered")
 
     def _move(self, odd: Sequence[tuple[GroupHost, Partition]], nursery: trio.Nursery) -> None:
         view, settled = self._view, []

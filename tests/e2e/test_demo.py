@@ -48,9 +48,12 @@ def left(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("sandq-demo-*"))
 
 
-def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
+def test_the_demo_passes_across_a_kill_and_a_fourth_node(
+    tmp_path: Path, environ: dict[str, str], reminders: Path
+) -> None:
     done = demo(environ, "--reminders", str(reminders), "--seconds", "4")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "a cluster: node1 has founded it, node2 and node3 have found it by gossip\n" in done.stdout
     assert re.search(r"kill -9 of node\d, leader of partitions? \d", done.stdout)
     assert re.search(r"\d+ ms after the kill all partitions are led by node\d \(\d", done.stdout)
     assert re.search(r"node\d is back over its own data", done.stdout)
@@ -61,7 +64,13 @@ def test_the_demo_passes_across_a_kill(tmp_path: Path, environ: dict[str, str], 
     assert "doubled     0\n" in done.stdout
     assert re.search(r"  failover  (p50|none)", done.stdout) and "  the rest  p50 " in done.stdout
     assert re.search(r"failover    from the kill of node\d to new leaders \d+ ms", done.stdout)
-    assert "PASSED: nothing lost, nothing early across a kill -9 of a leader\n" in done.stdout
+    assert re.search(r"nodes: .*node\d failed, holds 4, leads ", done.stdout)
+    assert re.search(r"nodes: .*node4 new, holds \d, leads none", done.stdout)
+    assert re.search(r"node4 +joined the cluster [\d.]+ s after its start; its share had settled after", done.stdout)
+    assert (
+        "replicas    before: node1 4, node2 4, node3 4; after: node1 3, node2 3, node3 3, node4 3 (it leads partition"
+    ) in done.stdout
+    assert ("PASSED: nothing lost, nothing early across a kill -9 of a leader; node4 holds its share\n") in done.stdout
     assert "\x1b" not in done.stdout  # plain lines where there is no terminal
     assert left(tmp_path) == []
 
@@ -70,10 +79,10 @@ def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, 
     done = demo(environ, "--reminders", str(reminders), "--seconds", "2", "--no-kill", "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kill -9" not in done.stdout
-    assert "PASSED: nothing lost, nothing early\n" in done.stdout
+    assert "PASSED: nothing lost, nothing early; node4 holds its share\n" in done.stdout
     (kept,) = left(tmp_path)
     assert str(kept) in done.stdout
-    assert all((kept / name / "data").is_dir() for name in ("node1", "node2", "node3"))
+    assert all((kept / name / "data").is_dir() for name in ("node1", "node2", "node3", "node4"))
 
 
 def test_bad_input_is_named(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:

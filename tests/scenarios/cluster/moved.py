@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -13,7 +13,7 @@ import sandq
 from sandq.broker.host import GroupHost
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, Partition
-from sandq.model.errors import SandqError
+from sandq.model.errors import NotLeader, TimedOut, Unavailable
 from sandq.node import Serving
 from sandq.storage.keys import store_of
 from tests.faults.load import SETTINGS, Record, under_load
@@ -45,28 +45,40 @@ async def used_topic(nodes: FoundNodes, seed: int, *, partitions: int, replicas:
 
 
 async def _put(client: sandq.Client, record: Record) -> None:
+    receipts = {}
     async with client.producer("t") as producer:
         for number in range(BEFORE):
             value = b"before%d" % number
             record.due_ms[value] = int(time.time() * 1000) + number % 2 * LATER_MS
-            record.stored[value] = await (await producer.send(value, deliver_at=record.due_ms[value]))
+            receipts[value] = await producer.send(value, deliver_at=record.due_ms[value])
+        for value, receipt in receipts.items():
+            record.stored[value] = await receipt
 
 
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
 async def drain(nodes: FoundNodes, name: str, *, undo: bool = False) -> None:
-    """Write it down, whoever administrates."""
-    wanted = IN if undo else DRAINING
+    """Let a node hold nothing, or again."""
+    await _change(nodes, m.ChangeStanding(name, IN if undo else DRAINING))
+
+
+async def assign(nodes: FoundNodes, partition: Partition, names: Sequence[str]) -> None:
+    """Let others hold a partition."""
+    await _change(nodes, m.Assign(partition.group, partition.epoch, list(names)))
+
+
+async def _change(nodes: FoundNodes, command: m.Command) -> None:
+    """Whoever leads the metadata: when it is written down."""
     with trio.fail_after(PATIENCE_S):
         while True:
             for serving in list(nodes.running.values()):
                 metadata = serving.broker.metadata_host
                 if metadata.ready:
                     try:
-                        await metadata.call(m.ChangeStanding(name, wanted))
+                        await metadata.call(command)
                         return
-                    except SandqError:
+                    except (NotLeader, TimedOut, Unavailable):
                         pass  # another one leads by now
             await trio.sleep(0.05)
 

@@ -18,14 +18,16 @@ from sandq.broker.traffic import Traffic
 from sandq.metadata import commands as m
 from sandq.raft import core
 from sandq.storage import snapshot
+from tests.faults.load import Record
 from tests.scenarios.cluster import halting, moved
-from tests.scenarios.cluster.found import found_nodes
-from tests.scenarios.cluster.halting import Point
+from tests.scenarios.cluster.found import FoundNodes, found_nodes
+from tests.scenarios.cluster.halting import Halt, Point
 from tests.scenarios.cluster.moved import used_topic
 from tests.scenarios.cluster.three import eventually
 
 THREE = ("node1", "node2", "node3")
-AWAY_S = 0.3
+FIVE = (*THREE, "node4", "node5")
+AWAY_S = 0.1
 
 POINTS = {
     # who leads the metadata group
@@ -59,8 +61,19 @@ SNAPSHOT_POINTS = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("step", POINTS)
+ONE_REPLICA = ("before it hands over", "once it has handed over", "once it has a learner")
+"""Tried with one replica, too, whenever tests are run; the other steps only when there is time."""
+CASES = [
+    *[pytest.param(step, 2, id=f"{step}, of two replicas") for step in POINTS],
+    *[
+        pytest.param(step, 1, id=f"{step}, of one", marks=() if step in ONE_REPLICA else pytest.mark.long)
+        for step in POINTS
+    ],
+]
+AWAY = ("once it is assigned", "once it has a pointer", "before the promotion", "before it hands over")
+
+
+@pytest.mark.parametrize(("step", "replicas"), CASES)
 async def test_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, replicas: int) -> None:
     if step == "while it gets the log":
         monkeypatch.setattr(core, "MAX_APPEND_BYTES", 1000)  # it comes in pieces
@@ -81,16 +94,75 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
     async with found_nodes(directory, *THREE) as nodes:
         await eventually(lambda: len(nodes.voters("node1")) == 3)
         async with used_topic(nodes, 1, partitions=3, replicas=replicas) as record:
-            await eventually(lambda: len(record.acked) > moved.LEAST)
-            for serving in nodes.running.values():
-                await serving.broker._runner.checkpoint()
-            going = await nodes.until_led()
-            halt.wanted = True
-            await moved.drain(nodes, going)
-            with trio.fail_after(moved.PATIENCE_S):
-                await halt.reached.wait()
-            assert halt.node is not None
-            await nodes.stop(halt.node)
-            halt.wanted = False
+            stopped = await stopped_at(nodes, halt, record)
             await trio.sleep(AWAY_S)
-            await nodes.start(halt.node)
+            await nodes.start(stopped)
+
+
+async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
+    """Drain the node that is to lead partition 0, and stop the one that comes to the point; it."""
+    await eventually(lambda: len(record.acked) > moved.LEAST)
+    await checkpoint(nodes)
+    first = moved.placed(next(iter(nodes.running.values())))[0]
+    going = first.nodes[0]
+    await eventually(lambda: first.group in moved.led(nodes))
+    halt.wanted = True
+    await moved.drain(nodes, going)
+    with trio.fail_after(moved.PATIENCE_S):
+        await halt.reached.wait()
+    assert halt.node is not None
+    await nodes.stop(halt.node)
+    halt.wanted = False
+    return halt.node
+
+
+async def checkpoint(nodes: FoundNodes) -> None:
+    """What comes later their stores lose with them."""
+    for serving in nodes.running.values():
+        await serving.broker._runner.checkpoint()
+
+
+@pytest.mark.parametrize("step", [AWAY[0], *[pytest.param(step, marks=pytest.mark.long) for step in AWAY[1:]]])
+async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The move ends elsewhere, and what the node held comes elsewhere, too."""
+    monkeypatch.setattr(steward, "FAILED_S", 1.0)
+    halt = POINTS[step].watch(monkeypatch)
+    async with found_nodes(tmp_path, *FIVE, CLUSTER__REASSIGN_AFTER="1s") as nodes:
+        await eventually(lambda: len(nodes.voters("node1")) == 5)
+        async with used_topic(nodes, 1, partitions=3, replicas=3) as record:
+            gone = await stopped_at(nodes, halt, record)
+            await until_given_up(nodes, gone)
+        assert gone not in nodes.running
+
+
+async def until_given_up(nodes: FoundNodes, name: str) -> None:
+    """Until nobody wants a node to hold anything."""
+
+    def is_given_up() -> bool:
+        return all(name not in part.nodes for serving in nodes.running.values() for part in moved.placed(serving))
+
+    await eventually(is_given_up)
+
+
+async def test_nodes_that_know_less_than_they_did(tmp_path: Path) -> None:
+    """Two nodes gave up a partition, lose what was not flushed, and find older metadata that places it on them. They do
+    not make it anew: it would be empty, and they are a majority of the group that they know of."""
+    names = FIVE[:4]
+    async with found_nodes(tmp_path, *names) as nodes:
+        await eventually(lambda: len(nodes.voters("node1")) == 4)
+        async with used_topic(nodes, 1, partitions=1, replicas=2) as record:
+            await eventually(lambda: len(record.acked) > moved.LEAST)
+            await checkpoint(nodes)
+            (before,) = moved.placed(nodes.running["node1"])
+            others = [name for name in names if name not in before.nodes]
+            await moved.assign(nodes, before, others)
+            await eventually(lambda: all(moved.placed(s)[0].epoch for s in nodes.running.values()))
+            await moved.until_settled(nodes)
+            await nodes.stop(*names)
+            await nodes.start(*before.nodes)
+            await trio.sleep(1)
+            for name in before.nodes:
+                broker = nodes.running[name].broker
+                assert moved.placed(nodes.running[name]) == [before], "it knows no more than that"
+                assert broker.engine.pointers.get(before.group) is None
+            await nodes.start(*others)

@@ -53,7 +53,7 @@ class FakeNodes:
 
     def do_transfer(self, connection: Any, frame: Frame) -> Any:
         request = Transfer.parse(frame)
-        record = self.topics[request.topic]
+        record = self.record(request.topic)
         rows = list(record.partitions)
         rows[request.partition] = rows[request.partition]._replace(leader=request.node)
         self.topics[request.topic] = record._replace(partitions=rows)

@@ -116,6 +116,7 @@ class FakeServer(FakeMessages, FakeNodes):
         self.nodes: list[Node] | None = None
         self.topics: dict[str, TopicRecord] = {}
         self.registered = registered(node_id, "n3")
+        self.members: list[dict[str, Any]] | None = None
         self.script: dict[int, deque[Any]] = defaultdict(deque)
         self.connections: list[FakeConnection] = []
         self.frames: list[Frame] = []
@@ -286,7 +287,8 @@ class FakeServer(FakeMessages, FakeNodes):
 
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:
         self.record(TopicStats.parse(frame).topic)
-        return ([{"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}],)
+        row = {"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}
+        return ([row | ({} if self.members is None else {"members": self.members})],)
 
     # Pushing.
 

@@ -11,11 +11,12 @@ from sandq.client import offset_text
 from sandq.client.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.client.partitions import partition_rows, steps
-from sandq.errors import InvalidRequest, NotFound, UnknownPartition
+from sandq.errors import InvalidRequest, NotFound, NotLeader, UnknownPartition
 from sandq.model.offsets import pack
-from sandq.protocol.frames import Type
-from sandq.protocol.replies import Partition
+from sandq.protocol.frames import Type, encode_error
+from sandq.protocol.replies import Node, Partition
 from tests.unit.client.fake_server import FakeServer
+from tests.unit.client.helpers import QUICK, until
 
 
 def add_behind_its_back(server: FakeServer, partitions: int) -> None:
@@ -174,3 +175,29 @@ def test_the_steps_of_a_move(members: list[tuple[str, bool, dict[str, int]]] | N
     rows = None if members is None else [{"node": node, "voter": voter, **more} for node, voter, more in members]
     assert steps(Partition(0, 7, "n1", ("n1", "n2"), True), rows) == words
     assert steps(Partition(0, 7, "n1", ("n1", "n2"), False), rows) == []
+
+
+def test_who_ends_a_subscription_knows_why(run: Any) -> None:
+    """Another node may not have heard of the new partitions yet."""
+
+    async def main() -> None:
+        first, leader = FakeServer("n1"), FakeServer("n2")
+        async with anyio.create_task_group() as tasks:
+            for server in (first, leader):
+                await server.start(tasks)
+            for server in (first, leader):
+                server.nodes = [Node(one.node_id, "127.0.0.1", one.port) for one in (first, leader)]
+                server.add_topic("t", leaders=["n2"])
+            options = Options(**QUICK)  # type: ignore[arg-type]
+            async with connect_with(options, (first.address,), "test") as client, client.subscribe("t", group="g"):
+                assert not first.subscribed
+                subscription_id = leader.subscription().request.subscription_id
+                await anyio.sleep(0.2)  # nothing is asked any more
+                leader.topics.clear()
+                leader.add_topic("t", 2, leaders=["n2", "n1"])
+                ended = encode_error(subscription_id, NotLeader("topic 't' has more partitions now"))
+                leader.connections[0].send(ended)
+                await until(lambda: len(first.subscribed) == 1)
+            tasks.cancel_scope.cancel()
+
+    run(main)
