@@ -163,6 +163,7 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path) -> None:
             await trio.sleep(1)
             for name in before.nodes:
                 broker = nodes.running[name].broker
+                print("PLACED", name, before, moved.placed(nodes.running[name]), broker.metadata.applied_index, broker.engine.pointers.metadata_index, broker.metadata_host.group.members, broker.metadata_host.group.is_leader, broker.metadata_host.group.commit_index)
                 assert moved.placed(nodes.running[name]) == [before], "it knows no more than that"
                 assert broker.engine.pointers.get(before.group) is None
             await nodes.start(*others)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,75 +106,106 @@ async def test_what_takes_part_in_a_group_is_told(tmp_path: Path) -> None:
         assert all(row["incarnation"] > 0 and "snapshot_sent" not in row for row in told["members"])
 
 
+async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path) -> None:
+    slow = {"STORAGE__CHECKPOINT_BYTES": "1000000", "STORAGE__SNAPSHOT_RATE": "1MiB"}
+    async with found_nodes(tmp_path, *NAMES, **slow) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t")
+        async with client.producer("t") as producer:
+            for _ in range(100):
+                await producer.send(random.Random(5).randbytes(30_000), delay="1h")
+        leader = await nodes.until_led()
+        await eventually(lambda: nodes.host(leader).group.journal.first_index > 1)  # the log is not enough any more
+        await client.admin.update_topic("t", replicas=2)
+        seen: list[int] = []
+        with trio.fail_after(LONG_S):
+            while not seen or (await client.admin.cluster())["moving"]:
+                (row,) = await partition_rows(client.admin, "t")
+                for step in row["steps"]:
+                    found = re.fullmatch(r"(node\d) learns (\d+) %", step)
+                    if found:
+                        seen.append(int(found[2]))
+                        (learner,) = [one for one in row["members"] if one["node"] == found[1]]
+                        assert not learner["voter"] and found[1] in row["nodes"]
+                        assert learner["snapshot_sent"] >= 0 and learner["snapshot_bytes"] > 1_000_000
+        assert seen == sorted(seen) and len(set(seen)) > 3, seen
+        (row,) = await partition_rows(client.admin, "t")
+        assert row["steps"] == [] and [member["voter"] for member in row["members"]] == [True, True]
+
+
 async def test_every_node_answers_over_http(tmp_path: Path) -> None:
-    async with found_nodes(tmp_path, *NAMES, LISTEN__HTTP="127.0.0.1:0") as nodes:
-        async with web_of(nodes, "node1") as one, web_of(nodes, "node2") as two, web_of(nodes, "node3") as three:
-            webs = [Web(one), Web(two), Web(three)]
-            await webs[1].post("/topics", {"name": "t", "partitions": 2, "replicas": 1}, 201)
-            for web in webs:  # each knows of two partitions
-                await web.post("/topics/t", {"text": "x", "delay": "1h"}, 201)
-            changed = await webs[2].patch("/topics/t", {"numPartitions": PARTITIONS, "replicationFactor": 2})
-            assert (changed["partitions"], changed["replicas"]) == (PARTITIONS, 2)
-            for web in webs:
-                await web.post(f"/topics/t/{PARTITIONS - 1}", {"text": "x", "delay": "1h"}, 201)
-            assert len((await webs[0].get("/topics/t/messages"))["messages"]) == 6
+    async with (
+        found_nodes(tmp_path, *NAMES, LISTEN__HTTP="127.0.0.1:0") as nodes,
+        web_of(nodes, "node1") as one,
+        web_of(nodes, "node2") as two,
+        web_of(nodes, "node3") as three,
+    ):
+        webs = [Web(one), Web(two), Web(three)]
+        await webs[1].post("/topics", {"name": "t", "partitions": 2, "replicas": 1}, 201)
+        for web in webs:  # each knows of two partitions
+            await web.post("/topics/t", {"text": "x", "delay": "1h"}, 201)
+        changed = await webs[2].patch("/topics/t", {"numPartitions": PARTITIONS, "replicationFactor": 2})
+        assert (changed["partitions"], changed["replicas"]) == (PARTITIONS, 2)
+        for web in webs:
+            await web.post(f"/topics/t/{PARTITIONS - 1}", {"text": "x", "delay": "1h"}, 201)
+        assert len((await webs[0].get("/topics/t/messages"))["messages"]) == 6
 
-            async def rows() -> list[dict[str, Any]]:
-                found: list[dict[str, Any]] = (await webs[0].get("/cluster/partitions", topic="t"))["partitions"]
-                return found
+        async def rows() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await webs[0].get("/cluster/partitions", topic="t"))["partitions"]
+            return found
 
-            with trio.fail_after(LONG_S):
-                while any(row["moving"] or len(row["nodes"]) < 2 for row in await rows()):  # noqa: ASYNC110
-                    await trio.sleep(0.05)
-            row = (await rows())[0]
-            assert row["steps"] == [] and {member["node"] for member in row["members"]} == set(row["nodes"])
-            await webs[1].post("/cluster/transfer", {"topic": "t", "partition": 0, "node": row["nodes"][1]}, 204)
-            assert (await rows())[0]["leader"] == row["nodes"][1]
-            assert await webs[0].post("/cluster/nodes/node3/drain", None, 202) == {
-                "node": "node3", "standing": "draining",
-            }  # fmt: skip
-            async with nodes.connect("node1") as client:
-                await until_row(client, "node3", {"standing": "draining", "replicas": 0, "voter": False})
-                await webs[1].post("/cluster/nodes/node3/drain", {"undo": True}, 202)
-                await until_row(client, "node3", {"standing": "in"})
-                assert (await webs[2].delete("/cluster/nodes/node2", 409))["code"] == "CONFLICT"
-                await webs[1].post("/cluster/nodes/node3/drain", {}, 202)
-                await until_row(client, "node3", {"replicas": 0, "voter": False})
-                assert (await webs[1].delete("/cluster/nodes/node3", 202))["standing"] == "removing"
-                await until_gone(client, "node3")
-            shown = await webs[0].get("/cluster")
-            assert shown["moving"] == 0 and [row["node"] for row in shown["nodes"]] == ["node1", "node2"]
+        with trio.fail_after(LONG_S):
+            while any(row["moving"] or len(row["nodes"]) < 2 for row in await rows()):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        row = (await rows())[0]
+        assert row["steps"] == [] and {member["node"] for member in row["members"]} == set(row["nodes"])
+        await webs[1].post("/cluster/transfer", {"topic": "t", "partition": 0, "node": row["nodes"][1]}, 204)
+        with trio.fail_after(LONG_S):  # the nodes tell each other who leads
+            while (await rows())[0]["leader"] != row["nodes"][1]:
+                await trio.sleep(0.02)
+        assert await webs[0].post("/cluster/nodes/node3/drain", None, 202) == {
+            "node": "node3", "standing": "draining",
+        }  # fmt: skip
+        async with nodes.connect("node1") as client:
+            await until_row(client, "node3", {"standing": "draining", "replicas": 0, "voter": False})
+            await webs[1].post("/cluster/nodes/node3/drain", {"undo": True}, 202)
+            await until_row(client, "node3", {"standing": "in"})
+            assert (await webs[2].delete("/cluster/nodes/node2", 409))["code"] == "CONFLICT"
+            await webs[1].post("/cluster/nodes/node3/drain", {}, 202)
+            await until_row(client, "node3", {"replicas": 0, "voter": False})
+            assert (await webs[1].delete("/cluster/nodes/node3", 202))["standing"] == "removing"
+            await until_gone(client, "node3")
+        shown = await webs[0].get("/cluster")
+        assert shown["moving"] == 0 and [row["node"] for row in shown["nodes"]] == ["node1", "node2"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "words"),
-    [
-        ("POST", "/cluster/nodes/node9/drain", None, 404, "no node 'node9'"),
-        ("POST", "/cluster/nodes/node1/drain", None, 400, "the only node"),
-        ("POST", "/cluster/nodes/node1/drain", {"undone": True}, 400, "body.undone"),
-        ("POST", "/cluster/nodes/no%20node/drain", None, 400, "the rule"),
-        ("DELETE", "/cluster/nodes/node1", None, 409, "drain it first"),
-        ("DELETE", "/cluster/nodes/node9", None, 404, "no node 'node9'"),
-        ("POST", "/cluster/transfer", {"topic": "t", "partition": 0, "node": "node9"}, 400, "it is on node1"),
-        ("POST", "/cluster/transfer", {"topic": "t", "partition": 5, "node": "node1"}, 404, "no partition 5"),
-        ("POST", "/cluster/transfer", {"topic": "u", "partition": 0, "node": "node1"}, 404, "no topic 'u'"),
-        ("POST", "/cluster/transfer", {"topic": "t", "partition": -1, "node": "node1"}, 400, "body.partition"),
-        ("POST", "/cluster/transfer", {"topic": "t"}, 400, "body.partition"),
-        ("GET", "/cluster/partitions?topic=u", None, 404, "no topic 'u'"),
-        ("PATCH", "/topics/t", {"partitions": 1}, 400, "cannot become fewer"),
-        ("PATCH", "/topics/t", {"replicas": 2}, 400, "2 replicas, and 1 nodes"),
-        ("PATCH", "/topics/t", {"partitions": 0}, 400, "body.partitions"),
-        ("PATCH", "/topics/t", {"partitions": 3, "numPartitions": 3}, 400, "are the same"),
-        ("PATCH", "/topics/t", {}, 400, "nothing to change"),
-    ],
-)
-async def test_what_is_refused_over_http(
-    tmp_path: Path, method: str, path: str, body: object, status: int, words: str
-) -> None:
+REFUSED: list[tuple[str, str, Any, int, str]] = [
+    ("POST", "/cluster/nodes/node9/drain", None, 404, "no node 'node9'"),
+    ("POST", "/cluster/nodes/node1/drain", None, 400, "add a node first"),
+    ("POST", "/cluster/nodes/node1/drain", {"undone": True}, 400, "body.undone"),
+    ("POST", "/cluster/nodes/no%20node/drain", None, 400, "the rule"),
+    ("DELETE", "/cluster/nodes/node1", None, 409, "drain it first"),
+    ("DELETE", "/cluster/nodes/node9", None, 404, "no node 'node9'"),
+    ("POST", "/cluster/transfer", {"topic": "t", "partition": 0, "node": "node9"}, 400, "it is on node1"),
+    ("POST", "/cluster/transfer", {"topic": "t", "partition": 5, "node": "node1"}, 404, "no partition 5"),
+    ("POST", "/cluster/transfer", {"topic": "u", "partition": 0, "node": "node1"}, 404, "no topic 'u'"),
+    ("POST", "/cluster/transfer", {"topic": "t", "partition": -1, "node": "node1"}, 400, "body.partition"),
+    ("POST", "/cluster/transfer", {"topic": "t"}, 400, "body.partition"),
+    ("GET", "/cluster/partitions?topic=u", None, 404, "no topic 'u'"),
+    ("PATCH", "/topics/t", {"partitions": 1}, 400, "cannot become fewer"),
+    ("PATCH", "/topics/t", {"replicas": 2}, 400, "2 replicas, and 1 nodes"),
+    ("PATCH", "/topics/t", {"partitions": 0}, 400, "body.partitions"),
+    ("PATCH", "/topics/t", {"partitions": 3, "numPartitions": 3}, 400, "are the same"),
+    ("PATCH", "/topics/t", {}, 400, "nothing to change"),
+]
+
+
+async def test_what_is_refused_over_http(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, "node1", LISTEN__HTTP="127.0.0.1:0") as nodes, web_of(nodes, "node1") as one:
         web = Web(one)
         await web.post("/topics", {"name": "t", "partitions": 2}, 201)
-        await eventually(lambda: nodes.leader() is not None)
-        assert words in (await web.ask(method, path, body, status))["detail"]
+        for method, path, body, status, words in REFUSED:
+            found = await web.ask(method, path, body, status)
+            assert words in found["detail"], (method, path, body)
         shown = await web.get("/topics/t")
         assert (shown["partitions"], shown["replicas"], shown["leaders"]) == (2, 1, ["node1"] * 2)
+        assert (await web.get("/cluster/nodes"))["nodes"][0]["standing"] == "in"
