@@ -40,7 +40,8 @@ MOVES_AT_ONCE: Final = 8
 """Groups led here that get another replica at once."""
 LEADERS_AT_ONCE: Final = 4
 LED_S: Final = 5.0
-"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked."""
+"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked. And
+so long that one is there: who has just come has not all its links, and may not be elected."""
 HAND_OVER_S: Final = 1.0
 AGAIN_S: Final = 10.0
 """After a hand-over that did not come about."""
@@ -94,6 +95,8 @@ class Mover:
         self._settled = settled
         self._asked: dict[int, int] = {}
         """Group -> the term in which metadata was asked."""
+        self._up_since: dict[str, float] = {}
+        """Of the nodes that can be reached."""
         self._tenures: dict[int, tuple[float, str]] = {}
         """Of groups led here: since when, and who was to lead it then."""
         self._busy: set[int] = set()
@@ -116,6 +119,7 @@ class Mover:
     async def _look(self, nursery: trio.Nursery) -> None:
         led = self._led()
         now_s = trio.current_time()
+        self._up_since = {node: self._up_since.get(node, now_s) for node in self._up()}
         self._tenures = {
             host.number: self._tenures.get(host.number, (now_s, wanted.members[0])) for host, wanted in led
         }
@@ -196,7 +200,7 @@ class Mover:
 
     def _balance(self, led: Sequence[tuple[GroupHost, Partition]], now_s: float, nursery: trio.Nursery) -> None:
         """Let those lead that are to."""
-        up = self._up()
+        up = {node for node, since_s in self._up_since.items() if now_s - since_s >= LED_S}
         for host, wanted in led:
             first, (since_s, first_then) = wanted.members[0], self._tenures[host.number]
             if first == host.group.member or host.number in self._busy:

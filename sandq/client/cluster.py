@@ -108,10 +108,11 @@ class Cluster:
     def leader(self, topic: str, partition: int) -> Connection | None:
         """An open connection to the partition's leader; without one it is being worked on: `on_change` will tell."""
         node_id = self.leader_id(topic, partition)
-        if node_id is None:
+        found = self.connection(node_id) if node_id is not None else None
+        if found is None:
+            # Also when one is known: whoever named it may not have noticed yet that it is gone.
             self.refresh(topic)
-            return None
-        return self.connection(node_id)
+        return found
 
     def connection(self, node_id: str) -> Connection | None:
         """An open connection to a node, if there is one now."""

@@ -96,10 +96,20 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"lease": "1m"}), "lease"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"backoff": {"first": "-1s"}}), "backoff.first"),
-    ("INVALID", (Type.TOPIC_UPDATE, "t", None), "settings"),
-    ("INVALID_SETTING", (Type.TOPIC_UPDATE, "t", {"ordering": "key"}), "ordering"),
-    ("INVALID_SETTING", (Type.TOPIC_UPDATE, "t", {"retain": "1d"}), "delete_on_ack"),
+    ("INVALID", (Type.TOPIC_UPDATE, "t", None, None, None), "settings"),
+    ("INVALID_SETTING", (Type.TOPIC_UPDATE, "t", {"ordering": "key"}, None, None), "ordering"),
+    ("INVALID_SETTING", (Type.TOPIC_UPDATE, "t", {"retain": "1d"}, None, None), "delete_on_ack"),
+    ("INVALID", (Type.TOPIC_UPDATE, "t", {}, 0, None), "1 to 4096"),
+    ("INVALID", (Type.TOPIC_UPDATE, "t", {}, None, 2), "2 replicas, and 1 nodes"),
+    ("INVALID", (Type.NODE_CHANGE, "node1", "stop"), "drain"),
+    ("INVALID", (Type.NODE_CHANGE, "node1", "drain"), "add a node first"),
+    ("CONFLICT", (Type.NODE_CHANGE, "node1", "remove"), "drain it first"),
+    ("INVALID", (Type.TRANSFER, "t", 0, "node9"), "node9 does not hold"),
     # -- what is not there
+    ("NOT_FOUND", (Type.NODE_CHANGE, "node9", "drain"), "node9"),
+    ("NOT_FOUND", (Type.NODE_CHANGE, "x" * 10_000, "undrain"), "no node"),
+    ("UNKNOWN_TOPIC", (Type.TRANSFER, "u", 0, "node1"), "no topic"),
+    ("UNKNOWN_PARTITION", (Type.TRANSFER, "t", 7, "node1"), "no partition 7"),
     ("NOT_FOUND", (Type.GET, "t", 0, BY_ID), "no such message"),
     ("NOT_FOUND", (Type.WHY, "t", 0, KEY), "no such message"),
     ("NOT_FOUND", (Type.JOB_STATUS, "t", 0, JOB), "job"),
@@ -133,7 +143,7 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.GROUP_SEEK, "g", "latest"),
     (Type.GROUP_DELETE, "g"),
     (Type.GROUP_UPDATE, "g", {}),
-    (Type.TOPIC_UPDATE, {}),
+    (Type.TOPIC_UPDATE, {}, None, None),
 ]
 
 

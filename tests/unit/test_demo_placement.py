@@ -102,6 +102,8 @@ def test_all_of_it_in_one_line(placement: Placement) -> None:
         ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", *THREE)], True),
         ([row(0, "node1", "node4", *THREE[:2]), row(1, "node2", *THREE)], False),  # it does not lead yet
         ([row(0, "node1", "node1", "node2", "node4"), row(1, "node2", *THREE)], False),  # it is to lead nothing
+        # It is to lead both, and leads one.
+        ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", "node4", *THREE[:2])], False),
         ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", *THREE, moving=True)], False),
         ([row(0, "node4", "node4", *THREE[:2], moving=True), row(1, "node2", *THREE)], False),
         ([row(0, "node1", *THREE), row(1, "node2", *THREE)], False),

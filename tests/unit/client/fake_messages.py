@@ -370,6 +370,7 @@ class FakeMessages:
             settings={**record.settings, **request.settings}, replicas=request.replicas or record.replicas
         )
         added = range(len(record.partitions), request.partitions or 0)
-        rows = [Partition(number, record.partitions[0].group_number + number, self.node_id) for number in added]
+        first, here = record.partitions[0].group_number, self.node_id
+        rows = [Partition(number, first + number, here, (here,)) for number in added]
         self.topics[request.name] = record._replace(partitions=[*record.partitions, *rows])
         return (self.topics[request.name].to_map(),)

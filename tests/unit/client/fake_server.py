@@ -140,7 +140,7 @@ class FakeServer(FakeMessages, FakeNodes):
         self, name: str, partitions: int = 1, leaders: Sequence[str | None] | None = None, **more: Any
     ) -> None:
         rows = [
-            Partition(number, GROUP_NUMBER + number, leaders[number] if leaders else self.node_id)
+            Partition(number, GROUP_NUMBER + number, leaders[number] if leaders else self.node_id, (self.node_id,))
             for number in range(partitions)
         ]
         number = len(self.topics) + 1

@@ -1,0 +1,123 @@
+"""Nodes drained and given back in turn while others are killed, and nodes that are started anew one after the other,
+all under load."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from tests.faults.cluster_process import until
+from tests.faults.found_cluster import FoundCluster
+from tests.faults.load import SETTINGS, under_load
+
+NAMES = ("node1", "node2", "node3", "node4")
+PARTITIONS = 6
+PAUSE_S = 0.03
+
+Make = Callable[..., FoundCluster]
+
+
+@pytest.fixture
+def make_found(tmp_path: Path) -> Iterator[Make]:
+    """Makes clusters that end with the test."""
+    made: list[FoundCluster] = []
+
+    def make(*names: str, **environ: str) -> FoundCluster:
+        made.append(FoundCluster(tmp_path, names, **environ))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+async def rows(client: sandq.Client) -> dict[str, dict[str, Any]]:
+    return {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
+
+
+async def until_settled(client: sandq.Client, without: str | None = None) -> None:
+    """Nothing is on its way, everything is led, and a node that is drained holds nothing."""
+
+    async def placed() -> list[Any]:
+        return list((await client.admin.topic("t")).partitions)
+
+    def is_settled(partitions: list[Any]) -> bool:
+        return all(p.leader is not None and not p.moving and without not in p.nodes for p in partitions)
+
+    await until(placed, is_settled)
+
+
+async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
+    """Whatever happens to who administrates."""
+
+    async def asked() -> bool:
+        await client.admin.drain_node(node, undo=undo)
+        return True
+
+    await until(asked, lambda done: done)
+
+
+@pytest.mark.parametrize(
+    ("seed", "drained"), [(1, 1), *(pytest.param(seed, 8, marks=pytest.mark.long) for seed in range(2, 5))]
+)
+def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: int, make_found: Make) -> None:
+    cluster, rng = make_found(*NAMES), random.Random(seed)
+
+    async def kill_some(client: sandq.Client, stop: trio.Event) -> None:
+        """One at a time, and there again before the next."""
+        while not stop.is_set():
+            name = rng.choice(NAMES)
+            await trio.to_thread.run_sync(cluster.kill, name)
+            await trio.sleep(rng.uniform(0, 0.5))
+            await trio.to_thread.run_sync(cluster.start, name)
+            await until(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
+            await trio.sleep(rng.uniform(0.5, 2))
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.until_registered(client)
+            await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
+            async with under_load(client, rng, pause_s=PAUSE_S) as record, trio.open_nursery() as nursery:
+                stop = trio.Event()
+                nursery.start_soon(kill_some, client, stop)
+                for name in rng.choices(NAMES, k=drained):
+                    await change(client, name, undo=False)
+                    await until_settled(client, without=name)
+                    await change(client, name, undo=True)
+                    await until(lambda: client.admin.topic("t"), lambda topic: any(p.moving for p in topic.partitions))
+                    await until_settled(client)
+                stop.set()
+        record.judge(seed, least=500)
+
+    trio.run(scenario)
+    assert [cluster.nodes[name].stop() for name in NAMES] == [0] * len(NAMES), cluster.output()
+
+
+def test_nodes_are_started_anew_one_after_the_other(make_found: Make) -> None:
+    """Each by SIGTERM, and the next once it takes part again."""
+    names, seed = NAMES[:3], 1
+    cluster = make_found(*names)
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.until_registered(client)
+            await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
+            async with under_load(client, random.Random(seed), pause_s=PAUSE_S) as record:
+                await record.goes_on()
+                for name in names:
+                    assert await trio.to_thread.run_sync(cluster.nodes[name].stop) == 0, cluster.output()
+                    await record.goes_on()
+                    await trio.to_thread.run_sync(cluster.start, name)
+                    await until(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
+                    await record.goes_on()
+        record.judge(seed)
+
+    trio.run(scenario)
+    assert [cluster.nodes[name].stop() for name in names] == [0] * len(names), cluster.output()
