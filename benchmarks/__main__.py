@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 import sandq
-from benchmarks import cluster
+from benchmarks import cluster, cluster_moves
 from benchmarks.consume import consume, consume_client
 from benchmarks.lateness import KINDS, lateness
 from benchmarks.memory import memory
@@ -42,6 +42,8 @@ MEASURES: dict[str, Measure] = {
     "cluster_commit": cluster.commit,
     "cluster_idle": cluster.idle,
     "cluster_failover": cluster.failover,
+    "cluster_moves": cluster_moves.join,
+    "cluster_rolling": cluster_moves.rolling,
 }
 
 

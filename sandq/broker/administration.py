@@ -180,6 +180,8 @@ class Administration:
         # However long a node has failed: if there are too few others it is to hold them when it is back.
         there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
+        if len(there) < replicas:
+            raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes are there to hold them: add some first")
         there_slots = slots(view.topics.values(), ())
         return await trio.to_thread.run_sync(partial(place, there_slots, there, groups, replicas))
 

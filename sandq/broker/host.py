@@ -83,6 +83,8 @@ class GroupHost:
         self._was_ready = False
         self._leaving = False
         self._readers: list[trio.Event] = []
+        self._changers: set[trio.Event] = set()
+        """Of changes of members that are not committed yet."""
         self.failed: StorageFailed | None = None
         self.pinned: dict[str, int] = {}
         """Members that a snapshot is on its way to: what comes behind it they will need from the log."""
@@ -148,7 +150,13 @@ class GroupHost:
 
         self.group.change_members(members, done)
         self._passes.mark(self.group)
-        await finished.wait()
+        self._changers.add(finished)
+        try:
+            await finished.wait()
+        finally:
+            self._changers.discard(finished)
+        if not outcome:
+            raise self._closed or TimedOut("this node cannot write any more: the outcome is unknown")
         if outcome[0] is ProposalFailed.NOT_LEADER:
             raise self.not_leader()
         if outcome[0] is ProposalFailed.REFUSED:
@@ -297,6 +305,7 @@ class GroupHost:
         self.failed = error
         alone = self.group.is_only_voter
         self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
+        self._give_up_changes()
         self.group.reads.fail()
 
     def abandon(self, error: StorageFailed) -> None:
@@ -311,8 +320,14 @@ class GroupHost:
         self._closed = error
         self._drop(self._proposals, error)
         self._drop(self._in_flight, error)
+        self._give_up_changes()
         self.group.reads.fail()
         self.look()
+
+    def _give_up_changes(self) -> None:
+        """Nobody will say what became of them."""
+        for finished in self._changers:
+            finished.set()
 
     def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
         self._answer_all(self._pending, error)

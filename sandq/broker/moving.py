@@ -22,7 +22,7 @@ import trio
 from sandq.metadata.planning import too_many_failed
 from sandq.metadata.records import Partition
 from sandq.model.errors import SandqError, Unavailable
-from sandq.model.members import node_of
+from sandq.model.members import has_majority, node_of
 from sandq.raft import Members
 
 from .catalog import Catalog
@@ -40,14 +40,16 @@ MOVES_AT_ONCE: Final = 8
 """Groups led here that get another replica at once."""
 LEADERS_AT_ONCE: Final = 4
 LED_S: Final = 5.0
-"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked. And
-so long that one is there: who has just come has not all its links, and may not be elected."""
+"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked.
+And so long that one is there: who has just come has not all its links, and may not be elected."""
 HAND_OVER_S: Final = 1.0
 AGAIN_S: Final = 10.0
 """After a hand-over that did not come about."""
 
-Settled = Callable[[list[tuple[int, int]]], None]
-"""Told (group, epoch) of groups led here that have become what metadata wants; again, until it knows."""
+Report = tuple[int, int, bool]
+"""(group, epoch, whole): of the committed configuration of a group led here, see `metadata.commands.Settle`."""
+Settled = Callable[[list[Report]], None]
+"""Told again, until metadata knows."""
 
 
 def next_step(
@@ -64,7 +66,8 @@ def next_step(
     extra = [learner for learner in learners if learner not in wanted]
     if extra:
         return Members(voters, tuple([learner for learner in learners if learner != extra[0]]))
-    ready = [learner for learner in learners if learner in caught_up]
+    # Who cannot be reached gets no vote, and nobody goes whose vote is needed then: it might leave no majority.
+    ready = [learner for learner in learners if learner in caught_up and node_of(learner) in up]
     if ready:
         return Members((*voters, ready[0]), tuple([learner for learner in learners if learner != ready[0]]))
     new = [member for member in wanted if member not in voters and member not in learners and node_of(member) in up]
@@ -74,14 +77,21 @@ def next_step(
         return None
     going = sorted([v for v in voters if v not in wanted and v != own], key=lambda voter: node_of(voter) in up)
     if going:
-        return Members(tuple([voter for voter in voters if voter != going[0]]), learners)
+        rest = tuple([voter for voter in voters if voter != going[0]])
+        return Members(rest, learners) if has_majority(rest, up) else None
     if own not in wanted:
         return next((member for member in wanted if node_of(member) in able), None)
     return None
 
 
 def is_settled(wanted: Sequence[str], members: Members) -> bool:
+    """All whom it wants vote, and nobody else takes part."""
     return not members.learners and sorted(members.voters) == sorted(wanted)
+
+
+def is_rid(wanted: Sequence[str], members: Members) -> bool:
+    """Nobody takes part whom it does not want."""
+    return {*members.voters, *members.learners} <= set(wanted)
 
 
 class Mover:
@@ -123,13 +133,15 @@ class Mover:
         self._tenures = {
             host.number: self._tenures.get(host.number, (now_s, wanted.members[0])) for host, wanted in led
         }
-        if self._engine.failed is not None or too_many_failed(self._view.nodes):
+        if self._engine.failed is not None:
             return
+        halted = too_many_failed(self._view.nodes)
         odd = [(host, wanted) for host, wanted in led if wanted.moving or not is_settled(wanted.members, host.members)]
         if odd:
             await self._ask(odd)
-            self._move(odd, nursery)
-        self._balance(led, now_s, nursery)
+            self._move(odd, 0 if halted else MOVES_AT_ONCE, nursery)
+        if not halted:
+            self._balance(led, now_s, nursery)
 
     @property
     def _view(self) -> MetadataView:
@@ -157,27 +169,26 @@ class Mover:
             return
         raise Unavailable("who leads the metadata has not answered")
 
-    def _move(self, odd: Sequence[tuple[GroupHost, Partition]], nursery: trio.Nursery) -> None:
-        view, settled = self._view, []
+    def _move(self, odd: Sequence[tuple[GroupHost, Partition]], most: int, nursery: trio.Nursery) -> None:
+        """A step of each, where one can be made; not more than `most` of them have learners when another one comes."""
+        view = self._view
         learning = sum(bool(host.members.learners) for host, _ in odd)
         for host, _ in odd:
             wanted = view.partition(host.number)
             fresh = self._asked.get(host.number) == host.group.term and host.works
             if wanted is None or not fresh or host.number in self._busy or host.group.is_changing:
                 continue
-            if is_settled(wanted.members, host.members):
-                if wanted.moving:
-                    settled.append((host.number, wanted.epoch))
+            if _has_news(wanted, host.members):
+                self._busy.add(host.number)
+                nursery.start_soon(self._report, host, wanted)
                 continue
             step = self._step(host, wanted)
             if isinstance(step, str):
                 self._hand_over(host, step, nursery)
-            elif step is not None and (learning < MOVES_AT_ONCE or not _begins(host.members, step)):
+            elif step is not None and (learning < most or not _begins(host.members, step)):
                 learning += _begins(host.members, step)
                 self._busy.add(host.number)
                 nursery.start_soon(self._change, host, step)
-        if settled:
-            self._settled(settled)
 
     def _step(self, host: GroupHost, wanted: Partition) -> Members | str | None:
         group, members = host.group, host.members
@@ -193,6 +204,18 @@ class Mover:
             log.info("members changed", group=host.number, **_difference(before, step))
         except SandqError as error:
             log.info("the members were not changed; it is tried again", group=host.number, error=error.message)
+        finally:
+            self._busy.discard(host.number)
+
+    async def _report(self, host: GroupHost, wanted: Partition) -> None:
+        """Once it is certain that this node leads still: the group of one that was deposed, and does not know it yet,
+        may be another by now."""
+        try:
+            await host.read()
+            if _has_news(wanted, host.members) and not host.group.is_changing:
+                self._settled([(host.number, wanted.epoch, is_settled(wanted.members, host.members))])
+        except SandqError as error:
+            log.info("it is not reported yet that a partition has moved", group=host.number, error=error.message)
         finally:
             self._busy.discard(host.number)
 
@@ -225,6 +248,13 @@ class Mover:
             log.info("another node was to lead, and has not taken over", group=host.number, to=node)
             self._not_before[host.number] = trio.current_time() + AGAIN_S
         self._leaving.discard(host.number)
+
+
+def _has_news(wanted: Partition, members: Members) -> bool:
+    """Whether metadata is to be told what a group has become."""
+    if is_settled(wanted.members, members):
+        return wanted.moving
+    return bool(wanted.former) and is_rid(wanted.members, members)
 
 
 def _begins(members: Members, step: Members) -> bool:

@@ -18,7 +18,7 @@ from sandq.metadata.planning import is_lost, next_changes, next_voters
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
-from sandq.model.members import member_id, node_of, own_member
+from sandq.model.members import has_majority, member_id, node_of, own_member
 from sandq.raft import Members
 
 from .handover import hand_over
@@ -55,7 +55,7 @@ class Steward:
         self._is_led = is_led
         self._now_ms = now_ms
         self._reassign_after_ms = reassign_after_ms
-        self._settled: dict[int, int] = {}
+        self._settled: dict[int, tuple[int, bool]] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
         self._looked_s = 0.0
@@ -63,9 +63,9 @@ class Steward:
         """For what it was found last that nothing is to be changed."""
 
     def settled(self, reports: Sequence[Any]) -> None:
-        """Groups have become what the assignments of these epochs want: (group, epoch)."""
-        for group, epoch in reports:
-            self._settled[group] = epoch
+        """What leaders of groups say: (group, epoch, whole), see `metadata.commands.Settle`."""
+        for group, epoch, whole in reports:
+            self._settled[group] = epoch, whole
 
     async def tend(self, metadata: GroupHost) -> None:
         """Raises SandqError when something could not be done now."""
@@ -150,10 +150,13 @@ class Steward:
                 return await metadata.change_members(Members(voters, rest))
         going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
         if going and wanted <= voting:
-            others = [voter for voter in going if voter != group.member]
+            up = {peer.node_id for peer in self._linked()}
+            others = sorted([v for v in going if v != group.member], key=lambda voter: node_of(voter) in up)
             if others:
                 rest = tuple([voter for voter in voters if voter != others[0]])
-                return await metadata.change_members(Members(rest, learners))
+                if has_majority(rest, up):  # else nothing could be changed any more
+                    await metadata.change_members(Members(rest, learners))
+                return
             await hand_over(lambda: [metadata], {node for node in wanted if self.may_lead(node)})
 
     def _wanted_voters(self, metadata: GroupHost) -> set[str]:
@@ -168,7 +171,7 @@ class Steward:
 
     async def _settle(self, metadata: GroupHost) -> None:
         reports, self._settled = self._settled, {}
-        await _all(metadata, [m.Settle(group, epoch) for group, epoch in reports.items()])
+        await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
 
     async def _plan(self, metadata: GroupHost) -> None:
         view = self._view(metadata)

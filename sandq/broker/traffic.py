@@ -19,6 +19,7 @@ from sandq.raft.wire import size_of
 from .broker import Broker
 from .clock_keeper import ClockKeeper
 from .engine import Engine
+from .moving import Report
 from .peer_handshake import Peer
 from .peer_links import PeerLinks
 from .routes import Route
@@ -144,7 +145,7 @@ class Traffic:
         for node in self.links.up:
             self.links.send(node, FOLLOWED, index)
 
-    def tell_settled(self, reports: list[tuple[int, int]]) -> None:
+    def tell_settled(self, reports: list[Report]) -> None:
         """To who leads the metadata group. It may get lost, and is told again."""
         leader = self._broker.metadata_host.leader
         if leader == self._engine.node_id:
@@ -163,7 +164,7 @@ class Traffic:
 
 
 def _is_settled(body: Any) -> bool:
-    """(group, epoch), any number of them."""
+    """(group, epoch, whole), any number of them."""
     return isinstance(body, tuple) and all(
-        isinstance(report, tuple) and [type(part) for part in report] == [int, int] for report in body
+        isinstance(report, tuple) and [type(part) for part in report] == [int, int, bool] for report in body
     )

@@ -109,11 +109,13 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The committed configuration of a group is what the assignment of this epoch wants."""
+    """The committed configuration of a group has nobody whom the assignment of this epoch does not want; `whole`: and
+    all whom it wants, as voters."""
 
     type: ClassVar[int] = 10
     group: int
     epoch: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@
     draining                        as one that has failed for long
     removing                        loses what it has, whether or not others can take it
 
-Nothing is changed while more than a third of the nodes are failed: then something else is wrong, and to move everything
-to those that are left would make it worse.
+Nothing is given to anybody while more than a third of the nodes are failed: then something else is wrong, and to move
+everything to those that are left would make it worse. Those that are being removed go nevertheless: somebody said so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from . import commands as c
 from .placement import Candidate, Slot, plan
@@ -68,15 +69,17 @@ def next_changes(
 ) -> list[c.Command]:
     """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
     whenever there are other nodes than the last time. `led`: the groups that have a leader."""
-    if too_many_failed(nodes):
-        return []
     there = candidates(nodes, now_ms, reassign_after_ms)
+    halted = too_many_failed(nodes)
+    if halted:
+        there = [replace(candidate, takes=False, leaves=False) for candidate in there]
     spread = sorted(candidate.node for candidate in there if not candidate.leaves)
     partitions = {partition.group: partition for topic in topics.values() for partition in topic.partitions}
-    moving = sum(partition.moving and group in led for group, partition in partitions.items())
+    # One that is on its way to who is to hold nothing never gets there.
+    moving = sum(p.moving and group in led and set(p.nodes) <= set(spread) for group, p in partitions.items())
     if moving >= MOVES_MOST:
         return []
-    even = spread != sorted(balanced)
+    even = spread != sorted(balanced) and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
         return [c.Balance(spread)]

@@ -2,7 +2,8 @@
 
 An assignment is what is wanted: which nodes are to hold a partition. The configuration of its Raft group is what is,
 and follows one member at a time. `epoch` counts assignments; `settled` is the last one that the group had become, as
-its leader reported. Until then those that were wanted once may still take part: they are `former`.
+its leader reported. Those that were wanted once may still take part, until it reports that they do not: they are
+`former`.
 """
 
 from __future__ import annotations

@@ -283,7 +283,8 @@ class MetadataState:
         topic, at, old = self._partition(command.group)
         if command.epoch != old.epoch:
             raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
-        return self._put_partition(topic, at, replace(old, former=(), settled=old.epoch), put)
+        settled = old.epoch if command.whole else old.settled
+        return self._put_partition(topic, at, replace(old, former=(), settled=settled), put)
 
 
 def _partition_key(group: int) -> bytes:

@@ -6,7 +6,7 @@ has a vote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def member_id(node_id: str, incarnation: int) -> str:
@@ -24,3 +24,8 @@ def incarnation_of(member: str) -> int:
 def own_member(node_id: str, members: Iterable[str]) -> str | None:
     """The member that lives on a node."""
     return next((member for member in members if node_of(member) == node_id), None)
+
+
+def has_majority(voters: Collection[str], up: Collection[str]) -> bool:
+    """Whether most of these members live on nodes that can be reached (`up`)."""
+    return 2 * sum(node_of(voter) in up for voter in voters) > len(voters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 
 from pysyncobj.config import FAIL_REASON
@@ -22,8 +23,8 @@ from .reads import ReadDone, Reads
 from .transport import GroupTransport
 
 ROUND_S = 0.5
-"""Who has what was committed so long ago has caught up: while entries come all the time, nobody has quite all of it. Less
-than the shortest election time-out: what a new voter still lacks must not cost the group its leader."""
+"""Who has what was committed so long ago has caught up: while entries come all the time, nobody has quite all of it.
+Less than the shortest election time-out: what a new voter still lacks must not cost the group its leader."""
 _REGULAR = bytes([wire.REGULAR])
 _MEMBERSHIP = bytes([wire.MEMBERSHIP])
 
@@ -94,7 +95,7 @@ class Group:
         core._SyncObj__raftCommitIndex = core._SyncObj__raftLastApplied
         self._members = Members(())
         self._up: set[str] = set()
-        self._round_s, self._round_commit = -NEVER, 0
+        self._round_s, self._round_commit = -math.inf, 0
         """When it was noted last what is committed; and what was, then."""
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
@@ -342,7 +343,7 @@ class Group:
         if before == LEADER:
             self._stepped_down()
         if after == LEADER:
-            self._round_s = -NEVER
+            self._round_s = -math.inf
             self._inputs.barriers.clear()
             self._inputs.tried.clear()
             self._transport.flights.clear()

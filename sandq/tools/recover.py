@@ -50,7 +50,7 @@ class Found:
         """A line for a person."""
         what = "metadata" if self.topic is None else f"{self.topic}/{self.partition}"
         verdict = "goes on here alone" if self.is_forced else "keeps its majority"
-        return f"{what}: {', '.join(map(node_of, self.members.voters))}: {verdict}"
+        return f"{what}: {', '.join(sorted(map(node_of, self.members.voters)))}: {verdict}"
 
 
 def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False) -> list[Found]:

@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,11 @@ from tests.faults.shipped_cluster import ShippedCluster
 
 FINDS = "## A cluster that finds itself"
 BY_HAND = "## Forming by hand"
-CLUSTER, DIES, LOST = (
+CLUSTER, DIES, LOST, MAJORITY = (
     "## A cluster of three nodes",
     "### When a node of the cluster dies",
     "### When a node of the cluster has lost its disk",
+    "### When a majority is lost",
 )
 
 
@@ -84,6 +86,28 @@ def test_three_nodes(tmp_path: Path) -> None:
         while "returned with another data directory" not in cluster.nodes["node1"].output():
             time.sleep(0.05)
         assert cluster.nodes["node2"].runs
+        (remove,) = commands(rest.partition(LOST)[2].partition(MAJORITY)[0])
+        until(lambda: node(shell, "node2")["failed_since_ms"] is not None)
+        shell(remove)
+        until(lambda: node(shell, "node2").get("up") is True and node(shell, "node2").get("replicas") == 6)
+        until(lambda: '"moving": 0' in shell("sandctl cluster info -o json"))
+        look, recover, *removals = commands(rest.partition(MAJORITY)[2])
+        for name in ("node2", "node3"):
+            cluster.nodes[name].kill()
+            shutil.rmtree(cluster.nodes[name].data_dir)
+        cluster.nodes["node1"].stop()
+        config = str(tmp_path / "node1" / "config.yaml")
+        shell._directory = tmp_path / "node1"
+        assert "payments/5: node1, node2, node3: goes on here alone" in shell(
+            look.replace("configs/node1.yaml", config)
+        )
+        assert "7 groups have node1 as their only member" in shell(recover.replace("configs/node1.yaml", config))
+        cluster.nodes["node1"].start()
+        until(lambda: node(shell, "node3").get("failed_since_ms") is not None)
+        for line in removals:
+            shell(line)
+        until(lambda: "node3" not in shell("sandctl cluster nodes"))
+        assert "17 parcels" in shell("sandctl consume payments --group once-more")
     finally:
         cluster.close()
 
@@ -91,17 +115,38 @@ def test_three_nodes(tmp_path: Path) -> None:
 def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
     lines = commands(read("docs/operations.md").partition(FINDS)[2].partition("\n## ")[0])
     starts = [line for line in lines if line.startswith("sandq ")]
-    assert starts == [f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3)]
+    assert starts == [f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3, 4)]
+    starts = starts[:3]
     cluster = ShippedCluster(tmp_path, "gossip")
     try:
         cluster.start()
         shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
         while shell("sandctl cluster nodes").count("alive") < 3:  # it has heard of the third by its link already
             time.sleep(0.05)
-        said = [shell(line) for line in lines[len(starts) :]]
+        here = lines.index("sandq --config configs/gossip4.yaml")
+        said = [shell(line) for line in lines[len(starts) : here]]
         assert "17 parcels" in said[-1]
+        cluster.nodes["node4"].start()
+        until(lambda: node(shell, "node4").get("replicas") and '"moving": 0' in shell("sandctl cluster info -o json"))
+        for line in lines[here + 1 :]:
+            shell(line)
+        assert node(shell, "node4").get("standing") is None, "it is there still, and no node of the cluster any more"
     finally:
         cluster.close()
+
+
+def node(shell: Shell, name: str) -> dict[str, Any]:
+    """What the cluster says of a node; nothing where it has none of this name."""
+    rows = [json.loads(line) for line in shell("sandctl cluster nodes -o jsonl").splitlines()]
+    return next((row for row in rows if row["node"] == name), {})
+
+
+def until(check: Callable[[], object]) -> None:
+    for _ in range(400):
+        if check():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it does not come to that")
 
 
 def test_forming_by_hand(tmp_path: Path) -> None:

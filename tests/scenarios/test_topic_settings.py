@@ -48,6 +48,25 @@ async def test_each_setting_changes_alone_and_lasts(tmp_path: Path) -> None:
             assert delivery.host.status.settings == settings, "partitions have them, too"
 
 
+async def test_partitions_are_added_and_last(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.create_topic("t", partitions=2)
+        await api.produce("t", b"before", unique_key="u", delay="1h")
+        record = await api.admin.update_topic("t", partitions=5, ttl="1h")
+        assert (len(record.partitions), record.initial_partitions, record.settings["ttl_ms"]) == (5, 2, 3_600_000)
+        for partition in range(5):
+            await api.produce("t", b"after", partition=partition)
+    async with run_node(config) as node, connected(node) as api:
+        record = await api.admin.topic("t")
+        assert (len(record.partitions), record.initial_partitions) == (5, 2)
+        for delivery in node.broker.topic("t").partitions.values():
+            assert delivery.host.status.settings == record.settings, "new partitions have them, too"
+        assert (await api.messages("t").get(unique_key="u")).value == b"before"
+        async with api.subscribe("t", group="g", credit=10) as subscription:
+            assert {message.partition for message in await take(subscription, 5)} == set(range(5))
+
+
 async def test_what_is_refused_changes_nothing(api: sandq.Client) -> None:
     settings = (await api.admin.create_topic("t")).settings
     wrong: list[dict[str, Any]] = [

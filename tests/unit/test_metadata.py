@@ -99,7 +99,7 @@ def test_who_comes_is_a_new_member_and_who_goes_is_kept_in_mind_until_it_is_sett
     moved = placed(table)
     assert moved.members == ("n1#1", "n3#3") and moved.former == ("n2#2",) and moved.moving
     assert moved.may_have("n2", 2) and not moved.may_have("n2", 3) and not moved.may_have("n4", 4)
-    table.apply(m.Settle(first.group, 1))
+    table.apply(m.Settle(first.group, 1, True))
     settled = placed(table)
     assert settled.former == () and not settled.moving and not settled.may_have("n2", 2)
     assert settled.first == first.first
@@ -112,7 +112,7 @@ def test_who_comes_back_before_it_is_settled_is_the_member_that_it_was() -> None
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n2"]))
     back = placed(table)
     assert back.members == ("n1#1", "n2#2") and back.former == ("n3#3",) and back.moving
-    table.apply(m.Settle(group, 2), m.Assign(group, 2, ["n1", "n3"]))
+    table.apply(m.Settle(group, 2, True), m.Assign(group, 2, ["n1", "n3"]))
     assert placed(table).members == ("n1#1", "n3#4"), "once it is settled, another one"
 
 
@@ -120,10 +120,18 @@ def test_a_report_of_an_older_assignment_settles_nothing() -> None:
     table = three()
     group = placed(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n4"]))
-    (refused,) = table.apply(m.Settle(group, 1))
+    (refused,) = table.apply(m.Settle(group, 1, True))
     assert isinstance(refused, Conflict) and set(placed(table).former) == {"n2#2", "n3#3"}
     (refused,) = table.apply(m.Assign(group, 1, ["n3", "n4"]))
     assert isinstance(refused, Conflict) and placed(table).epoch == 2
+
+
+def test_who_is_gone_from_the_group_is_so_before_all_others_have_come() -> None:
+    """One that is wanted may be away: it must not keep those that are not."""
+    table = three()
+    group = placed(table).group
+    table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Settle(group, 1, False))
+    assert placed(table).former == () and placed(table).moving and not placed(table).may_have("n2", 2)
 
 
 def test_another_leader_is_no_move() -> None:
@@ -167,7 +175,7 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
         m.RemoveNode("n2", "store-n2"),
         m.Assign(group, 0, ["n1", "n3"]),
         m.RemoveNode("n2", "store-n2"),
-        m.Settle(group, 1),
+        m.Settle(group, 1, True),
         m.ChangeStanding("n2", "in"),
         m.RemoveNode("n2", "store-n2"),
     )

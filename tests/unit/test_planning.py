@@ -94,6 +94,14 @@ def test_without_a_leader_nothing_can_be_moved() -> None:
     assert assigned(changes(both, nodes, not_led=range(1, MOVES_MOST + 1))) == {1000: {"a", "c", "d"}}
 
 
+def test_who_is_being_removed_goes_whoever_else_has_failed() -> None:
+    """After the loss of a majority they are removed one after the other."""
+    lost = [node("b", failed=AFTER_MS, standing=REMOVING), node("c", failed=AFTER_MS)]
+    nodes = registry(node("a"), *lost, node("d"), node("e", failed=AFTER_MS))
+    assert too_many_failed(nodes)
+    assert assigned(changes(topic(*ABC), nodes, balanced=())) == {1: {"a", "c"}}, "nobody takes its place"
+
+
 def test_who_is_being_removed_is_not_missed() -> None:
     """After the loss of a majority all that are left are failed."""
     lost = [node(name, failed=AFTER_MS, standing=REMOVING) for name in "bc"]
@@ -105,8 +113,9 @@ def test_not_more_than_so_many_at_once() -> None:
     topics = topic(*[("b",)] * (MOVES_MOST + 5))
     first = changes(topics, nodes)
     assert len(first) == MOVES_MOST
-    moving = tuple([replace(p, epoch=1) if at < 10 else p for at, p in enumerate(topics["t"].partitions)])
-    then = changes({"t": replace(topics["t"], partitions=moving)}, nodes)
+    coming = [replace(p, epoch=1) for p in topic(*[("a",)] * 10)["t"].partitions]
+    left = [replace(p, group=p.group + 100) for p in topics["t"].partitions]
+    then = changes({"t": replace(topics["t"], partitions=(*coming, *left))}, nodes)
     assert len(then) == MOVES_MOST - 10
 
 

@@ -88,7 +88,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
             assert [topic.name for topic in await client.admin.list_topics()] == ["t"]
             assert {row["node"] for row in (await client.admin.cluster())["nodes"]} == set(THREE)
         async with sandq.connect(f"127.0.0.1:{nodes.client_ports['node2']}", timeout=2) as client:
-            with pytest.raises(Unavailable, match="of the 3 nodes that vote .*, 2 cannot be reached"):
+            with pytest.raises(Unavailable, match=r"of the 3 nodes that vote .*, 2 cannot be reached"):
                 await client.admin.create_topic("u")
         for change in ("drain", "remove"):
             with pytest.raises(Unavailable):

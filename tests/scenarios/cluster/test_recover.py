@@ -48,7 +48,6 @@ async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.
             await client.admin.delete_topic("elsewhere")
         for name in lost:
             await leading(nodes).remove(name)
-        for name in lost:
             await until_gone(nodes, name)
         await nodes.start("node2")
         await until_planned(nodes, lambda: held(nodes)["node2"] == 3)

@@ -17,7 +17,15 @@ async def test_a_topic_from_its_making_to_its_end(web: Web) -> None:
     assert [row["partition"] for row in shown["stats"]] == [0, 1, 2]
     changed = await web.patch("/topics/orders", {"settings": {"backoff": {"kind": "fixed", "first": "5s"}}})
     assert changed["settings"]["backoff"]["kind"] == "fixed" and changed["settings"]["lease"] == "1m"
+    more = await web.patch("/topics/orders", {"partitions": 5, "settings": {"ttl": None}})
+    assert (more["partitions"], more["leaders"], more["settings"]["ttl"]) == (5, ["node1"] * 5, None)
+    assert (await web.patch("/topics/orders", {"numPartitions": 6, "replicationFactor": 1}))["partitions"] == 6
+    found = (await web.get("/cluster/partitions", topic="orders"))["partitions"]
+    assert [(row["partition"], row["nodes"], row["moving"], row["steps"]) for row in found] == [
+        (partition, ["node1"], False, []) for partition in range(6)
+    ]
     assert await web.delete("/topics/orders", 204) is None
+    assert (await web.get("/cluster/partitions"))["partitions"] == []
     assert (await web.get("/topics"))["topics"] == []
     assert (await web.get("/topics/orders", 404))["code"] == "UNKNOWN_TOPIC"
 

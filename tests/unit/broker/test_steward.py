@@ -210,7 +210,7 @@ async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: tr
     await bed.tend(2)
     moved = bed.host.state.topics["t"].partitions[0]
     assert moved.nodes in (("a",), ("b",)) and moved.former == ("c#1",) and "c" in bed.host.state.nodes
-    bed.steward.settled([(1, 1)])
+    bed.steward.settled([(1, 1, True)])
     bed.linked.discard("c")
     await bed.tend(3)
     assert "c" not in bed.host.state.nodes and "c#1" not in (*bed.host.members.voters, *bed.host.members.learners)
@@ -220,6 +220,6 @@ async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: tr
 async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
     await bed.tend()
-    bed.steward.settled([(77, 1)])
+    bed.steward.settled([(77, 1, True)])
     await bed.tend()
     assert bed.host.state.topics == {}

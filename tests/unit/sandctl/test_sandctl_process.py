@@ -105,6 +105,7 @@ def test_names_of_topics_and_groups_come_from_the_server(server: FakeServer) -> 
     assert complete("sandctl consume orders --group ", **environ) == ["g"]
     assert complete("sandctl group show orders ", **environ) == ["g"]
     assert complete("sandctl bench produce --topic ot", **environ) == ["other"]
+    assert complete("sandctl cluster transfer orders 0 n", **environ) == ["n1", "n3"]
     assert complete(f"sandctl -s {server.address} produce ", SANDCTL_SERVERS="127.0.0.1:1") == sorted(server.topics)
     server.add_topic("or\x1b[31m")
     assert complete("sandctl topic show or", **environ) == ["orders", "ore"], "nothing that a terminal would obey"

@@ -61,7 +61,7 @@ METADATA: list[m.Command] = [
     m.MarkNode("n1", 5),
     m.ChangeStanding("n1", "draining"),
     m.Assign(1, 0, ["n1"]),
-    m.Settle(1, 1),
+    m.Settle(1, 1, True),
     m.Balance(["n1"]),
     m.RemoveNode("n1", "store"),
 ]

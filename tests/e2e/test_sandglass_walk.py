@@ -1,0 +1,77 @@
+"""What somebody types who knows sandglass: its two calls, letter for letter, against two nodes of configs/gossip1.yaml
+and gossip2.yaml on their own ports, which are sandglass's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+
+import sandq
+from tests.faults.cluster_process import until
+from tests.faults.node_process import ROOT, NodeProcess
+
+HOST = "127.0.0.77"
+"""A loopback address on which the usual ports are free; to curl it is "localhost"."""
+NODES = {"gossip1": 7170, "gossip2": 7171}
+CREATE = """curl -XPOST http://localhost:2108/topics -d \
+'{"name": "payments", "kind": 0, "replicationFactor": 2, "numPartitions": 6}'"""
+PUBLISH = """curl -XPOST http://localhost:2108/topics/payments -d \
+'{"value": "eyJoZWxsbyI6ICJ3b3JsZCIgfQo="}' -H 'Content-Type: application/json'"""
+PAYLOAD = b'{"hello": "world" }\n'
+
+
+def node(directory: Path, name: str, port: int) -> NodeProcess:
+    """As it ships, but for the address."""
+    own = directory / name
+    own.mkdir()
+    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    (own / "config.yaml").write_text(text.replace("127.0.0.1", HOST))
+    made = NodeProcess(own, program=("-m", "sandq.cli", "--config", str(own / "config.yaml")), host=HOST)
+    for key in ("NODE__DATA_DIR", "LISTEN__CLIENT", "LISTEN__HTTP", "LISTEN__PEER", "LISTEN__GOSSIP"):
+        del made.environ[f"SANDQ_{key}"]
+    made.port = port
+    return made
+
+
+def shell(command: str, directory: Path) -> str:
+    """What it prints."""
+    (directory / ".curlrc").write_text(f'resolve = "localhost:2108:{HOST}"\nnoproxy = "*"\nfail-with-body\nsilent\n')
+    environ = os.environ | {"CURL_HOME": str(directory), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+async def until_two() -> None:
+    async with sandq.connect(f"{HOST}:{NODES['gossip1']}") as client:
+        await until(client.admin.cluster, lambda found: sum(row["up"] for row in found["nodes"]) == 2)
+
+
+def test_its_calls_word_for_word(tmp_path: Path) -> None:
+    nodes = [node(tmp_path, name, port) for name, port in NODES.items()]
+    try:
+        for started in nodes:
+            started.start(wait=False)
+        for started in nodes:
+            started.wait_until_it_serves()
+        trio.run(until_two)
+        made = json.loads(shell(CREATE, tmp_path))
+        assert made["name"] == "payments" and made["replicas"] == 2 and made["partitions"] == 6
+        json.loads(shell(PUBLISH, tmp_path))
+        lease = """curl http://localhost:2108/topics/payments/groups/billing/lease -d '{"wait": "10s", "ack": true}'"""
+        (message,) = json.loads(shell(lease, tmp_path))["messages"]
+        assert message["text"].encode() == PAYLOAD
+        # Once more, and by the other node, with the command line client.
+        shell(PUBLISH, tmp_path)
+        sandctl = [sys.executable, "-m", "sandctl", "--server", f"{HOST}:{NODES['gossip2']}"]
+        consume = shlex.join([*sandctl, "consume", "payments", "--group", "billing", "--max", "1"])
+        assert shell(consume, tmp_path).encode().startswith(PAYLOAD)
+    finally:
+        for started in nodes:
+            started.close()

@@ -1,0 +1,144 @@
+"""What a review found in moves, on paper first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.moving import Mover, next_step
+from sandq.metadata.planning import MOVES_MOST, next_changes
+from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
+from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
+from sandq.raft import Members
+from tests.regressions.test_found_with_moves import NAMES
+from tests.scenarios.cluster import moved
+from tests.scenarios.cluster.found import found_nodes
+from tests.scenarios.cluster.three import eventually
+from tests.unit.broker.test_steward import Bed
+from tests.unit.test_planning import AFTER_MS, T, node, registry, topic
+
+
+@pytest.mark.parametrize(
+    ("wanted", "members", "up"),
+    [
+        # c is dead and to be replaced; d has all of it, and dies: of four with two dead nobody is a majority
+        ("abd", Members(("a#1", "b#1", "c#1"), ("d#1",)), "ab"),
+        # it moves from a to b, which dies
+        ("b", Members(("a#1",), ("b#1",)), "a"),
+        # it moves from c to b, which dies when it votes: a and c are a majority, a alone of two is none
+        ("ab", Members(("a#1", "c#1", "b#1")), "ac"),
+    ],
+)
+def test_no_step_is_made_that_leaves_no_majority(wanted: str, members: Members, up: str) -> None:
+    named = [f"{name}#1" for name in wanted]
+    assert next_step(named, members, "a#1", members.learners, set(up), list(wanted)) is None
+    everybody = set("abcd") - (set("c") if "d" in wanted else set())
+    assert next_step(named, members, "a#1", members.learners, everybody, list(wanted)) is not None
+
+
+async def test_a_voter_that_is_drained_votes_as_long_as_it_is_needed(autojump_clock: trio.testing.MockClock) -> None:
+    """Of three that vote on metadata one was dead and one drained: without its vote nothing could be changed again."""
+    bed = Bed("a", "b", "c")
+    await bed.tend(1)
+    bed.linked.discard("b")
+    bed.host.state.nodes["c"] = bed.node("c").__class__("c", "store-c", {"client": "c:1"}, "x", 1, 1, DRAINING)
+    await bed.tend(3)
+    assert bed.voting() == {"a", "b", "c"}
+    bed.linked.add("b")
+    await bed.tend(3)
+    assert bed.voting() == {"a", "b"}
+
+
+async def test_of_those_that_shall_not_vote_the_dead_go_first(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    await bed.tend(1)
+    bed.linked.discard("c")
+    for name, standing in (("b", DRAINING), ("c", REMOVING)):
+        bed.host.state.nodes[name] = bed.node(name).__class__(
+            name, f"store-{name}", {"client": f"{name}:1"}, "x", 1, 1, standing
+        )
+    await bed.tend(3)
+    assert bed.voting() == {"a"}
+
+
+@pytest.mark.parametrize("standing", [IN, DRAINING, REMOVING])
+def test_moves_to_a_node_that_is_lost_do_not_keep_others_from_being_planned(standing: str) -> None:
+    """As many as may be on their way were on their way to it, and none of them ever came to its end."""
+    there = topic(*[("a", "b", "d")] * MOVES_MOST)
+    parts = [Partition(p.group, p.first, p.members, (f"c#{p.group}",), 1, 0) for p in there["t"].partitions]
+    topics = {"t": there["t"].__class__("t", 1, "timer", len(parts), 3, {}, T, tuple(parts), {})}
+    nodes = registry(node("a"), node("b"), node("c"), node("d", failed=AFTER_MS, standing=standing))
+    found = next_changes(topics, nodes, "abcd", set(range(1, MOVES_MOST + 1)), T, AFTER_MS)
+    assert len(found) == MOVES_MOST and {frozenset(each.nodes) for each in found} == {frozenset("abc")}  # type: ignore[union-attr]
+
+
+async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
+    """Metadata wanted again what a deposed leader believed there was. It said so, and the replica that the group
+    counted on meanwhile was deleted."""
+    wanted = Partition(1, ("a#1", "b#1"), ("a#1", "b#1"), ("d#1",), 2, 0)
+    told: list[Any] = []
+    view = SimpleNamespace(partition={1: wanted}.get, nodes={})
+    group = SimpleNamespace(term=1, is_changing=False, member="a#1")
+    answers: list[Exception | None] = [NotLeader("b leads it"), None]
+
+    async def read() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
+    engine: Any = SimpleNamespace(hosts={1: host}, failed=None)
+    mover = Mover(engine, SimpleNamespace(view=view), lambda: {"a", "b"}, told.extend)  # type: ignore[arg-type]
+    mover._asked[1] = 1  # in its term it has asked before
+    for expected in ([], [(1, 2, True)]):
+        async with trio.open_nursery() as nursery:
+            await mover._look(nursery)
+        assert told == expected
+
+
+async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_them(tmp_path: Path) -> None:
+    """The node that was asked ended: it looked for the best one of none."""
+    async with found_nodes(tmp_path, *NAMES) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=1, replicas=3)
+        await moved.drain(nodes, "node3")
+        leader = next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
+        await eventually(lambda: leader.broker.metadata.nodes["node3"].standing == DRAINING)
+        with pytest.raises(InvalidRequest, match="3 replicas, and 2 nodes are there to hold them"):
+            await leader.broker.administration.update_topic("t", {}, partitions=2)
+        async with nodes.connect("node1") as client:
+            await client.produce("t", b"x")
+
+
+async def test_a_change_of_members_ends_with_its_group(tmp_path: Path) -> None:
+    """It was waited for, for ever: the group was never moved again where it came back."""
+    async with found_nodes(tmp_path, *NAMES) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=1, replicas=1)
+        (host,) = moved.led(nodes).values()
+        (name,) = [name for name, serving in nodes.running.items() if host.number in serving.broker.engine.hosts]
+        engine = nodes.running[name].broker.engine
+        ended: list[str] = []
+        begun = trio.Event()
+
+        async def change() -> None:
+            begun.set()
+            with pytest.raises((NotLeader, TimedOut)):
+                await host.change_members(Members(host.members.voters, ("node9#99",)))
+            ended.append("it ended")
+
+        async with trio.open_nursery() as changing:
+            changing.start_soon(change)
+            await begun.wait()
+            engine.passes.remove(host.group)
+            host.close(NotLeader("the partition has moved to other nodes"))
+            with trio.move_on_after(5) as patience:
+                while not ended:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            changing.cancel_scope.cancel()
+        assert ended and not patience.cancelled_caught
