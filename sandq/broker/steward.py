@@ -157,7 +157,7 @@ class Steward:
                 if has_majority(rest, up):  # else nothing could be changed any more
                     await metadata.change_members(Members(rest, learners))
                 return
-            await hand_over(lambda: [metadata], {node for node in wanted if self.may_lead(node)})
+            await hand_over(lambda: [metadata], {node for node in wanted & up if self.may_lead(node)})
 
     def _wanted_voters(self, metadata: GroupHost) -> set[str]:
         nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
