@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -28,7 +29,7 @@ EVERY_S = 0.005
 """A message is sent so often, whatever becomes of those before."""
 STEADY_S = 3.0
 VALUE = b"x" * 100
-SETTINGS = {"lease": "5s", "max_attempts": None}
+SETTINGS: dict[str, Any] = {"lease": "5s", "max_attempts": None}
 
 
 @dataclass
@@ -115,7 +116,7 @@ async def _until_serves(node: Node) -> None:
 
 async def _until_up(client: sandq.Client, count: int) -> None:
     async def are_up() -> bool:
-        return sum(row["up"] for row in (await client.admin.cluster())["nodes"]) == count
+        return sum(bool(row["up"]) for row in (await client.admin.cluster())["nodes"]) == count
 
     await _until(are_up)
 

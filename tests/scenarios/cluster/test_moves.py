@@ -32,8 +32,15 @@ def held(nodes: ThreeNodes) -> Counter[str]:
     return Counter({name: len(serving.broker.catalog.by_group) for name, serving in nodes.running.items()})
 
 
+def all_know_the_same(nodes: ThreeNodes) -> bool:
+    """Of metadata: who has just started begins with what it knew before."""
+    return len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) == 1
+
+
 def is_settled(nodes: ThreeNodes) -> bool:
     """Nothing is on its way, and everything is where it is to be."""
+    if not all_know_the_same(nodes):
+        return False
     for name, serving in nodes.running.items():
         wanted = [part for topic in topics(serving) for part in topic.partitions]
         if any(part.moving for part in wanted):
@@ -122,7 +129,7 @@ async def until_gone(nodes: ThreeNodes, name: str) -> None:
 
 async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None:
     """Until what was asked for has begun, and ended."""
-    await eventually(lambda: bool(change()))
+    await eventually(lambda: all_know_the_same(nodes) and bool(change()))
     await until_settled(nodes)
 
 
@@ -274,6 +281,8 @@ async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, qui
         shutil.rmtree(nodes.data_dir("node3"))
         view = nodes.running["node1"].broker.metadata_host
         await eventually(lambda: view.status.nodes["node3"].failed_since_ms is not None)
+        groups = [part.group for part in nodes.running["node1"].broker.metadata.topics["t"].partitions]
+        await leading(nodes)._routes.until_led(groups)  # an election takes longer than it takes to be failed here
         await leading(nodes).remove("node3")
         await until_gone(nodes, "node3")
         await nodes.start("node3")
