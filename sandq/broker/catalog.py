@@ -111,6 +111,11 @@ class Catalog:
             raise lost  # it was deleted: the number is given to no other
         raise self._unknown(lost, partial(self.of_group, group, partition))
 
+    @property
+    def led_here(self) -> list[int]:
+        """The groups that this node leads, and may answer for."""
+        return self._routes.led_here
+
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
         """The node that leads a partition, as far as is known here."""
         return self._routes.leader(topic.record.partitions[partition].group)

@@ -26,7 +26,7 @@ from sandq.model.members import has_majority, node_of
 from sandq.raft import Members
 
 from .catalog import Catalog
-from .engine import METADATA_GROUP, Engine
+from .engine import Engine
 from .handover import hand_over
 from .host import GroupHost
 from .latest import ANSWER_S
@@ -133,6 +133,9 @@ class Mover:
         self._tenures = {
             host.number: self._tenures.get(host.number, (now_s, wanted.members[0])) for host, wanted in led
         }
+        for known in (self._asked, self._not_before):
+            for number in known.keys() - self._tenures.keys():
+                del known[number]
         if self._engine.failed is not None:
             return
         halted = too_many_failed(self._view.nodes)
@@ -150,9 +153,9 @@ class Mover:
     def _led(self) -> list[tuple[GroupHost, Partition]]:
         """Of groups that this node is ready to answer for."""
         view, found = self._view, []
-        for number, host in self._engine.hosts.items():
-            wanted = view.partition(number) if number != METADATA_GROUP else None
-            if wanted is not None and host.works:
+        for number in self._catalog.led_here:
+            host, wanted = self._engine.hosts.get(number), view.partition(number)
+            if host is not None and wanted is not None and host.works:
                 found.append((host, wanted))
         return found
 

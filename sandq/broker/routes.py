@@ -33,6 +33,11 @@ class Routes:
         told = self._told.get(group)
         return told[1] if told is not None else None
 
+    @property
+    def led_here(self) -> list[int]:
+        """The groups that this node leads, and may answer for."""
+        return list(self._led)
+
     async def until_led(self, groups: Iterable[int]) -> None:
         """Wait until all of them have a leader."""
         for group in groups:

@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
-LOOKED_AWAY_S: Final = 2.0
+LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
 
 

@@ -97,6 +97,8 @@ class _Planner:
         kept = staying + leaving[: max(0, slot.replicas - len(staying))]
         while len(kept) > slot.replicas:
             kept.remove(self._worst(kept))
+        if not kept:
+            return  # nobody can take it, and it cannot be nowhere
         order = [node for node in slot.nodes if node in kept]
         self._set(slot.group, order + [node for node in kept if node not in order])
 

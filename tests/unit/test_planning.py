@@ -102,6 +102,11 @@ def test_who_is_being_removed_goes_whoever_else_has_failed() -> None:
     assert assigned(changes(topic(*ABC), nodes, balanced=())) == {1: {"a", "c"}}, "nobody takes its place"
 
 
+def test_what_nobody_can_take_stays() -> None:
+    nodes = registry(node("a", standing=DRAINING), node("b", failed=AFTER_MS, standing=REMOVING))
+    assert assigned(changes(topic(("b",)), nodes)) == {}
+
+
 def test_who_is_being_removed_is_not_missed() -> None:
     """After the loss of a majority all that are left are failed."""
     lost = [node(name, failed=AFTER_MS, standing=REMOVING) for name in "bc"]
