@@ -17,6 +17,7 @@ import trio
 from sandq.gossip import tags
 from sandq.gossip.membership import Membership, State
 from sandq.metadata import commands as m
+from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
 from sandq.model.errors import Conflict, SandqError, TimedOut
 from sandq.raft import Members
@@ -32,6 +33,7 @@ from .forming import Forming, Way
 from .handover import hand_over
 from .host import GroupHost
 from .joining import Joining
+from .latest import ANSWER_S
 from .moving import Mover
 from .peer_handshake import Peer, PeerIdentity
 from .peer_links import PeerLinks
@@ -252,6 +254,7 @@ class Cluster:
                 if view.cluster_uuid is not None:
                     await self._adopt(view.cluster_uuid)
                 await self._pin_registered()
+                await self._correct_pins()
                 self._look_for_peers()
                 if metadata.ready:
                     await self._form(metadata)
@@ -280,6 +283,25 @@ class Cluster:
             is_new = self._known.get(node.node_id) is None and not self._known.is_removed(node.store_uuid)
             if node.node_id != self._own.node and is_new:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
+
+    async def _correct_pins(self) -> None:
+        """A node that lost its disk may have been met before the one that is registered under its name: the registered
+        one counts. Only by what is known for certain: an older registry would shut out those that were added anew.
+        Raises Unavailable."""
+
+        def wrong() -> list[NodeRecord]:
+            nodes = self._broker.metadata.nodes.values()
+            return [node for node in nodes if self._known.get(node.node_id) not in (None, node.store_uuid)]
+
+        if wrong():
+            with trio.move_on_after(ANSWER_S):
+                await self._broker.following.until_followed(await self._broker.catalog.latest.index())
+                for node in wrong():
+                    log.warning(
+                        "the data directory of a node that is known here is not the registered one", peer=node.node_id
+                    )
+                    await self._runner.on_maintenance(partial(self._known.correct, node.node_id, node.store_uuid))
+                    self.links.end(node.node_id, "its data directory is not the registered one")
 
     async def register(self, metadata: GroupHost) -> None:
         """At once, when this node leads the metadata alone."""

@@ -91,6 +91,11 @@ class KnownPeers:
             if node not in self._stores:
                 self._write({**self._stores, node: store_uuid}, self._removed)
 
+    def correct(self, node: str, store_uuid: str) -> None:
+        """It is this store that counts, whatever was met under the name first. Durable when this returns."""
+        with self._writing:
+            self._write({**self._stores, node: store_uuid}, self._removed)
+
     def remove(self, node: str, store_uuid: str) -> None:
         """The node may come with another store from now on, and not with this one. Durable when this returns."""
         with self._writing:

@@ -10,6 +10,8 @@ import trio
 import sandq
 from sandq.errors import Unavailable
 from sandq.gossip.membership import State
+from sandq.storage.files import RealFiles
+from sandq.storage.known_peers import KnownPeers
 from tests.scenarios.cluster.found import found_nodes
 from tests.scenarios.cluster.test_moves import all_there, leading, produced
 from tests.scenarios.cluster.three import eventually
@@ -96,3 +98,14 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
         await nodes.start("node1")
         await eventually(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
         await leading(nodes).create_topic("u", "timer", 1, 2, {})
+
+
+async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_path: Path) -> None:
+    """node2 met a node3 without its disk first, before it had heard of the right one."""
+    async with found_nodes(tmp_path, *THREE) as nodes:
+        await nodes.stop("node2")
+        known = KnownPeers.open(RealFiles(nodes.data_dir("node2")))
+        known.correct("node3", "another store")
+        await nodes.start("node2")
+        await eventually(lambda: set(nodes.running["node2"].broker.up()) == set(THREE))
+        await eventually(lambda: set(nodes.running["node3"].broker.up()) == set(THREE))
