@@ -120,6 +120,13 @@ def leading(nodes: ThreeNodes) -> Administration:
     return found.broker.administration
 
 
+async def until_all_led(nodes: ThreeNodes) -> None:
+    """An election takes longer than it takes to be failed here."""
+    groups = [part.group for part in nodes.running["node1"].broker.metadata.topics["t"].partitions]
+    with trio.fail_after(20):
+        await leading(nodes)._routes.until_led(groups)
+
+
 async def until_gone(nodes: ThreeNodes, name: str) -> None:
     with trio.fail_after(60):
         others = [serving for other, serving in nodes.running.items() if other != name]
@@ -219,6 +226,7 @@ async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Pat
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
         await eventually(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
+        await until_all_led(nodes)
         await leading(nodes).remove("node3")
         await nodes.until_registered(*names)
         await until_planned(nodes, lambda: held(nodes)["node3"])
@@ -281,8 +289,7 @@ async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, qui
         shutil.rmtree(nodes.data_dir("node3"))
         view = nodes.running["node1"].broker.metadata_host
         await eventually(lambda: view.status.nodes["node3"].failed_since_ms is not None)
-        groups = [part.group for part in nodes.running["node1"].broker.metadata.topics["t"].partitions]
-        await leading(nodes)._routes.until_led(groups)  # an election takes longer than it takes to be failed here
+        await until_all_led(nodes)
         await leading(nodes).remove("node3")
         await until_gone(nodes, "node3")
         await nodes.start("node3")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker import broker
+from sandq.broker import administration
 from sandq.protocol.frames import Type
 from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
 from tests.scenarios.raw_client import RawClient
@@ -60,7 +60,7 @@ async def code_of(raw: RawClient, kind: int, *fields: Any) -> str:
 async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "OTHERS_WAIT_S", 0.0)
+    monkeypatch.setattr(administration, "OTHERS_WAIT_S", 0.0)
     leader = metadata_leader(nodes)
     slow = next(name for name in NAMES if name != leader)
     group = nodes.running[leader].broker.metadata.next_group
