@@ -93,7 +93,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
 
     host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
     engine: Any = SimpleNamespace(hosts={1: host}, failed=None)
-    mover = Mover(engine, SimpleNamespace(view=view), lambda: {"a", "b"}, told.extend)  # type: ignore[arg-type]
+    mover = Mover(engine, SimpleNamespace(view=view, led_here=[1]), lambda: {"a", "b"}, told.extend)  # type: ignore[arg-type]
     mover._asked[1] = 1  # in its term it has asked before
     for expected in ([], [(1, 2, True)]):
         async with trio.open_nursery() as nursery:
