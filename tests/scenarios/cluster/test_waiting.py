@@ -170,6 +170,7 @@ async def test_two_operators_at_once(tmp_path: Path, turn: int) -> None:
 async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
     """It came back with an empty disk: it is not let in, and must not found a second cluster either."""
     async with found_nodes(tmp_path, "node1", "node2", "node3") as nodes:
+        await eventually(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
