@@ -222,6 +222,7 @@ async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Pat
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)
         await produced(nodes, 100)
+        await eventually(lambda: len(nodes.voters("node1")) == 3)
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
