@@ -14,8 +14,13 @@ import sandq
 from sandq.errors import NotFound, SandqError, TooLate
 from tests.faults.node_process import NodeProcess
 
-KILLS = 10
+KILLS = 6
 DRAIN_S = 60.0
+ROUNDS_AT_ONCE = 8
+"""Rounds of messages that are not all stored and changed yet: on a slow machine fewer are made, none too late."""
+OF_EACH = 21
+"""So many are to be cancelled, to be moved, and to be too late, at least."""
+MESSAGES = 1000
 EARLY_MS = 1
 """The clocks of two processes are read one after the other."""
 
@@ -46,6 +51,7 @@ class Record:
     ack_unsure: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     producing: bool = True
+    stored: int = 0
     cancelled: int = 0
     moved: int = 0
     too_late: int = 0
@@ -59,6 +65,10 @@ class Record:
             self.faults.append(f"{fate.value!r} came {fate.earliest_ms - now_ms:.1f} ms early")
         if message.id in self.acked:
             self.faults.append(f"{fate.value!r} was acked, and came again")
+
+    def tells(self) -> bool:
+        """Enough of everything has happened."""
+        return min(self.cancelled, self.moved, self.too_late) >= OF_EACH and self.stored >= MESSAGES
 
     def settled(self) -> bool:
         """Every message that was stored, and not cancelled, was acked."""
@@ -79,8 +89,11 @@ class Record:
 
 async def produce(client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event) -> None:
     number = 0
+    rounds = trio.CapacityLimiter(ROUNDS_AT_ONCE)
     async with client.producer("t") as producer, trio.open_nursery() as nursery:
         while not stop.is_set():
+            async with rounds:
+                pass
             sent: list[tuple[Fate, sandq.Receipt]] = []
             for _ in range(30):
                 due_ms = int(time.time() * 1000) + rng.choice((0, 50, 300, 600, 1500))
@@ -90,14 +103,20 @@ async def produce(client: sandq.Client, record: Record, rng: random.Random, stop
                 key = f"u{number}" if number % 3 == 0 else None
                 sent.append((fate, await producer.send(fate.value, deliver_at=due_ms, unique_key=key)))
                 number += 1
-            nursery.start_soon(change, client, record, rng.random(), sent)
+            nursery.start_soon(change, client, record, rng.random(), sent, rounds)
             await trio.sleep(0.02)
 
 
-async def change(client: sandq.Client, record: Record, seed: float, sent: list[tuple[Fate, sandq.Receipt]]) -> None:
+async def change(
+    client: sandq.Client,
+    record: Record,
+    seed: float,
+    sent: list[tuple[Fate, sandq.Receipt]],
+    rounds: trio.CapacityLimiter,
+) -> None:
     """Once they are stored: cancel some, move some, leave some."""
     rng = random.Random(seed)
-    async with trio.open_nursery() as nursery:
+    async with rounds, trio.open_nursery() as nursery:
         for fate, receipt in sent:
             try:
                 fate.id = await receipt
@@ -105,6 +124,7 @@ async def change(client: sandq.Client, record: Record, seed: float, sent: list[t
                 # A unique key that is taken by its own first copy, say: it may be stored, we do not know.
                 fate.sure = False
                 continue
+            record.stored += 1
             match rng.randrange(4):
                 case 0:
                     nursery.start_soon(cancel, client, record, fate, rng.uniform(0, 0.4))
@@ -183,7 +203,9 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, make_node: Callable[...,
                     await trio.sleep(rng.uniform(0.2, 0.8))
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)
-                await trio.sleep(0.3)
+                with trio.move_on_after(DRAIN_S):
+                    while not record.tells():  # noqa: ASYNC110 - many tasks have a part in it
+                        await trio.sleep(0.05)
                 stop.set()
             record.producing = False
             with trio.move_on_after(DRAIN_S):
@@ -199,7 +221,6 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, make_node: Callable[...,
     assert record.faults == [], f"seed {seed}"
     assert missing == [], f"seed {seed}: {len(missing)} of {len(fates)} never came"
     assert record.settled(), f"seed {seed}"
-    assert min(record.cancelled, record.moved, record.too_late) > 20, (record.cancelled, record.moved, record.too_late)
-    assert len(fates) > 1000
+    assert record.tells(), (record.stored, record.cancelled, record.moved, record.too_late)
     assert record.unsure < len(fates) // 20, "answers that were lost were asked for again"
     assert node.stop() == 0, node.output()
