@@ -130,7 +130,6 @@ class Cluster:
         broker.up = lambda: self.up
         broker.until_others_followed = self._traffic.until_others_followed
         broker.following.on_followed = self._traffic.tell_followed
-        self._is_removed = False
         self.takes_part = False
         """Set by whoever has started what makes this node a member."""
         self._belongs = trio.Event()
@@ -266,19 +265,13 @@ class Cluster:
 
     async def _pin_registered(self) -> None:
         """Who is registered is known by its store from now on, whether or not this node ever met it; who was removed is
-        let in no more."""
+        let in no more, and hears why."""
         view = self._broker.metadata
         for gone in view.removed.values():
             for store in gone.stores:
                 if not self._known.is_removed(store):
                     await self._runner.on_maintenance(partial(self._known.remove, gone.node_id, store))
                     self.links.end(gone.node_id, "the node was removed from the cluster")
-            if self._own.store_uuid in gone.stores and not self._is_removed:
-                self._is_removed = True
-                log.error(
-                    "this node was removed from its cluster, and takes part in nothing any more",
-                    remedy="end it; to add it anew, start it with an empty data directory",
-                )
         for node in view.nodes.values():
             is_new = self._known.get(node.node_id) is None and not self._known.is_removed(node.store_uuid)
             if node.node_id != self._own.node and is_new:

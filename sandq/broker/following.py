@@ -8,7 +8,7 @@ does not name it (`Partition.may_have`). And only once this node knows as much o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -60,6 +60,8 @@ class Following:
         self._nursery: trio.Nursery
         self._changed = trio.Event()
         self._followed = trio.Event()
+        self._done: dict[str, Topic] = {}
+        """Name -> the topic as it was when all was done here that it asks for."""
         catalog.until_followed = self.until_followed
 
     async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
@@ -93,6 +95,16 @@ class Following:
 
     async def _follow(self) -> None:
         view = self._catalog.view
+        # A record is replaced whenever it changes: who has ten thousand partitions does not look at all of them then.
+        changed = [topic for name, topic in view.topics.items() if self._done.get(name) is not topic]
+        if changed or self._done.keys() - view.topics.keys():
+            await self._do(view, changed)
+        self.index = view.applied_index
+        self.on_followed(self.index)
+        self._followed.set()
+        self._followed = trio.Event()
+
+    async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
         is_news = view.applied_index >= self._engine.pointers.metadata_index
         for name, opened in list(self._catalog.topics.items()):
             topic = view.topics.get(name)
@@ -100,13 +112,11 @@ class Following:
                 await self._close_topic(opened)
         if is_news:
             await self._remove_obsolete(view)
-            await self._install_missing(view)
-        for topic in view.topics.values():
+            await self._install_missing(changed, view.applied_index)
+        for topic in changed:
             self._open(topic)
-        self.index = view.applied_index
-        self.on_followed(self.index)
-        self._followed.set()
-        self._followed = trio.Event()
+        if is_news:
+            self._done = dict(view.topics)
 
     # -- what is to be here ---------------------------------------------------------------------------------------
 
@@ -128,15 +138,15 @@ class Following:
                 self._engine.close_group(group, moved)  # what its log held must not come back with it
         await self._remove(gone, view.applied_index)
 
-    async def _install_missing(self, view: MetadataView) -> None:
+    async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
         new = []
-        for topic in view.topics.values():
+        for topic in topics:
             for partition in topic.partitions:
                 member = partition.wanted_on(self._engine.node_id)
                 if member is not None and self._engine.pointers.get(partition.group) is None:
                     new.append((partition.group, member, beginning(partition, member)))
         if new:
-            await self._runner.on_maintenance(partial(self._engine.install, new, view.applied_index))
+            await self._runner.on_maintenance(partial(self._engine.install, new, metadata_index))
 
     def _open(self, topic: Topic) -> None:
         """Run what is installed here of a topic, and runs not yet."""

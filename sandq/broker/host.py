@@ -232,7 +232,7 @@ class GroupHost:
         """`done(index)`: everything that was acknowledged before this call stands up to there; `done(None)`: this node
         does not lead."""
         if self.group.is_only_voter and self.ready:
-            done(self.status.applied_index)
+            done(self.group.commit_index)  # others may act upon what is committed, before it is applied here
         elif self.failed is not None or self._closed is not None:
             done(None)
         else:

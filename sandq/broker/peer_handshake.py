@@ -56,6 +56,7 @@ REMEDIES: Final = {
     "place": "set cluster.secret_file on all nodes, or let them listen on and name loopback addresses",
     "cluster-uuid": "one of the two has the data of another cluster: check node.data_dir",
     "store": "give it back its data directory, or remove the node and add it anew",
+    "removed": "end that node; to add it anew, start it with an empty data directory",
 }
 """What to do, for every reason of a refusal."""
 
@@ -235,7 +236,8 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
     try:
         terms.known.check(node_id, identity.store_uuid)
     except Conflict as conflict:
-        raise Refusal("store", conflict.message) from None
+        removed = terms.known.is_removed(identity.store_uuid)
+        raise Refusal("removed" if removed else "store", conflict.message) from None
     return Peer(identity, known), terms.known.get(node_id) is not None
 
 

@@ -122,7 +122,7 @@ class Steward:
         view, members = self._view(metadata), metadata.members
         for node in list(view.nodes.values()):
             is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
-            if self._is_leaving(node, view) and not is_member:
+            if not is_member and self._is_leaving(node.node_id, view):
                 await metadata.call(m.RemoveNode(node.node_id, node.store_uuid))
                 log.info("a node is removed", removed=node.node_id)
 
@@ -146,7 +146,7 @@ class Steward:
             node, rest = node_of(learner), tuple([other for other in learners if other != learner])
             if node in wanted and learner in ready and node in self.joining.linked_as_registered(view):
                 return await metadata.change_members(Members((*voters, learner), rest))
-            if self._is_leaving(view.nodes.get(node), view):
+            if self._is_leaving(node, view):
                 return await metadata.change_members(Members(voters, rest))
         going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
         if going and wanted <= voting:
@@ -163,9 +163,12 @@ class Steward:
         nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
         return next_voters(nodes, voting, VOTERS_MOST, self._lost(nodes.values()))
 
-    @staticmethod
-    def _is_leaving(node: NodeRecord | None, view: MetadataView) -> bool:
-        return node is not None and node.standing == REMOVING and not holds(view.topics.values(), node.node_id)
+    def _is_leaving(self, node: str, view: MetadataView) -> bool:
+        """It is to be forgotten, and nothing depends on it; or it was gone before it was registered."""
+        record = view.nodes.get(node)
+        if record is None:
+            return all(node != peer.node_id for peer in self._linked())
+        return record.standing == REMOVING and not holds(view.topics.values(), node)
 
     # -- who holds what -------------------------------------------------------------------------------------------
 

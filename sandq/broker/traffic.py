@@ -1,7 +1,8 @@
 """What nodes of a cluster tell each other over their links, and who here it is for.
 
 What belongs to Raft, to the clocks and to metadata flows only between nodes that have named the same cluster UUID to
-each other (`is_ours`): every cluster numbers its groups and members alike.
+each other (`is_ours`): every cluster numbers its groups and members alike. What comes from others is dropped; there is
+another link once they have joined, and over that it is said anew.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Traffic:
         if self._is_ours(peer):
             self._engine.passes.connected(node)
             self._clocks.up(node)
-        self._broker.routes.up(node)
-        self.links.send(node, FOLLOWED, self._broker.following.index)
+            self._broker.routes.up(node)
+            self.links.send(node, FOLLOWED, self._broker.following.index)
         self.wake()
 
     def down(self, node: str) -> None:
@@ -99,8 +100,17 @@ class Traffic:
 
     def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         """A node sent this."""
+        if self._outside(node, kind, body):
+            self.wake()
+        elif not self._is_ours(self.links.up[node]):
+            log.debug("a frame of a node that is in no cluster, or in another one, is dropped", peer=node, kind=kind)
+        elif not self._heard(node, kind, body, size) and not self._clocks.on_frame(node, kind, body):
+            log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
+
+    def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
+        """Whether it was one of these, of a node of this cluster."""
         if kind == RAFT and isinstance(body, tuple):
-            if self._engine.failed is None and self._is_ours(self.links.up[node]):  # nobody would read it
+            if self._engine.failed is None:  # nobody would read it
                 self._engine.passes.receive(node, body, size)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
@@ -114,10 +124,9 @@ class Traffic:
         elif kind == SETTLED and _is_settled(body):
             self._steward.settled(body)
             self.wake()
-        elif self._outside(node, kind, body):
-            self.wake()
-        elif not self._clocks.on_frame(node, kind, body):
-            log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
+        else:
+            return False
+        return True
 
     # -- telling --------------------------------------------------------------------------------------------------
 

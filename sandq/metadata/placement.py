@@ -158,21 +158,29 @@ class _Planner:
     def even_out(self, most: int) -> None:
         """Move replicas from who holds the most for its weight to who holds the least, while that makes it more
         even."""
-        while len(self.changed) < most and (move := self._next_move()) is not None:
+        offers: dict[tuple[str, str], list[int]] = {}
+        while len(self.changed) < most and (move := self._next_move(offers)) is not None:
             group, giver, taker = move
             self._set(group, [taker if node == giver else node for node in self._slots[group]])
 
-    def _next_move(self) -> tuple[int, str, str] | None:
+    def _next_move(self, offers: dict[tuple[str, str], list[int]]) -> tuple[int, str, str] | None:
+        """`offers`: of a giver and a taker, what may move, the best last. Looked through once, not for each move."""
         by_load = sorted(self._takers, key=lambda c: (self._held[c.node] / c.weight, c.node))
         for giver in reversed(by_load):
             for taker in by_load:
                 if (self._held[taker.node] + 1) / taker.weight > self._held[giver.node] / giver.weight - _EPSILON:
                     break
-                groups = [g for g in self._movable if self._may_move(self._slots[g], giver, taker)]
-                if groups:
-                    best = max(groups, key=lambda g: self._score(taker.node, g) - self._score(giver.node, g))
-                    return best, giver.node, taker.node
+                pair = giver.node, taker.node
+                groups = offers[pair] if pair in offers else offers.setdefault(pair, self._offer(giver, taker))
+                while groups:
+                    best = groups.pop()
+                    if self._may_move(self._slots[best], giver, taker):
+                        return best, *pair
         return None
+
+    def _offer(self, giver: Candidate, taker: Candidate) -> list[int]:
+        groups = [g for g in self._movable if self._may_move(self._slots[g], giver, taker)]
+        return sorted(groups, key=lambda g: self._score(taker.node, g) - self._score(giver.node, g))
 
     def _may_move(self, nodes: Sequence[str], giver: Candidate, taker: Candidate) -> bool:
         if giver.node not in nodes or taker.node in nodes:
@@ -182,16 +190,22 @@ class _Planner:
 
     def even_out_leaders(self, most: int) -> None:
         """Let others of those that hold a partition lead it, while that makes it more even who leads how many."""
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for group in reversed(self._movable):
+            alike.setdefault(tuple(self._slots[group]), []).append(group)
         while len(self.changed) < most:
-            best = max(self._movable, key=self._gain, default=None)
-            if best is None or self._gain(best) <= _EPSILON:
+            best = max(alike, key=self._gain, default=())
+            if self._gain(best) <= _EPSILON:
                 return
-            nodes, leader = self._slots[best], self._other_leader(best)
-            self._set(best, [leader, *[node for node in nodes if node != leader]])
+            group, leader = alike[best].pop(), self._other_leader(best)
+            self._set(group, [leader, *[node for node in best if node != leader]])
+            alike.setdefault(tuple(self._slots[group]), []).append(group)
+            if not alike[best]:
+                del alike[best]
 
-    def _gain(self, group: int) -> float:
-        """How much less its leader leads beside another one than that one does now."""
-        nodes, other = self._slots[group], self._other_leader(group)
+    def _gain(self, nodes: tuple[str, ...]) -> float:
+        """How much less the first of those that hold a partition leads beside another one than that one does now."""
+        other = self._other_leader(nodes)
         if not nodes or other == nodes[0]:
             return 0.0
         first, second = self._candidates[nodes[0]], self._candidates[other]
@@ -201,8 +215,7 @@ class _Planner:
             return 0.0  # it will be back
         return self._led[first.node] / first.weight - (self._led[second.node] + 1) / second.weight
 
-    def _other_leader(self, group: int) -> str:
-        nodes = self._slots[group]
+    def _other_leader(self, nodes: tuple[str, ...]) -> str:
         able = [self._candidates[node] for node in nodes if node in self._candidates and self._candidates[node].takes]
         if not able:
             return nodes[0] if nodes else ""

@@ -6,13 +6,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.broker.moving import is_settled, next_step
+from sandq.broker.move_steps import is_whole, news, next_step
+from sandq.metadata.records import Partition
 from sandq.model.members import has_majority, node_of
 from sandq.raft import Members, guards
 
 MEMBERS = [f"n{at}#{at}" for at in range(6)]
 sets = st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=4, unique=True)
 STEPS_MOST = 40
+
+
+def placed(wanted: list[str], *, former: tuple[str, ...] = (), epoch: int = 1, settled: int = 0) -> Partition:
+    return Partition(1, (), tuple(wanted), former, epoch, settled)
 
 
 def is_allowed(before: Members, after: Members, leader: str, caught_up: set[str]) -> bool:
@@ -44,7 +49,7 @@ def test_from_any_members_to_any_others(
             break
     else:
         members = _at_last(wanted, members, leader)
-    assert is_settled(wanted, members)
+    assert is_whole(placed(wanted), members)
 
 
 def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
@@ -84,7 +89,7 @@ def test_with_nodes_that_cannot_be_reached(
     if not {node_of(member) for member in wanted if member not in voters} <= up:
         assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
     elif has_majority(wanted, up):
-        assert is_settled(wanted, members)
+        assert is_whole(placed(wanted), members)
 
 
 def test_those_that_cannot_be_reached_go_first() -> None:
@@ -99,3 +104,14 @@ def test_a_leader_that_is_to_go_hands_over_last() -> None:
     assert next_step(["n1#1"], members, "n0#0", (), both, both) == "n1#1"
     assert next_step(["n1#1"], members, "n0#0", (), both, {"n0"}) is None
     assert next_step(["n1#1"], members, "n1#1", (), both, both) == Members(("n1#1",))
+
+
+def test_metadata_is_told_what_it_does_not_know() -> None:
+    both = Members(("n1#1", "n0#0"))
+    assert news(placed(["n0#0", "n1#1"]), both) is True
+    assert news(placed(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
+    assert news(placed(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
+    assert news(placed(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
+    learns = Members(("n0#0",), ("n1#1",))
+    assert news(placed(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
+    assert news(placed(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"

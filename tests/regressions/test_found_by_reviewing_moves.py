@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.moving import Mover, next_step
+from sandq.broker.move_steps import next_step
+from sandq.broker.moving import Mover
 from sandq.metadata.planning import MOVES_MOST, next_changes
 from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
 from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
@@ -93,11 +94,19 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
 
     host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
     engine: Any = SimpleNamespace(hosts={1: host}, failed=None)
-    mover = Mover(engine, SimpleNamespace(view=view, led_here=[1]), lambda: {"a", "b"}, told.extend)  # type: ignore[arg-type]
-    mover._asked[1] = 1  # in its term it has asked before
-    for expected in ([], [(1, 2, True)]):
+
+    async def index() -> int:
+        return 0
+
+    async def until_followed(index: int) -> None:
+        pass
+
+    latest = SimpleNamespace(index=index)
+    catalog: Any = SimpleNamespace(view=view, led_here=[1], latest=latest, until_followed=until_followed)
+    mover = Mover(engine, catalog, lambda: {"a", "b"}, told.extend)
+    for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
-            await mover._look(nursery)
+            mover._look(nursery)
         assert told == expected
 
 

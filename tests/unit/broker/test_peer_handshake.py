@@ -54,6 +54,12 @@ def knowing(**stores: str) -> KnownPeers:
     return known
 
 
+def without(node: str, store: str) -> KnownPeers:
+    known = KnownPeers.open(MemoryFiles())
+    known.remove(node, store)
+    return known
+
+
 class Side:
     """One end of a handshake: what it came to, or why not."""
 
@@ -192,6 +198,20 @@ UUID_1, UUID_2 = (dataclasses.replace(who, cluster_uuid=f"cluster-{who.node_id}"
             "node2",
             "store",
             "node2 returned with another data directory (store store-2 instead of store-0): it takes part in nothing",
+        ),
+        (
+            terms(ONE, known=without("node2", "store-2")),
+            terms(TWO),
+            "node2",
+            "removed",
+            "node2 was removed from the cluster: with its old data directory (store store-2) it takes part in nothing",
+        ),
+        (
+            terms(ONE),
+            terms(TWO, known=without("node1", "store-1")),
+            "node2",
+            "removed",
+            "node1 was removed from the cluster",
         ),
     ],
 )

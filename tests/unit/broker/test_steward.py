@@ -223,3 +223,11 @@ async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.te
     bed.steward.settled([(77, 1, True)])
     await bed.tend()
     assert bed.host.state.topics == {}
+
+
+async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_clock: trio.testing.MockClock) -> None:
+    """It was taken in, and its node ended: nobody could have removed it, for nobody knew it."""
+    bed = Bed("a", "b", "c", voters=2)
+    bed.linked.discard("c")
+    await bed.tend()
+    assert "c" not in bed.host.state.nodes and bed.host.members == Members(("a#1", "b#1"))
