@@ -22,7 +22,7 @@ from sandq.storage import known_addresses
 from sandq.storage.files import Files
 
 from .gossip_backend import GossipMembership
-from .keys import follow_keys, read_keys, read_text
+from .keys import follow_keys, read_auth, read_keys
 from .serf_backend import SerfMembership
 from .static_backend import StaticMembership
 
@@ -84,7 +84,7 @@ class Discovery:
             return StaticMembership(config.node.id, own, peers, self._tags(), self._now_ms)
         if config.cluster.membership == "serf":
             auth_file = config.serf.auth_file
-            auth = read_text(auth_file, "serf.auth_file").strip() if auth_file is not None else None
+            auth = read_auth(auth_file) if auth_file is not None else None
             return SerfMembership(config.serf.rpc, auth, ours=OURS, tags=self._tags(), now_ms=self._now_ms)
         return GossipMembership(
             name=config.node.id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,35 +9,26 @@ import structlog
 import trio
 
 from sandq.gossip.keyring import Keyring
-from sandq.model.errors import SandqError, StartupError
+from sandq.model.errors import SandqError
+from sandq.storage.secret_file import read_private
 
 CHECK_S = 5.0
-BYTES_MOST = 16 << 10
-_OTHERS = 0o077
 
 log = structlog.get_logger("sandq.gossip")
 
 
 def read_keys(path: Path) -> Keyring:
-    """StartupError as `read_text`; ConfigError when a key is wrong."""
-    return Keyring.parse(read_text(path, "gossip.keys_file"), str(path))
+    """StartupError as `read_private`; ConfigError when a key is wrong."""
+    return Keyring.parse(_text(path, "gossip.keys_file"), str(path))
 
 
-def read_text(path: Path, setting: str) -> str:
-    """What a file of secrets holds. StartupError when it is missing, too long, or open to others than its owner."""
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(BYTES_MOST + 1)
-    except OSError as error:
-        raise StartupError(f"{setting} {path} cannot be read: {error.strerror or error}") from None
-    if mode & _OTHERS:
-        raise StartupError(
-            f"{setting} {path} is open to others than its owner (mode {mode & 0o777:o}): chmod 600 {path}"
-        )
-    if len(content) > BYTES_MOST:
-        raise StartupError(f"{setting} {path} has more than {BYTES_MOST} bytes")
-    return content.decode("utf-8", "replace")
+def read_auth(path: Path) -> str:
+    """With what the site's agent is spoken to. StartupError as `read_private`."""
+    return _text(path, "serf.auth_file").strip()
+
+
+def _text(path: Path, setting: str) -> str:
+    return read_private(path, setting).decode("utf-8", "replace")
 
 
 async def follow_keys(path: Path, use: Callable[[Keyring], None]) -> None:

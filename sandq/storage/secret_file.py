@@ -1,0 +1,30 @@
+"""Files that hold secrets: only their owner may read them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from sandq.model.errors import StartupError
+
+MOST_BYTES: Final = 16 << 10
+_OTHERS: Final = 0o077
+
+
+def read_private(path: Path, setting: str) -> bytes:
+    """What the file that a setting names holds. StartupError when it is missing, longer than `MOST_BYTES`, or when
+    others than its owner may read or write it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise StartupError(f"{setting} {path} cannot be read: {error.strerror or error}") from None
+    if mode & _OTHERS:
+        raise StartupError(
+            f"{setting} {path} is open to others than its owner (mode {mode & 0o777:o}): chmod 600 {path}"
+        )
+    if len(content) > MOST_BYTES:
+        raise StartupError(f"{setting} {path} has more than {MOST_BYTES} bytes")
+    return content
