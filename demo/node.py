@@ -76,6 +76,7 @@ class Node:
         self.log_file = directory / "node.log"
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
@@ -106,6 +107,7 @@ class Node:
     def start(self) -> None:
         """Start the process; `serves` tells when it is ready."""
         command = [sys.executable, *self._program, str(os.getpid())]
+        self._stopping = False
         with self.log_file.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for us, who then stop it.
             self._process = subprocess.Popen(
@@ -137,8 +139,9 @@ class Node:
             self._process = None
 
     def terminate(self) -> None:
-        """SIGTERM: it stops cleanly, if it still runs."""
-        if self._process is not None and self._process.poll() is None:
+        """SIGTERM: it stops cleanly, if it still runs. Once: a second one would end it at once."""
+        if self._process is not None and not self._stopping and self._process.poll() is None:
+            self._stopping = True
             self._process.terminate()
 
     def stop(self) -> int | None:

@@ -1,0 +1,55 @@
+"""Under steady load no member has ever all that is committed; who is half a second behind has caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sandq.raft.group import ROUND_S
+from tests.unit.raft.table import Table
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    with Table("a", "b", "c", learners=("d",)) as table:
+        table.elect("a")
+        yield table
+
+
+def write(table: Table, *only_to: str) -> None:
+    """One more entry is committed, and these get it."""
+    table.groups["a"].propose(b"x", lambda index, failure: None)
+    table.settle(only_to=("a", *only_to))
+
+
+def test_who_has_everything_has_caught_up(table: Table) -> None:
+    assert table.groups["a"].has_caught_up("d#1")
+
+
+def test_what_was_committed_just_now_need_not_be_there(table: Table) -> None:
+    leader = table.groups["a"]
+    table.now_s += ROUND_S
+    table.tick("a")  # a round begins, of what is committed now
+    table.settle()
+    write(table, "b", "c")
+    assert leader.match_index("d#1") < leader.commit_index and leader.has_caught_up("d#1")
+
+
+def test_who_stays_behind_for_longer_has_not(table: Table) -> None:
+    leader = table.groups["a"]
+    write(table, "b", "c")
+    table.now_s += ROUND_S
+    table.tick("a")
+    assert not leader.has_caught_up("d#1")
+    table.queue.clear()
+    table.heartbeat("a")
+    table.settle()
+    assert leader.has_caught_up("d#1")
+
+
+def test_when_nobody_counted_of_late_everything_is_asked_for(table: Table) -> None:
+    leader = table.groups["a"]
+    write(table, "b", "c")
+    table.now_s += ROUND_S
+    assert not leader.has_caught_up("d#1"), "the last round is too old to go by"
