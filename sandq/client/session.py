@@ -146,7 +146,9 @@ class Session:
         lease.complete = lease.complete or deliver.last
         self._credit -= pushed
         self.held += count
-        if count:
+        if count and anyio.current_time() >= lease.expires_at:
+            desk.lapse(lease)  # long on its way: another consumer may have it by now
+        elif count:
             subscription.receive(chunk)
         if count < pushed:
             self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back

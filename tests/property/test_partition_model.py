@@ -376,7 +376,7 @@ def walk(topic: str, examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_it_does_what_the_model_says(topic: str) -> None:
-    walk(topic, 110, 42)
+    walk(topic, 60, 42)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ a step. What is on their disks is what a crash would leave: nothing is handed ov
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from sandq.broker.moving import Mover
 from sandq.broker.runner import Runner
 from sandq.broker.snapshots import _Store
 from sandq.broker.traffic import Traffic
+from sandq.metadata.records import Topic
 from sandq.model.members import node_of
 
 
@@ -92,10 +93,10 @@ def some(kind: type) -> Callable[..., bool]:
     return lambda metadata, commands: any(isinstance(command, kind) for command in commands)
 
 
-def installs(following: Following, view: Any) -> bool:
+def installs(following: Following, topics: Sequence[Topic], index: int) -> bool:
     """A replica of a partition is to come here, and has no pointer."""
     pointers, node = following._engine.pointers, following._engine.node_id
-    wanted = [part for topic in view.topics.values() for part in topic.partitions if part.wanted_on(node)]
+    wanted = [part for topic in topics for part in topic.partitions if part.wanted_on(node)]
     return any(pointers.get(part.group) is None for part in wanted)
 
 

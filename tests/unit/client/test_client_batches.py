@@ -156,6 +156,21 @@ def test_batches_that_lapsed_are_not_given(with_client: Any, wait_until: Any) ->
     with_client(body)
 
 
+def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any, wait_until: Any) -> None:
+    """A push that was long on its way: another consumer may have had the message since."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"late"] * 5, token=TOKEN, lease_ms=-1000)
+            server.deliver(subscribed, [b"in time"], token=TOKEN + 1)
+            (batch,) = await take_batches(subscription, 1)
+            assert batch.values == [b"in time"]
+            await wait_until(lambda: subscribed.credit == 9)  # what came late takes no place
+
+    with_client(body)
+
+
 def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any, wait_until: Any) -> None:
     """It was looked after no more: neither extended nor let go of, and its credit was gone."""
 
