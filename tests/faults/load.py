@@ -31,8 +31,8 @@ class Record:
     """Payload -> offset, of produces that were acknowledged."""
     due_ms: dict[bytes, int] = field(default_factory=dict)
     delivered: dict[bytes, set[str]] = field(default_factory=dict)
-    attempts: dict[str, int] = field(default_factory=dict)
-    """Id -> number of its last attempt."""
+    attempts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Id -> number of its last attempt, and the lease that it came under."""
     acked: set[str] = field(default_factory=set)
     """Ids whose ack was confirmed."""
     unsure: set[str] = field(default_factory=set)
@@ -49,10 +49,11 @@ class Record:
             self.faults.append(f"{value!r} came {self.due_ms[value] - now_ms:.1f} ms early")
         if message.id in self.acked:
             self.faults.append(f"{value!r} was acked and came again")
-        last = self.attempts.get(message.id, 0)
+        last, under = self.attempts.get(message.id, (0, ""))
         if message.attempt <= last:
-            self.faults.append(f"{value!r} came again as attempt {message.attempt}, after attempt {last}")
-        self.attempts[message.id] = message.attempt
+            this = f"attempt {message.attempt} ({message.lease_token})"
+            self.faults.append(f"{value!r} came again as {this}, after attempt {last} ({under})")
+        self.attempts[message.id] = message.attempt, message.lease_token
         self.redelivered += message.id in self.delivered.setdefault(value, set())
         self.delivered[value].add(message.id)
 
@@ -71,7 +72,7 @@ class Record:
         lost = [value for value, offset in self.stored.items() if offset not in self.acked | self.unsure]
         unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
         doubled = [value for value, ids in self.delivered.items() if len(ids) > 1]
-        assert self.faults == [], f"seed {seed}"
+        assert self.faults == [], f"seed {seed}: {self.faults}"
         assert unseen == [], f"seed {seed}: {len(unseen)} of {len(self.stored)} acknowledged messages never came"
         assert lost == [], f"seed {seed}: {len(lost)} of {len(self.stored)} acknowledged messages were never acked"
         assert doubled == [], f"seed {seed}: a retry of the producer was stored again"
