@@ -57,8 +57,13 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
     """
 
     async def work(client: Client) -> Standing | None:
-        await client.admin.drain_node(node, undo=undo)
-        return None if undo or not wait else await _until(client, node, timeout, _is_drained)
+        if undo or not wait:
+            await client.admin.drain_node(node, undo=undo)
+            return None
+        leader = _Leader(client)
+        before = _standing(node, await leader.look())
+        await client.admin.drain_node(node)
+        return await _until(leader, node, before, timeout, _is_drained)
 
     left = run(work)
     record: dict[str, Any] = {"node": node, "standing": "in" if undo else "draining"}
@@ -91,9 +96,12 @@ def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
         confirm_name(node, f"The cluster forgets {node}, and its data directory is of no use any more", "removed")
 
     async def work(client: Client) -> None:
+        if not wait:
+            return await client.admin.remove_node(node)
+        leader = _Leader(client)
+        before = _standing(node, await leader.look())
         await client.admin.remove_node(node)
-        if wait:
-            await _until(client, node, timeout, lambda standing: False)
+        await _until(leader, node, before, timeout, lambda standing: False)
 
     run(work)
     done(f"{node} is {'' if wait else 'being '}removed", {"node": node, "standing": None if wait else "removing"})
@@ -128,6 +136,8 @@ class Standing(NamedTuple):
     replicas: int
     """That it is to hold, or may still hold."""
     votes: bool
+    store: str | None
+    """Of its data directory: another one under its name is another node."""
 
 
 def _is_drained(node: Standing) -> bool:
@@ -135,20 +145,26 @@ def _is_drained(node: Standing) -> bool:
 
 
 async def _until(
-    client: Client, node: str, patience: timedelta | None, is_done: Callable[[Standing], bool]
+    leader: _Leader,
+    node: str,
+    before: Standing | None,
+    patience: timedelta | None,
+    is_done: Callable[[Standing], bool],
 ) -> Standing | None:
-    """Look at a node until `is_done`, or (None) it is registered no more; show how far it is. ClickException when that
-    takes too long, or somebody undoes it."""
+    """Look at a node until `is_done`, or (None) it is registered no more, or anew; show how far it is. ClickException
+    when that takes too long, or somebody undoes it. `before`: what it was before the change."""
     import anyio
 
     seconds = math.inf if patience is None else patience.total_seconds()
-    leader, most, begun, told = _Leader(client), 0, False, False
+    most, begun, told = 0, False, False
     found: Standing | None = None
     with anyio.move_on_after(seconds), Progress() as progress:
         while True:
             seen = await leader.look()
             found = _standing(node, seen)
-            if found is None or is_done(found):
+            if found is None or (before is not None and found.store != before.store):
+                return None
+            if is_done(found):
                 return found
             if begun and found.standing == "in":
                 raise click.ClickException(f"{node} takes part again: somebody undid it")
@@ -172,7 +188,8 @@ def _left(node: str, found: Standing, most: int) -> str:
 def _standing(node: str, seen: dict[str, Any]) -> Standing | None:
     for row in seen.get("nodes") or ():
         if row.get("node") == node:
-            return Standing(str(row.get("standing")), int(row.get("replicas") or 0), bool(row.get("voter")))
+            replicas = int(row.get("replicas") or 0)
+            return Standing(str(row.get("standing")), replicas, bool(row.get("voter")), row.get("store_uuid"))
     return None
 
 

@@ -88,7 +88,7 @@ TYPE_OF: dict[int, int] = {
     Column.PRIORITY: TYPE_INT64,
     Column.TENANT: TYPE_BYTES,
     Column.UNIQUE_KEY: TYPE_BYTES,
-    Column.EXPECTED_VERSION: TYPE_INT64,
+    Column.EXPECTED_VERSION: TYPE_BYTES,
     Column.ORDERING_HASH: TYPE_INT64,
 }
 # Columns whose numbers are times: 0 to 2**48 - 1.

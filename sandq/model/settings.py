@@ -19,6 +19,13 @@
     dedup_window       duration  10m   0s to 7d                   how long a unique key stays taken after its delivery
     ordering           text            none (the default), key    key: one message of a key at a time; never changes
 
+A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as these, and
+
+    ttl                duration  none  1ms to 366d, or none       how long a value stays that was put without a ttl
+    history            duration  1m    0s to 366d                 how long every write can be read on, also one that
+                                                                  another one of its key came after
+    tombstone_retention  duration  24h  0s to 366d                how long it can be read on that a key was deleted
+
 A group may have its own `max_attempts` and `backoff`; what it has not is the topic's.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
@@ -78,24 +85,19 @@ class Backoff(schema.Section):
         }
 
 
-class TopicSettings(schema.Section):
-    """Settings of one topic. Made by `parse_settings` or `from_record`."""
+class _Settings(schema.Section):
+    """What topics of every kind have."""
 
     lease_ms: Annotated[int, schema.duration(1000, _DAY_MS // 2)] = Field(default=30_000, alias="lease")
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = 10
     backoff: Backoff = Backoff()
-    ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
-    delete_on_ack: bool = True
-    retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(default=0, alias="retention")
-    retain_ms: Annotated[int | None, _or_none(schema.duration(1000, 3660 * _DAY_MS))] = Field(
-        default=None, alias="retain"
-    )
-    retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
     group_ttl_ms: Annotated[int | None, _or_none(schema.duration(60_000, 366 * _DAY_MS))] = Field(
         default=7 * _DAY_MS, alias="group_ttl"
     )
-    dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
-    ordering: Literal["none", "key"] = "none"
+
+    def contradictions(self) -> list[str]:
+        """What does not go together."""
+        return self.backoff.contradictions()
 
     def record(self) -> dict[str, Any]:
         """What msgpack stores and replicas read; persisted: a key is never renamed."""
@@ -103,19 +105,57 @@ class TopicSettings(schema.Section):
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
             "backoff": self.backoff.record(),
+            "group_ttl_ms": self.group_ttl_ms,
+        }
+
+
+class CompactedSettings(_Settings):
+    """Settings of a compacted topic. Made by `parse_settings` or `from_record`."""
+
+    key_ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
+    history_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(default=60_000, alias="history")
+    tombstone_retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(
+        default=_DAY_MS, alias="tombstone_retention"
+    )
+
+    def record(self) -> dict[str, Any]:
+        """As those of a timer topic that keeps everything in its log; and what compaction goes by."""
+        return {
+            **TopicSettings(delete_on_ack=False, dedup_window=0).record(),
+            **super().record(),
+            "key_ttl_ms": self.key_ttl_ms,
+            "history_ms": self.history_ms,
+            "tombstone_retention_ms": self.tombstone_retention_ms,
+        }
+
+
+class TopicSettings(_Settings):
+    """Settings of a timer topic. Made by `parse_settings` or `from_record`."""
+
+    ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
+    delete_on_ack: bool = True
+    retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(default=0, alias="retention")
+    retain_ms: Annotated[int | None, _or_none(schema.duration(1000, 3660 * _DAY_MS))] = Field(
+        default=None, alias="retain"
+    )
+    retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
+    dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
+    ordering: Literal["none", "key"] = "none"
+
+    def record(self) -> dict[str, Any]:
+        return {
+            **super().record(),
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
             "retention_ms": self.retention_ms,
             "retain_ms": self.retain_ms,
             "retain_bytes": self.retain_bytes,
-            "group_ttl_ms": self.group_ttl_ms,
             "dedup_window_ms": self.dedup_window_ms,
             "ordering": self.ordering,
         }
 
     def contradictions(self) -> list[str]:
-        """What does not go together."""
-        found = self.backoff.contradictions()
+        found = super().contradictions()
         if not self.delete_on_ack:
             return found
         return found + [
@@ -132,21 +172,28 @@ class GroupSettings(schema.Section):
     backoff: Backoff = Backoff()
 
 
-def parse_settings(mapping: Mapping[str, object]) -> TopicSettings:
+Settings = TopicSettings | CompactedSettings
+TIMER, COMPACTED = "timer", "compacted"
+"""Kinds of topics."""
+CLASSES: dict[str, type[Settings]] = {TIMER: TopicSettings, COMPACTED: CompactedSettings}
+
+
+def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
     """The settings a user wrote, the rest by default; one InvalidSetting names every mistake."""
-    return _consistent(_validated(TopicSettings, mapping))
+    return _consistent(_validated(CLASSES[kind], mapping))
 
 
-def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object]) -> TopicSettings:
+def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
     """The settings of a record with those that a user wrote changed, of `backoff` key by key.
 
     InvalidSetting names every mistake; `ordering` stays what it was at the topic's creation. Only what is changed is
     checked against the ranges.
     """
-    present, given = from_record(record), _validated(TopicSettings, mapping)
+    present, given = from_record(record, kind), _validated(CLASSES[kind], mapping)
     changes = {field: getattr(given, field) for field in given.model_fields_set}
-    if given.ordering != present.ordering and "ordering" in changes:
-        raise _refused([f"ordering: it is {present.ordering!r} since the topic was created, and cannot be changed"])
+    was = getattr(present, "ordering", None)
+    if changes.get("ordering", was) != was:
+        raise _refused([f"ordering: it is {was!r} since the topic was created, and cannot be changed"])
     if "backoff" in changes:
         parts = {field: getattr(given.backoff, field) for field in given.backoff.model_fields_set}
         changes["backoff"] = present.backoff.model_copy(update=parts)
@@ -170,7 +217,7 @@ def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
     raise _refused(mistakes)
 
 
-def _consistent(settings: TopicSettings) -> TopicSettings:
+def _consistent(settings: Settings) -> Settings:
     mistakes = settings.contradictions()
     if mistakes:
         raise _refused(mistakes)
@@ -181,7 +228,7 @@ def _refused(mistakes: list[str]) -> InvalidSetting:
     return InvalidSetting("; ".join(mistakes), mistakes=mistakes)
 
 
-def from_record(record: Mapping[str, Any]) -> TopicSettings:
+def from_record(record: Mapping[str, Any], kind: str = TIMER) -> Settings:
     """The settings of a record: a key that an older version did not write has its default, unknown ones go.
 
     Not checked against the ranges: what was accepted once stays readable.
@@ -189,6 +236,7 @@ def from_record(record: Mapping[str, Any]) -> TopicSettings:
     backoff = dict(record.get("backoff", {}))
     if "factor_permille" in backoff:
         backoff["factor"] = backoff["factor_permille"] / 1000
-    known = {key: record[key] for key in TopicSettings.model_fields if key in record}
+    fields = CLASSES[kind].model_fields
+    known = {key: record[key] for key in fields if key in record}
     known["backoff"] = Backoff.model_construct(**{k: backoff[k] for k in Backoff.model_fields if k in backoff})
-    return TopicSettings.model_construct(**known)
+    return CLASSES[kind].model_construct(**known)

@@ -57,6 +57,12 @@ class LogReader:
         self.taken = (0, 0)
         self.passed = None
 
+    def look_anew(self, last: bytes) -> None:
+        """Rows up to this offset are others than they were."""
+        if last > self.cursor:
+            self.covered = self.cursor
+            self.entries.clear()
+
     def insert(self, added: list[LogEntry]) -> None:
         """Log rows were added, in order (always above the cursor: the placing rule)."""
         assert added[0].first > self.cursor, "a row below a cursor would never be delivered"

@@ -257,11 +257,14 @@ class TimerPartition:
         before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
         if before is not None:
             return before, 0
-        stored = self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
+        stored = self._store(index, place, command, view)
         if command.producer_id:
             self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
         self._trimmer.appended(self.now_ms)
         return stored, stored.count if isinstance(stored, Stored) else stored[1]
+
+    def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
+        return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
         settler, admin, now_ms = self._settler, self._admin, self.now_ms

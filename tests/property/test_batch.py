@@ -13,7 +13,7 @@ from sandq.model.errors import InvalidRequest
 
 BYTES = (Column.VALUE, Column.KEY, Column.HEADERS, Column.TENANT, Column.UNIQUE_KEY)
 TIMES = (Column.DELIVER_MS, Column.TTL_MS)
-INTS = (Column.PRIORITY, Column.EXPECTED_VERSION, Column.ORDERING_HASH)
+INTS = (Column.PRIORITY, Column.ORDERING_HASH)
 
 CELLS: dict[int, st.SearchStrategy[Any]] = {
     **{column: st.none() | st.binary(max_size=12) for column in BYTES},

@@ -116,10 +116,9 @@ def drops(host: GroupHost, step: Any) -> bool:
     return host.number != METADATA_GROUP and len(step.voters) < len(host.members.voters)
 
 
-def leaves(mover: Mover, host: GroupHost, node: str) -> bool:
+def leaves(mover: Mover, led: Any, node: str) -> bool:
     """Who leads, and is to go, hands over."""
-    wanted = mover._view.partition(host.number)
-    return wanted is not None and host.group.member not in wanted.members
+    return led.host.group.member not in led.wanted.members
 
 
 def learns(entries: int) -> Callable[..., bool]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.settings import parse_settings
+from sandq.model.settings import TIMER, parse_settings
 from sandq.partition import commands as c
 from sandq.partition import dead, rows
 from sandq.partition.delivery import Message, Reader
@@ -58,12 +58,15 @@ def by_key(unique_key: str) -> c.Target:
 
 
 class Bench:
+    kind = TIMER
+    machine_class: type[TimerPartition] = TimerPartition
+
     def __init__(self, **settings: Any) -> None:
         defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
-        self.settings = parse_settings(defaults | settings).record()
+        self.settings = parse_settings(defaults | settings, self.kind).record()
         self.stores = MemoryStores()
         self.view = View(self.stores)
-        self.machine = TimerPartition.load(0, self.settings, self.view)
+        self.machine = self.machine_class.load(0, self.settings, self.view)
         self.index = 0
         self.jobs = 0
         self.written = 0
@@ -83,7 +86,7 @@ class Bench:
     def restart(self) -> None:
         """Go on from rows alone."""
         self.view = View(self.stores)
-        self.machine = TimerPartition.load(0, {} if self.index else self.settings, self.view)
+        self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view)
 
     # -- commands, one an entry -----------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> Non
         server.registered["n3"]["standing"] = "in"
 
     server.registered["n3"]["replicas"] = 10**9
-    server.script[Type.CLUSTER_INFO] += [undone]
+    server.script[Type.CLUSTER_INFO] += [server.answer, undone]
     result = ctl("cluster", "drain", "n3")
     assert result.exit_code == 1 and "n3 takes part again: somebody undid it" in result.stderr
 
@@ -83,6 +83,19 @@ def test_remove_asks_and_waits_until_it_is_gone(
     assert "n3" not in server.registered and told[0] == "2 of 2 replicas left on n3"
     assert ctl("cluster", "remove", "n1", "--yes", "--no-wait").output == "n1 is being removed\n"
     assert server.registered["n1"]["standing"] == "removing"
+
+
+def test_a_node_that_came_anew_at_once_was_removed(ctl: Any, server: FakeServer) -> None:
+    """It waited under its name, with an empty disk: nobody saw the moment in which it was gone."""
+
+    def removed(connection: FakeConnection, frame: Any) -> None:
+        server.answer(connection, frame)
+        server.registered["n3"] |= {"standing": "in", "store_uuid": "another"}
+
+    server.registered["n3"]["replicas"] = 10**9
+    server.script[Type.NODE_CHANGE] += [removed]
+    result = ctl("cluster", "remove", "n3", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "n3 is removed\n")
 
 
 def test_transfer(ctl: Any, server: FakeServer) -> None:

@@ -1,0 +1,157 @@
+"""The latest value of every key of a compacted topic, and what a write may be conditioned on.
+
+The log keeps every write until it is compacted (`compaction.py`); here is what the last one of each key left. The
+version of a value is the offset of the write: it only rises, in the whole partition, so a version that was seen once
+never stands for another value, even after the key was deleted and written anew.
+
+Rows, PERSISTED::
+
+    "v" key                 `<B 3x I q 16s`: flags u8, three zero bytes, length of the headers u32, expires_ms i64
+                            (0: never), version 16; then the headers, then the value
+    "x" expires_ms u48, key a value that is gone at expires_ms, if it still says so itself
+    "o"                     [keys, bytes of their rows, when the next expires | nil, up to when was looked (ms)]
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from . import rows
+from .view import Row, View
+
+VALUE, EXPIRY, STATE = b"v", b"x", b"o"
+VALUE_HEADER = struct.Struct("<B3xIq16s")
+FLAG_HEADERS = 1
+_, _VALUE_STOP = rows.tag_bounds(VALUE)
+SWEEP_KEYS = 1000
+"""Values that are taken away in one step because their time is over."""
+
+
+class Value(NamedTuple):
+    """What a key has. `headers`: as they were sent (msgpack); `expires_ms`: 0 for never."""
+
+    version: bytes
+    value: bytes
+    headers: bytes | None = None
+    expires_ms: int = 0
+
+    def row(self) -> bytes:
+        headers = self.headers
+        flags = FLAG_HEADERS if headers is not None else 0
+        head = VALUE_HEADER.pack(flags, len(headers or b""), self.expires_ms, self.version)
+        return b"".join((head, headers or b"", self.value))
+
+    @classmethod
+    def load(cls, row: bytes) -> Value:
+        flags, length, expires_ms, version = VALUE_HEADER.unpack_from(row)
+        start = VALUE_HEADER.size
+        headers = row[start : start + length] if flags & FLAG_HEADERS else None
+        return cls(version, row[start + length :], headers, expires_ms)
+
+
+class KeyTable:
+    def __init__(self) -> None:
+        self.live = 0
+        """Keys that have a value."""
+        self.bytes = 0
+        """Of their rows, keys included."""
+        self.next_expiry_ms: int | None = None
+        """When the time of some value may be over."""
+        self._swept_ms = 0
+
+    def write(self, view: View) -> None:
+        """Put the state row. Called once for each set of changes that is written."""
+        view.put(STATE, rows.pack(self.live, self.bytes, self.next_expiry_ms, self._swept_ms))
+
+    def load(self, view: View) -> None:
+        row = view.get(STATE)
+        if row is not None:
+            self.live, self.bytes, self.next_expiry_ms, self._swept_ms = rows.unpack(row)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: Value, view: View) -> None:
+        """Let a key have this value."""
+        row = value.row()
+        self._forget(key, view)
+        self.live += 1
+        self.bytes += len(key) + len(row)
+        view.put(VALUE + key, row)
+        if value.expires_ms:
+            view.put(_expiry_key(value.expires_ms, key), b"")
+            self.next_expiry_ms = min(self.next_expiry_ms or value.expires_ms, value.expires_ms)
+
+    def delete(self, key: bytes, view: View) -> None:
+        """Let a key have none."""
+        if self._forget(key, view):
+            view.delete(VALUE + key)
+
+    def _forget(self, key: bytes, view: View) -> bool:
+        """Whether the key had a value: that is not counted any more."""
+        row = view.get(VALUE + key)
+        if row is None:
+            return False
+        self.live -= 1
+        self.bytes -= len(key) + len(row)
+        expires_ms = VALUE_HEADER.unpack_from(row)[2]
+        if expires_ms:
+            view.delete(_expiry_key(expires_ms, key))
+        return True
+
+    def expired(self, now_ms: int, view: View) -> list[bytes]:
+        """Keys whose value's time is over, the earliest first, a bounded number; they are to be deleted."""
+        if self.next_expiry_ms is None or self.next_expiry_ms > now_ms:
+            return []
+        # From where the last one ended: a scan from the start would walk over every row deleted so far.
+        start, stop = _expiry_key(self._swept_ms, b""), rows.tag_bounds(EXPIRY)[1]
+        found = view.scan(start, stop, limit=SWEEP_KEYS + 1, max_bytes=1 << 40)
+        due = [(_expiry_of(key), key[7:]) for key, _ in found]
+        over = [key for at_ms, key in due[:SWEEP_KEYS] if at_ms <= now_ms]
+        self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else None
+        self._swept_ms = due[len(over) - 1][0] if over else self._swept_ms
+        return over
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def version(self, key: bytes, now_ms: int, view: View) -> bytes | None:
+        """Of the value that a key has; None: it has none."""
+        row = view.get(VALUE + key)
+        if row is None:
+            return None
+        _, _, expires_ms, version = VALUE_HEADER.unpack_from(row)
+        return None if expires_ms and expires_ms <= now_ms else version
+
+    def is_latest(self, key: bytes, offset: bytes, view: View) -> bool | None:
+        """Whether the write at this offset is the one that the key's value came by; None: the key has no value."""
+        row = view.get(VALUE + key)
+        return None if row is None else VALUE_HEADER.unpack_from(row)[3] == offset
+
+    def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
+        """The row of the value that a key has."""
+        row = view.get(VALUE + key)
+        return None if row is None or _is_over(row, now_ms) else row
+
+    def scan(
+        self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, now_ms: int, view: View
+    ) -> tuple[list[Row], bytes | None]:
+        """Keys with start <= key < stop (None: to the last) and their values' rows, in order; at most `limit`, and not
+        beyond the one that reaches `max_bytes`. And the key to go on from; None: there are no more."""
+        end = _VALUE_STOP if stop is None else VALUE + stop
+        found = view.scan(VALUE + start, end, limit=limit, max_bytes=max_bytes)
+        is_cut = len(found) >= limit or sum([len(row) for _, row in found]) >= max_bytes
+        following = found[-1][0][1:] + b"\0" if is_cut and found else None
+        return [(key[1:], row) for key, row in found if not _is_over(row, now_ms)], following
+
+
+def _is_over(row: bytes, now_ms: int) -> bool:
+    expires_ms: int = VALUE_HEADER.unpack_from(row)[2]
+    return 0 < expires_ms <= now_ms
+
+
+def _expiry_key(expires_ms: int, key: bytes) -> bytes:
+    return EXPIRY + expires_ms.to_bytes(6, "big") + key
+
+
+def _expiry_of(key: bytes) -> int:
+    return int.from_bytes(key[1:7], "big")

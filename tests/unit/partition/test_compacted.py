@@ -1,0 +1,268 @@
+"""Keys and values, conditions, times to live, and what compaction leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.errors import InvalidRequest
+from sandq.partition import commands as c
+from sandq.partition import compaction
+from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
+from sandq.partition.keys import Value
+from tests.unit.partition.bench import T
+from tests.unit.partition.key_bench import KeyBench, writes_of
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+def test_the_last_write_wins() -> None:
+    bench = KeyBench()
+    first = bench.set("a", "1")
+    second = bench.set("a", "2", at=5)
+    assert bench.get("a") == "2" and first < second
+    bench.set("a", None, at=6)
+    assert bench.get("a") is None and bench.all() == {}
+    bench.write(("b", "1"), ("b", "2"), ("c", ""), at=7)
+    assert bench.all() == {"b": "2", "c": ""}
+    assert (bench.machine.keys.live, bench.status().messages) == (2, 6)
+
+
+def test_a_value_has_its_version_headers_and_time() -> None:
+    bench = KeyBench()
+    base, _ = bench.write(("a", "x"), ("b", "y"), headers=[b"\x80", None], ttls=[1000, None], at=3)
+    rows = [bench.machine.keys.get(key, T, bench.view) for key in (b"a", b"b")]
+    assert [Value.load(row) for row in rows if row] == [
+        Value(base, b"x", b"\x80", T + 1003),
+        Value(offsets.shift(base, 1), b"y", None, 0),
+    ]
+
+
+def test_conditions() -> None:
+    bench = KeyBench()
+    stored, version = bench.set_if("a", "1", ABSENT)
+    assert stored
+    assert bench.set_if("a", "2", ABSENT) == (False, version)
+    assert bench.set_if("a", "2", NO_VERSION) == (False, version)
+    stored, newer = bench.set_if("a", "2", version)
+    assert stored and newer > version
+    assert bench.set_if("a", "3", version) == (False, newer)
+    assert bench.set_if("a", None, newer)[0] and bench.get("a") is None
+    assert bench.set_if("a", "4", newer) == (False, NO_VERSION), "a version stands for one value only, for ever"
+
+
+def test_each_write_of_a_batch_is_conditioned_by_itself_and_in_its_order() -> None:
+    bench = KeyBench()
+    old = bench.set("a", "0")
+    stored = bench.write(
+        ("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"), ("c", "1"), expected=[old, old, ABSENT, None, old]
+    )
+    assert stored.refused == [(1, CHANGED), (4, CHANGED)]
+    assert bench.all() == {"a": "1", "b": "2"}
+    versions = [stored.offsets[at : at + 16] for at in range(0, 80, 16)]
+    assert versions[1] == versions[0] and versions[4] == NO_VERSION
+    assert [(key, value) for _, key, value in bench.log()] == [("a", "0"), ("a", "1"), ("b", "1"), ("b", "2")]
+
+
+def test_a_conditioned_write_that_is_sent_again_has_its_first_answer() -> None:
+    bench = KeyBench()
+    batch = writes_of([("a", "1"), ("b", "1")], expected=[ABSENT, NO_VERSION])
+    sent = c.Append(batch, 7, 1, 1, split=True)
+    first, again = bench.apply(0, sent)[0], bench.apply(1, sent)[0]
+    assert first == again and first.refused == [(1, CHANGED)]
+    assert bench.status().messages == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({Column.VALUE: [b"x"]}, "has a key"),
+        ({Column.VALUE: [b"x"], Column.KEY: [None]}, "has a key"),
+        ({Column.VALUE: [b"x"], Column.KEY: [b""]}, "has a key"),
+        ({Column.VALUE: [b"x"], Column.KEY: [b"a"], Column.DELIVER_MS: [T]}, "deliver_ms"),
+        ({Column.VALUE: [b"x"], Column.KEY: [b"a"], Column.UNIQUE_KEY: [b"u"]}, "unique_key"),
+        ({Column.VALUE: [b"x"], Column.KEY: [b"a"], Column.EXPECTED_VERSION: [b"short"]}, "16 bytes"),
+    ],
+)
+def test_what_is_no_write(columns: dict[int, list[object]], says: str) -> None:
+    bench = KeyBench()
+    result = bench.apply(0, c.Append(encode(columns)))[0]  # type: ignore[arg-type]
+    assert isinstance(result, InvalidRequest) and says in result.message
+    assert bench.status().messages == 0
+
+
+def test_nothing_is_cancelled_or_moved_here() -> None:
+    bench = KeyBench()
+    version = bench.set("a", "1")
+    target = (c.TARGET_ID, version)
+    refusals = bench.apply(1, c.Cancel([target]), c.Move([(target, 5, True)]), c.StartJob(bytes(16), "cancel", {}))
+    assert all(isinstance(refusal, InvalidRequest) for refusal in refusals) and bench.get("a") == "1"
+
+
+class TestTimeToLive:
+    def test_a_value_is_gone_in_time_and_deleted_for_all_to_see(self) -> None:
+        bench = KeyBench()
+        bench.set("a", "1", ttl=1000)
+        bench.set("b", "1")
+        assert bench.get("a", at=999) == "1" and bench.get("a", at=1000) is None
+        assert bench.all(at=1000) == {"b": "1"}
+        assert bench.status().upkeep_ms == T + 1000
+        assert bench.set_if("a", "2", ABSENT, at=1000)[0], "it is gone, whether or not it was taken away yet"
+        bench.set("a", "3", ttl=1000, at=2000)
+        bench.trim(at=3000)
+        assert [(key, value) for _, key, value in bench.log()][-1] == ("a", None)
+        assert bench.machine.keys.live == 1
+
+    def test_what_was_written_again_lives_on(self) -> None:
+        bench = KeyBench()
+        bench.set("a", "1", ttl=1000)
+        bench.set("a", "2", at=500)
+        bench.trim(at=2000)
+        assert bench.get("a", at=2000) == "2" and len(bench.log()) == 2
+
+    def test_the_topics_own(self) -> None:
+        bench = KeyBench(ttl="1s")
+        bench.set("a", "1")
+        bench.set("b", "1", ttl=5000)
+        assert bench.all(at=1000) == {"b": "1"}
+
+    def test_many_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sandq.partition.keys.SWEEP_KEYS", 3)
+        bench = KeyBench()
+        bench.write(*[(f"k{n}", "x") for n in range(10)], ttls=[1000 + n % 3 for n in range(10)])
+        bench.trim(at=1001)
+        assert sorted(bench.all(at=1001)) == ["k2", "k5", "k8"] == sorted(bench.all(at=0))
+        bench.trim(at=1002)
+        assert bench.all(at=0) == {} and bench.machine.keys.next_expiry_ms is None
+
+
+class TestScan:
+    def test_pages(self) -> None:
+        bench = KeyBench()
+        bench.write(*[(f"k{n:02}", "x" * n) for n in range(20)])
+        found, start = [], b""
+        while start is not None:
+            page, start = bench.machine.keys.scan(start, b"k15", limit=4, max_bytes=1 << 20, now_ms=T, view=bench.view)
+            found += [key for key, _ in page]
+        assert found == [b"k%02d" % n for n in range(15)]
+
+    def test_what_is_over_is_left_out_and_the_page_goes_on(self) -> None:
+        bench = KeyBench()
+        bench.write(*[(f"k{n}", "x") for n in range(6)], ttls=[1, 1, 1, None, 1, None])
+        page, start = bench.machine.keys.scan(b"", None, limit=3, max_bytes=1 << 20, now_ms=T + 1, view=bench.view)
+        assert page == [] and start is not None
+        page, start = bench.machine.keys.scan(start, None, limit=3, max_bytes=1 << 20, now_ms=T + 1, view=bench.view)
+        assert [key for key, _ in page] == [b"k3", b"k5"]
+
+
+class TestCompaction:
+    def compact(self, bench: KeyBench, at: int = HOUR) -> None:
+        bench.trim(at=at)
+
+    def test_the_last_write_of_each_key_stays(self) -> None:
+        bench = KeyBench()
+        for n in range(50):
+            bench.write(*[(f"k{key}", f"{n}") for key in range(4)], at=n)
+        versions = [offset for offset, _, _ in bench.log()][-4:]
+        self.compact(bench)
+        assert bench.log() == [(version, f"k{key}", "49") for key, version in enumerate(versions)]
+        assert bench.all() == dict.fromkeys(("k0", "k1", "k2", "k3"), "49")
+        assert (bench.status().messages, bench.machine.keys.live) == (4, 4)
+        assert bench.status().upkeep_ms is None, "nothing is left to do"
+
+    def test_what_is_left_of_a_batch_keeps_its_offsets(self) -> None:
+        bench = KeyBench()
+        base, _ = bench.write(("a", "1"), ("b", "1"), ("c", "1"), ("d", "x" * 10_000))
+        bench.write(("a", "2"), ("c", "2"), at=1)
+        self.compact(bench)
+        assert [(offset, key) for offset, key, _ in bench.log()][:2] == [
+            (offsets.shift(base, 1), "b"),
+            (offsets.shift(base, 3), "d"),
+        ]
+        bench.set("d", "2", at=HOUR)
+        self.compact(bench, at=2 * HOUR)
+        assert [key for _, key, _ in bench.log()] == ["b", "a", "c", "d"]
+        assert not bench.rows(b"p"), "no payload is left of what is gone"
+
+    def test_what_was_written_lately_stays(self) -> None:
+        bench = KeyBench(history="10m")
+        for n in range(5):
+            bench.set("a", str(n), at=n * 300_000)
+        bench.trim(at=1_250_000)
+        assert [value for _, _, value in bench.log()] == ["3", "4"]
+        bench.trim(at=HOUR)
+        assert [value for _, _, value in bench.log()] == ["4"]
+
+    def test_a_deletion_stays_for_its_time(self) -> None:
+        bench = KeyBench(tombstone_retention="2h")
+        bench.set("a", "1")
+        gone = bench.set("a", None, at=1000)
+        bench.set("b", "1", at=2000)
+        self.compact(bench)
+        assert [(key, value) for _, key, value in bench.log()] == [("a", None), ("b", "1")]
+        assert bench.machine.compactor.forgotten == offsets.FIRST
+        bench.trim(at=3 * HOUR)
+        assert [(key, value) for _, key, value in bench.log()] == [("b", "1")]
+        assert bench.machine.compactor.forgotten == gone
+
+    def test_a_deletion_before_another_write_goes_at_once(self) -> None:
+        bench = KeyBench()
+        bench.set("a", None)
+        bench.set("a", "1", at=1)
+        self.compact(bench)
+        assert [(key, value) for _, key, value in bench.log()] == [("a", "1")]
+
+    def test_groups_go_on(self) -> None:
+        """One that was behind sees what is left; one that holds something keeps it until it is done with it."""
+        bench = KeyBench(lease="12h")
+        for group in ("slow", "holds", "done"):
+            bench.open(group)
+        for n in range(10):
+            bench.write(("a", f"a{n}"), ("b", f"b{n}"), at=n)
+        (held,) = bench.lease(3, group="holds", at=10, ms=43_200_000)
+        (done,) = bench.lease(group="done", at=10)
+        bench.ack(done.token, at=10)
+        self.compact(bench)
+        assert bench.values([held]) == ["a0", "b0", "a1"]
+        assert bench.values(bench.lease(group="slow", at=HOUR)) == ["a0", "b0", "a1", "b1", "a9", "b9"]
+        assert bench.lease(group="done", at=HOUR) == []
+        statuses = {group.name: group for group in bench.status().groups}
+        assert statuses["done"].ready == 0
+        bench.ack(held.token, at=HOUR)
+        bench.set("c", "1", at=HOUR)
+        assert bench.values(bench.lease(group="holds", at=HOUR)) == ["b1", "a9", "b9", "1"]
+
+    def test_a_batch_with_little_to_lose_stays_whole(self) -> None:
+        bench = KeyBench()
+        bench.write(*[(f"k{n}", "1") for n in range(20)])
+        bench.write(*[(f"k{n}", "2") for n in range(2)], at=1)
+        self.compact(bench)
+        assert len(bench.log()) == 22 and len(bench.rows(b"m")) == 2
+
+    def test_bounded_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compaction, "STEP_ROWS", 3)
+        bench = KeyBench()
+        for n in range(50):
+            bench.set("a", str(n), at=n)
+        steps = 0
+        while bench.status().messages > 1:
+            before = bench.status().messages
+            bench.upkeep(at=HOUR)
+            steps += 1
+            assert before - bench.status().messages <= 3
+        assert steps >= 16
+        bench.restart()
+        self.compact(bench, at=HOUR)
+        assert [value for _, _, value in bench.log()] == ["49"]
+
+    def test_under_load_it_waits_until_it_is_worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compaction, "NEW_LEAST", 20)
+        bench = KeyBench(history="0s")
+        left = []
+        for n in range(120):
+            bench.set(f"k{n % 2}", str(n), at=n * 1000)
+            bench.trim(at=n * 1000)
+            left.append(bench.status().messages)
+        assert max(left) <= 26 and min(left[30:]) <= 4
