@@ -31,7 +31,7 @@ system:
 	@tests/install-system-packages
 
 test: $(STAMP) system
-	$(BIN)/pytest -n 2 -rs $(SUITES)
+	$(BIN)/pytest -n 2 --dist worksteal -rs $(SUITES)
 
 test-long: $(STAMP) system
 	TEST_RANDOM=1 $(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)

@@ -300,7 +300,8 @@ def _discovery(
 
 async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, serving: trio.Nursery) -> None:
     """Be a member of the cluster: form it, or go on in it."""
-    metadata = broker.engine.open_metadata(await cluster.formed())
+    beginning = await cluster.formed()
+    metadata = broker.engine.open_metadata(beginning.members, beginning.metadata_index)
     await broker.start(nursery, metadata)
     if metadata.ready:
         await cluster.register(metadata)

@@ -275,8 +275,8 @@ class Administration:
                 "failed some seconds after it is gone)",
                 node=node.node_id,
             )
-        if len(view.nodes) == 1:
-            raise Conflict(f"{node.node_id} is the only node", node=node.node_id)
+        if all(other.standing != IN for other in view.nodes.values() if other.node_id != node.node_id):
+            raise Conflict(f"{node.node_id} is the only node that is to stay", node=node.node_id)
         for topic in view.topics.values():
             for at, placed in enumerate(topic.partitions):
                 # Whoever leads it has a majority, and a failed node is no part of it.

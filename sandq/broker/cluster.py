@@ -20,7 +20,6 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
 from sandq.model.errors import Conflict, SandqError, TimedOut
-from sandq.raft import Members
 from sandq.storage import identity
 from sandq.storage.files import Files
 from sandq.storage.identity import Identity
@@ -32,7 +31,7 @@ from .engine import METADATA_GROUP, Engine
 from .forming import Forming, Way
 from .handover import hand_over
 from .host import GroupHost
-from .joining import Joining
+from .joining import Beginning, Joining
 from .latest import ANSWER_S
 from .moving import Mover
 from .peer_handshake import Peer, PeerIdentity
@@ -222,15 +221,15 @@ class Cluster:
             raise TimedOut(f"the cluster was not founded within {INIT_S:g} s; it may be yet: sandctl cluster info")
         return self._own.cluster_uuid
 
-    async def formed(self) -> Members:
-        """Wait until this node may take part in the metadata group; the configuration that its replica begins with."""
+    async def formed(self) -> Beginning:
+        """Wait until this node may take part in the metadata group; what its replica begins with."""
         if self._engine.pointers.get(METADATA_GROUP) is not None:
             self._forming.is_over()
-            return self._forming.founders  # not asked for: the replica is there
-        members, cluster_uuid = await self._forming.formed()
-        if cluster_uuid is not None:
-            await self._adopt(cluster_uuid)
-        return members
+            return Beginning(self._forming.founders)  # not asked for: the replica is there
+        beginning = await self._forming.formed()
+        if beginning.cluster_uuid is not None:
+            await self._adopt(beginning.cluster_uuid)
+        return beginning
 
     async def _adopt(self, cluster_uuid: str) -> None:
         """Belong to a cluster from now on, durably."""
@@ -249,6 +248,8 @@ class Cluster:
         """Keep metadata right about the nodes, when this node leads it; and take the cluster's UUID from it."""
         while True:
             view = self._broker.metadata
+            if self._engine.failed is not None:
+                self._traffic.tell_sick()
             try:
                 if view.cluster_uuid is not None:
                     await self._adopt(view.cluster_uuid)
@@ -310,7 +311,7 @@ class Cluster:
         return [self.identity(), *[peer.identity for peer in self.links.up.values()]]
 
     def _alive(self) -> list[tuple[str, str]]:
-        return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self._seen() if tags.NODE in found]
+        return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self._seen()]
 
 
 async def _nothing() -> None:

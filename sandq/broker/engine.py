@@ -110,12 +110,13 @@ class Engine:
         """The member that lives on this node."""
         return own_member(self.node_id, (*members.voters, *members.learners))
 
-    def open_metadata(self, members: Members | None = None) -> GroupHost:
-        """`members`: who founds it; this node alone, unless told otherwise."""
+    def open_metadata(self, members: Members | None = None, index: int = 0) -> GroupHost:
+        """`members`: who founds it; this node alone, unless told otherwise. `index`: for a new replica, what it says
+        before it got there is no news."""
         members = members or Members((member_id(self.node_id, 1),))
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
-        self.install([(METADATA_GROUP, own, members)])
+        self.install([(METADATA_GROUP, own, members)], index)
         host = self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store),

@@ -60,8 +60,8 @@ class Following:
         self._nursery: trio.Nursery
         self._changed = trio.Event()
         self._followed = trio.Event()
-        self._done: dict[str, Topic] = {}
-        """Name -> the topic as it was when all was done here that it asks for."""
+        self._done: dict[str, Topic] | None = None
+        """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
         catalog.until_followed = self.until_followed
 
     async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
@@ -96,8 +96,9 @@ class Following:
     async def _follow(self) -> None:
         view = self._catalog.view
         # A record is replaced whenever it changes: who has ten thousand partitions does not look at all of them then.
-        changed = [topic for name, topic in view.topics.items() if self._done.get(name) is not topic]
-        if changed or self._done.keys() - view.topics.keys():
+        done = self._done if self._done is not None else {}
+        changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
+        if changed or done.keys() - view.topics.keys() or self._done is None:
             await self._do(view, changed)
         self.index = view.applied_index
         self.on_followed(self.index)

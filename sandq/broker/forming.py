@@ -27,7 +27,7 @@ from sandq.model.members import member_id
 from sandq.raft import Members
 
 from .founding import Founding
-from .joining import FIRST_INCARNATION, Joining
+from .joining import FIRST_INCARNATION, Beginning, Joining
 from .peer_handshake import Peer
 
 T = TypeVar("T")
@@ -80,9 +80,8 @@ class Forming:
         self._founding = Founding(own_node, links, send, lambda: self._member() is not None)
         self.on_frame = self._founding.on_frame
 
-    async def formed(self) -> tuple[Members, str | None]:
-        """Wait until this node may take part: the configuration it begins with, and the cluster's UUID where there is
-        one already."""
+    async def formed(self) -> Beginning:
+        """Wait until this node may take part."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_waiting)
             found = await self._found()
@@ -146,9 +145,9 @@ class Forming:
 
     # -- the ways -------------------------------------------------------------------------------------------------
 
-    async def _found(self) -> tuple[Members, str | None]:
+    async def _found(self) -> Beginning:
         if self._way == "alone":
-            return self.founders, None
+            return Beginning(self.founders)
         if self._way == "named":
             return await self._all_named()
         if self._belongs() is not None:
@@ -156,17 +155,17 @@ class Forming:
             return await self._joining.until_welcome()
         return await _first(self._meet if self._way == "meets" else self._joining.until_welcome, self._by_hand)
 
-    async def _all_named(self) -> tuple[Members, str | None]:
+    async def _all_named(self) -> Beginning:
         """All are there and new; or there is a cluster, which has this node for a member, or takes it in."""
         while True:
-            up = {name: peer for name, peer in self._links().items() if name in self._ready()}
+            up = self._links()
             if any(peer.identity.cluster_uuid is not None for peer in up.values()):
                 return await self._joining.until_welcome()
-            if all(name in up and up[name].identity.cluster_uuid is None for name in self._named):
-                return self.founders, None
+            if all(name in up and name in self._ready() for name in self._named):
+                return Beginning(self.founders)
             await trio.sleep(LOOK_PAUSE_S)
 
-    async def _meet(self) -> tuple[Members, str | None]:
+    async def _meet(self) -> Beginning:
         while True:
             if self._member() is not None:
                 return await self._joining.until_welcome()
@@ -174,13 +173,13 @@ class Forming:
                 # Who does not answer, or refuses, is asked again: it may be gone by then, or have founded one.
                 with suppress(SandqError):
                     if await self._founding.decide(self._rivals) is None:
-                        return self.founders, None
+                        return Beginning(self.founders)
             await trio.sleep(LOOK_PAUSE_S)
 
-    async def _by_hand(self) -> tuple[Members, str | None]:
+    async def _by_hand(self) -> Beginning:
         await self._told.wait()
         # Taken in at the very same moment: then it is a member there.
-        return self._joining.welcomed or (self.founders, None)
+        return self._joining.welcomed or Beginning(self.founders)
 
     # -- what is seen ---------------------------------------------------------------------------------------------
 

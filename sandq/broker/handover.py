@@ -13,6 +13,8 @@ from .host import GroupHost
 
 HAND_OVER_S: Final = 3.0
 PAUSE_S: Final = 0.05
+AGAIN_S: Final = 10.0
+"""After a hand-over that did not come about: meanwhile nothing is taken."""
 
 
 async def hand_over(

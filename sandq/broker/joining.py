@@ -4,13 +4,17 @@ It asks every node of one cluster that it has a link with (JOIN) until one answe
 it in as a learner, so that it gets all of the metadata's log, registers it with its store, and tells it (WELCOME) which
 configuration it is part of; it begins its replica with that. Who of them votes, `steward.py` sees to.
 
+The metadata's log begins with what was long ago: a node that joins anew under its name would find itself a founder of
+groups that its lost disk was a member of. So WELCOME says how far metadata is, and what comes before is no news to it
+(`Pointers.metadata_index`).
+
 A node that lost its disk has another store UUID, is refused where it is known, and must not come back under its name as
 if nothing had been: only once it was removed it is taken in again, as another incarnation.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -25,12 +29,22 @@ from .replica import MetadataView
 JOIN: Final = 6
 """A frame: nothing in it; the link says who it is."""
 WELCOME: Final = 7
-"""A frame: [cluster UUID, voters, learners], these of the metadata group."""
+"""A frame: [cluster UUID, voters, learners, index]: members of the metadata group, and what it has applied."""
 VOTERS_MOST: Final = 5
 FIRST_INCARNATION: Final = 1
 ASK_PAUSE_S: Final = 0.5
 
 log = structlog.get_logger("sandq.cluster")
+
+
+class Beginning(NamedTuple):
+    """What a node's replica of the metadata group begins with."""
+
+    members: Members
+    cluster_uuid: str | None = None
+    """None: there is none yet."""
+    metadata_index: int = 0
+    """What metadata says before it got there is no news."""
 
 
 class Joining:
@@ -41,7 +55,7 @@ class Joining:
         self._links = links
         self._asking: set[str] = set()
         self._told: set[str] = set()
-        self._welcomed: tuple[Members, str] | None = None
+        self._welcomed: Beginning | None = None
         self._changed = trio.Event()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
@@ -49,7 +63,7 @@ class Joining:
         if kind == JOIN and body is None:
             self._asking.add(node)
         elif kind == WELCOME and _is_welcome(body):
-            self._heard_welcome(Members(body[1], body[2]), body[0])
+            self._heard_welcome(Beginning(Members(body[1], body[2]), body[0], body[3]))
         else:
             return False
         return True
@@ -57,12 +71,12 @@ class Joining:
     # -- who joins ------------------------------------------------------------------------------------------------
 
     @property
-    def welcomed(self) -> tuple[Members, str] | None:
+    def welcomed(self) -> Beginning | None:
         """What `until_welcome` gives, once it is there."""
         return self._welcomed
 
-    async def until_welcome(self) -> tuple[Members, str]:
-        """Ask until this node is taken in. The configuration it is part of, and the cluster's UUID."""
+    async def until_welcome(self) -> Beginning:
+        """Ask until this node is taken in."""
         asked = None
         while self._welcomed is None:
             there = {node: peer.identity.cluster_uuid for node, peer in self._links.up.items()}
@@ -77,9 +91,10 @@ class Joining:
                 await self._changed.wait()
         return self._welcomed
 
-    def _heard_welcome(self, members: Members, cluster_uuid: str) -> None:
+    def _heard_welcome(self, beginning: Beginning) -> None:
+        members = beginning.members
         if own_member(self._own_node, (*members.voters, *members.learners)) is not None:
-            self._welcomed = members, cluster_uuid
+            self._welcomed = beginning
             self._changed.set()
 
     # -- who leads the metadata group -----------------------------------------------------------------------------
@@ -108,7 +123,7 @@ class Joining:
         for node in sorted(self._asking):
             if self._is_registered(node, view):
                 self._asking.discard(node)
-                self._links.send(node, WELCOME, (view.cluster_uuid, *metadata.group.members))
+                self._links.send(node, WELCOME, (view.cluster_uuid, *metadata.group.members, view.applied_index))
 
     def linked_as_registered(self, view: MetadataView) -> list[str]:
         """Nodes that this one has a link with, and that have the store that is registered."""
@@ -146,6 +161,6 @@ def _next_incarnation(node: str, view: MetadataView) -> int:
 
 
 def _is_welcome(body: Any) -> bool:
-    if not isinstance(body, tuple) or [type(part) for part in body] != [str, tuple, tuple]:
+    if not isinstance(body, tuple) or [type(part) for part in body] != [str, tuple, tuple, int]:
         return False
-    return all(isinstance(member, str) for part in body[1:] for member in part)
+    return all(isinstance(member, str) for part in body[1:3] for member in part)

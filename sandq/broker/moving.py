@@ -25,7 +25,7 @@ from sandq.raft import Members
 
 from .catalog import Catalog
 from .engine import Engine
-from .handover import hand_over
+from .handover import AGAIN_S, hand_over
 from .host import GroupHost
 from .latest import ANSWER_S
 from .move_steps import is_whole, news, next_step
@@ -41,8 +41,6 @@ LED_S: Final = 5.0
 """So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked.
 And so long that one is there: who has just come has not all its links, and may not be elected."""
 HAND_OVER_S: Final = 1.0
-AGAIN_S: Final = 10.0
-"""After a hand-over that did not come about."""
 
 Report = tuple[int, int, bool]
 """(group, epoch, whole): of the committed configuration of a group led here, see `metadata.commands.Settle`."""
@@ -166,7 +164,11 @@ class Mover:
     def _step(self, led: _Led, up: Collection[str]) -> Members | str | None:
         group, members, wanted = led.host.group, led.host.members, led.wanted
         caught_up = [learner for learner in members.learners if group.has_caught_up(learner)]
-        able = [node for node in wanted.nodes if node in up and self.may_lead(node)]
+        able = [
+            node_of(member)
+            for member in wanted.members
+            if node_of(member) in up and self.may_lead(node_of(member)) and group.has_caught_up(member)
+        ]
         return next_step(wanted.members, members, group.member, caught_up, up, able)
 
     async def _change(self, led: _Led, step: Members) -> None:

@@ -18,10 +18,10 @@ from sandq.metadata.planning import is_lost, next_changes, next_voters
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
-from sandq.model.members import has_majority, member_id, node_of, own_member
+from sandq.model.members import has_majority, incarnation_of, member_id, node_of, own_member
 from sandq.raft import Members
 
-from .handover import hand_over
+from .handover import AGAIN_S, hand_over
 from .host import GroupHost, answers_of
 from .joining import VOTERS_MOST, Joining
 from .peer_handshake import PeerIdentity
@@ -31,6 +31,8 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
+SICK_S: Final = 3.0
+"""A node that has said so lately cannot write: it counts as one that is not there."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
 
@@ -58,7 +60,11 @@ class Steward:
         self._settled: dict[int, tuple[int, bool]] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
+        self._sick: dict[str, float] = {}
+        """Since when, likewise, it has not said so again."""
         self._looked_s = 0.0
+        self._not_before_s = 0.0
+        """When it is tried again to let another node lead metadata, which did not come about."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
         """For what it was found last that nothing is to be changed."""
 
@@ -66,6 +72,10 @@ class Steward:
         """What leaders of groups say: (group, epoch, whole), see `metadata.commands.Settle`."""
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
+
+    def sick(self, node: str) -> None:
+        """A node says that it cannot write any more."""
+        self._sick[node] = trio.current_time()
 
     async def tend(self, metadata: GroupHost) -> None:
         """Raises SandqError when something could not be done now."""
@@ -91,7 +101,7 @@ class Steward:
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is removed and comes anew
-            incarnation = int(member.rpartition("#")[2])
+            incarnation = incarnation_of(member)
             found = (peer.addresses, peer.zone, peer.weight, incarnation)
             if record is None or (record.addresses, record.zone, record.weight, record.incarnation) != found:
                 await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses), *found[1:]))
@@ -103,9 +113,11 @@ class Steward:
             self._missing.clear()
         self._looked_s = now_s
         there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
+        self._sick = {node: told_s for node, told_s in self._sick.items() if now_s - told_s < SICK_S}
+        self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
-            if (node.node_id, node.store_uuid) in there:
+            if (node.node_id, node.store_uuid) in there and node.node_id not in self._sick:
                 self._missing.pop(node.node_id, None)
                 if node.failed_since_ms is not None:
                     log.info("a node is back", back=node.node_id)
@@ -149,7 +161,8 @@ class Steward:
             if self._is_leaving(node, view):
                 return await metadata.change_members(Members(voters, rest))
         going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
-        if going and wanted <= voting:
+        now_s = trio.current_time()
+        if going and wanted - self._lost(view.nodes.values()) <= voting:
             up = {peer.node_id for peer in self._linked()}
             others = sorted([v for v in going if v != group.member], key=lambda voter: node_of(voter) in up)
             if others:
@@ -157,7 +170,10 @@ class Steward:
                 if has_majority(rest, up):  # else nothing could be changed any more
                     await metadata.change_members(Members(rest, learners))
                 return
-            await hand_over(lambda: [metadata], {node for node in wanted & up if self.may_lead(node)})
+            if now_s >= self._not_before_s:
+                able = {node for node in wanted & up if self.may_lead(node)}
+                if await hand_over(lambda: [metadata], able):
+                    self._not_before_s = trio.current_time() + AGAIN_S
 
     def _wanted_voters(self, metadata: GroupHost) -> set[str]:
         nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}

@@ -34,6 +34,7 @@ FOLLOWED: Final = 3
 ASKED: Final = 4
 TOLD: Final = 5
 SETTLED: Final = 9
+SICK: Final = 12
 """Kinds of frames; those of nodes that are not in a cluster yet are in `joining.py` and `founding.py`, those of the
 clocks in `clock_keeper.py`."""
 _TOLD_FIELDS: Final = ([int, int], [int, NoneType])
@@ -124,6 +125,8 @@ class Traffic:
         elif kind == SETTLED and _is_settled(body):
             self._steward.settled(body)
             self.wake()
+        elif kind == SICK and body is None:
+            self._steward.sick(node)
         else:
             return False
         return True
@@ -162,6 +165,14 @@ class Traffic:
             self.wake()
         elif leader is not None:
             self.links.send(leader, SETTLED, reports)
+
+    def tell_sick(self) -> None:
+        """This node cannot write any more: to who leads the metadata group, again and again."""
+        leader = self._broker.metadata_host.leader
+        if leader == self._engine.node_id:
+            self._steward.sick(leader)
+        elif leader is not None:
+            self.links.send(leader, SICK, None)
 
     async def until_others_followed(self, index: int) -> None:
         """Wait until the other nodes that can be reached have done what metadata said at an index."""

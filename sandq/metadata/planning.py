@@ -82,7 +82,8 @@ def next_changes(
     even = spread != sorted(balanced) and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
-        return [c.Balance(spread)]
+        # What has no leader at present could not be looked at.
+        return [c.Balance(spread)] if partitions.keys() <= set(led) else []
     return [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
 
 

@@ -13,6 +13,7 @@ import trio.testing
 from sandq.broker import founding
 from sandq.broker.forming import Forming, Way
 from sandq.broker.founding import AGREES, ASKS, FOUND, REFUSES, Founding
+from sandq.broker.joining import Beginning
 from sandq.broker.peer_handshake import Peer, PeerIdentity
 from sandq.errors import Conflict, Unavailable
 from sandq.model.members import member_id
@@ -173,12 +174,12 @@ class Bed:
     def __init__(self, way: Way, name: str = "b", belongs: str | None = None) -> None:
         self.seen: dict[str, Mapping[str, str]] = {}
         self.links: dict[str, Peer] = {}
-        self.welcomed: tuple[Members, str] | None = None
+        self.welcomed: Beginning | None = None
         self.forming = Forming(
             way, name, ["c"] if way == "named" else [], lambda: belongs, self,  # type: ignore[arg-type]
             self._send, lambda: self.links, list, lambda: list(self.seen.values()),
         )  # fmt: skip
-        self.found: tuple[Members, str | None] | None = None
+        self.found: Beginning | None = None
 
     def see(self, node: str, **tags: str) -> None:
         self.seen[node] = {"id": node, "cluster": "sandq", **tags}
@@ -191,7 +192,7 @@ class Bed:
         if body == ASKS:
             self.forming.on_frame(node, FOUND, AGREES)
 
-    async def until_welcome(self) -> tuple[Members, str]:
+    async def until_welcome(self) -> Beginning:
         while self.welcomed is None:  # noqa: ASYNC110 - the test says when
             await trio.sleep(0.1)
         return self.welcomed
@@ -201,7 +202,7 @@ class Bed:
 
     @property
     def founds(self) -> bool:
-        return self.found == (Members((member_id("b", 1),)), None)
+        return self.found == Beginning(Members((member_id("b", 1),)))
 
 
 async def test_who_meets_nobody_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
@@ -251,8 +252,8 @@ async def test_the_others_wait_until_it_has_and_join(autojump_clock: trio.testin
         bed.see("a", uuid="u")
         await trio.sleep(1)
         assert bed.found is None and "the cluster of a" in bed.forming.why()
-        bed.welcomed = members, "u"
-    assert bed.found == (members, "u")
+        bed.welcomed = Beginning(members, "u")
+    assert bed.found == Beginning(members, "u")
 
 
 async def test_the_next_one_does_when_it_is_gone(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,0 +1,142 @@
+"""What a second review found in moves, joining and removing."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.applier import Applier
+from sandq.broker.engine import METADATA_GROUP, Engine
+from sandq.broker.steward import FAILED_S
+from sandq.metadata import commands as m
+from sandq.metadata.records import REMOVING
+from sandq.model.errors import Conflict, SandqError
+from tests.scenarios.cluster import test_moves as moves
+from tests.scenarios.cluster.found import found_nodes
+from tests.scenarios.cluster.three import eventually
+from tests.unit.broker.test_steward import AFTER_MS, Bed
+from tests.unit.test_planning import changes, node, registry, topic
+
+NAMES = ("node1", "node2", "node3", "node4")
+
+
+async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it learned the metadata's log it did what that had said long ago: it installed empty replicas of its former
+    members, which had a vote by the configuration that their groups were founded with."""
+    installed: list[tuple[int, str]] = []
+    install, run = Engine.install, Applier.run
+    slow: list[Applier] = []
+
+    def watched(self: Engine, groups: Sequence[Any], metadata_index: int = 0) -> None:
+        if self.node_id == "node3":
+            installed.extend((group, member) for group, member, _ in groups if group != METADATA_GROUP)
+            slow.append(self.applier)
+        install(self, groups, metadata_index)
+
+    def one_by_one(self: Applier, tasks: Sequence[Any]) -> None:
+        """A slow store: each entry is seen by itself."""
+        for task in tasks if self in slow else ():
+            run(self, [task])
+            time.sleep(0.01)
+        if self not in slow:
+            run(self, list(tasks))
+
+    async with found_nodes(tmp_path, *NAMES) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=4, replicas=3)
+        await eventually(lambda: len(nodes.voters("node1")) == 4)
+        await moves.leading(nodes).drain("node3")
+        await eventually(lambda: moves.held(nodes)["node3"] == 0)
+        await moves.leading(nodes).remove("node3")
+        await moves.until_gone(nodes, "node3")
+        await nodes.stop("node3")
+        shutil.rmtree(nodes.data_dir("node3"))
+        monkeypatch.setattr(Engine, "install", watched)
+        monkeypatch.setattr(Applier, "run", one_by_one)
+        began = nodes.running["node1"].broker.metadata.applied_index
+        await nodes.start("node3")
+        await nodes.until_registered(*NAMES)
+        await eventually(lambda: moves.held(nodes)["node3"] > 0 and len(installed) > 0)
+        assert nodes.running["node3"].broker.engine.pointers.metadata_index >= began
+        parts = [p for t in nodes.running["node1"].broker.metadata.topics.values() for p in t.partitions]
+        now = {(p.group, member) for p in parts for member in (*p.members, *p.former)}
+        assert set(installed) <= now, "of a former life"
+
+
+async def test_the_replica_of_a_deleted_topic_goes_at_a_start_without_topics(tmp_path: Path) -> None:
+    """The node ended right before it was dropped; at the next start there was no topic, and nothing to be done."""
+    never = trio.Event()
+
+    async def held_up(*args: Any) -> None:
+        await never.wait()
+
+    async with found_nodes(tmp_path, "node1") as nodes:
+        serving = nodes.running["node1"]
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t")
+            serving.broker.following._remove = held_up  # type: ignore[method-assign]
+            with trio.move_on_after(1):
+                await client.admin.delete_topic("t")
+        assert len(serving.broker.engine.pointers.all()) == 2
+        await nodes.stop("node1")
+        await nodes.start("node1")
+        engine = nodes.running["node1"].broker.engine
+        await eventually(lambda: [pointer.group for pointer in engine.pointers.all()] == [METADATA_GROUP])
+
+
+async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
+    """Both were removed at once: what was left took nothing, and could not be taken back."""
+    async with found_nodes(tmp_path, "node1", "node2") as nodes:
+        await eventually(lambda: len(nodes.voters("node1")) == 2)
+        refused: list[SandqError] = []
+
+        async def remove(name: str) -> None:
+            try:
+                await moves.leading(nodes).remove(name)
+            except SandqError as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for name in ("node1", "node2"):
+                nursery.start_soon(remove, name)
+        assert len(refused) == 1 and isinstance(refused[0], Conflict) and "only node that is to stay" in str(refused[0])
+
+
+async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.MockClock) -> None:
+    """It is linked still, to be asked. What was to move to it never got there, and with 64 such moves nothing moves."""
+    bed = Bed("a", "b", "c")
+    await bed.tend(1)
+    for _ in range(round(FAILED_S) + 2):
+        bed.steward.sick("c")
+        await bed.tend(1)
+    assert bed.failed() == {"c"}
+    await bed.tend(5)
+    assert bed.failed() == set(), "it was mended, and started again"
+
+
+def test_what_was_not_led_was_not_evened_out() -> None:
+    nodes = registry(node("a"), node("b"))
+    topics = topic(("a",), ("a",))
+    assert changes(topics, nodes, balanced=(), not_led=(1, 2)) == []
+    assert isinstance(changes(topics, nodes, balanced=())[0], m.Assign)
+
+
+async def test_who_is_removed_does_not_wait_for_one_that_is_lost(autojump_clock: trio.testing.MockClock) -> None:
+    """A lost node was to vote in its place, and never could."""
+    bed = Bed("a", "b", "c", "d", voters=3)
+    bed.host.behind = {"d#1"}
+    await bed.tend(1)
+    bed.linked.discard("d")
+    await bed.tend(AFTER_MS / 1000 + FAILED_S + 1)
+    await bed.host.call(m.ChangeStanding("c", REMOVING))
+    await bed.tend(3)
+    assert bed.voting() == {"a", "b"} and "c" not in bed.host.state.nodes
