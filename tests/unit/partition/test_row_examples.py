@@ -15,7 +15,8 @@ from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition import keys, rows
+from sandq.partition.compacted import COMPACTION, CompactedPartition
 from sandq.partition.counts import Counts
 from sandq.partition.dead import bury
 from sandq.partition.dead import load as load_dead
@@ -216,6 +217,31 @@ def test_state() -> None:
     assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
 
 
+def test_keys() -> None:
+    row = example("value-row")
+    value = keys.Value(OFFSET, b"on", b"\x80", T + 60_000)
+    assert keys.Value.load(row) == value and value.row() == row
+    view = view_of()
+    table = keys.KeyTable()
+    table.put(b"lamp", value, view)
+    assert dict(view.drain()) == {b"vlamp": row, example("expiry-key"): b""}
+    partition = CompactedPartition.load(
+        3,
+        {},
+        view_of(
+            (rows.STATE_KEY, example("state-row")),
+            (keys.STATE, example("keys-row")),
+            (COMPACTION, example("compaction-row")),
+        ),
+    )
+    assert (partition.keys.live, partition.keys.bytes, partition.keys.next_expiry_ms) == (3, 120, T + 60_000)
+    assert partition.compactor.state() == (T + 5000, offsets.FIRST, T, None, T // 1000 - 60, 3, None)
+    again = view_of()
+    partition.write_state(again)
+    written = dict(again.drain())
+    assert (written[keys.STATE], written[COMPACTION]) == (example("keys-row"), example("compaction-row"))
+
+
 def test_producers() -> None:
     bench = Bench()
     bench.open()
@@ -263,7 +289,8 @@ def test_the_page_has_every_row_and_command() -> None:
     """What the code knows stands on the page under its tag and number."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
-    assert len(tags) == 18
+    tags |= {keys.VALUE, keys.EXPIRY, keys.STATE, COMPACTION}
+    assert len(tags) == 22
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:
