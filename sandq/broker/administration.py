@@ -28,7 +28,7 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.model.names import check_name
-from sandq.model.settings import parse_settings, update_settings
+from sandq.model.settings import COMPACTED, parse_settings, update_settings
 from sandq.partition import commands as c
 
 from .catalog import Catalog
@@ -105,7 +105,7 @@ class Administration:
         self._check_partitions(partitions)
         self._check_ready()
         self._check_replicas(replicas)
-        record = parse_settings(settings).record()
+        record = parse_settings(settings, kind).record()
 
         async def create() -> Topic:
             if name in self._view.topics:
@@ -131,9 +131,15 @@ class Administration:
 
         async def update() -> Topic:
             old = self._catalog.topic(name).record
-            record = update_settings(old.settings, settings).record()
+            record = update_settings(old.settings, settings, old.kind).record()
             there, copies = len(old.partitions), replicas or old.replicas
             more = (partitions or there) - there
+            if more and old.kind == COMPACTED:
+                raise InvalidRequest(
+                    f"topic {name!r} has {there} partitions for ever: it is compacted, and its keys are where they "
+                    "were put; make another topic and copy what this one holds",
+                    topic=name,
+                )
             if more < 0:
                 raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
             added = await self._place(more, copies) if more else []

@@ -129,7 +129,7 @@ class Engine:
         """Run the local replica of a partition, which was installed before."""
         return self._open(
             topic.partitions[partition].group,
-            lambda store: PartitionReplica(self.stores, store, partition, topic.first_settings),
+            lambda store: PartitionReplica(self.stores, store, partition, topic.first_settings, topic.kind),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 

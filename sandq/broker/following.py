@@ -18,6 +18,7 @@ import trio
 from sandq.metadata.records import Partition, Topic
 from sandq.model.config import NodeConfig
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
+from sandq.model.settings import COMPACTED
 from sandq.raft import Members
 
 from .catalog import Catalog, OpenTopic
@@ -161,7 +162,8 @@ class Following:
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._engine.pointers.get(partition.group) is not None:
                 delivery = opened.partitions[at] = self._deliver(topic, at, opened.stats)
-                opened.places[at] = Place(at, topic.initial_partitions, topic.settings["ordering"] == "key")
+                ordered, compacted = topic.settings["ordering"] == "key", topic.kind == COMPACTED
+                opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted)
                 fresh.append(delivery)
         for delivery in fresh:
             self._catalog.opened(topic.name, delivery)

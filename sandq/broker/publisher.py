@@ -10,9 +10,12 @@ from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS
+from sandq.partition.compacted import check_writes
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
+TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
+"""And those of a compacted topic."""
 _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that the log keeps message by message."""
 
@@ -23,6 +26,7 @@ class Place(NamedTuple):
     partition: int
     initial_partitions: int
     ordered: bool
+    compacted: bool = False
 
 
 class Checked(NamedTuple):
@@ -38,7 +42,7 @@ PLAIN_SINGLE = Checked(1, False)
 
 def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
     """Raises InvalidRequest, TooLarge, InvalidTime."""
-    value_bytes = plain_single(raw)
+    value_bytes = None if place.compacted else plain_single(raw)
     if value_bytes is not None and value_bytes <= limits.message_bytes:
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
@@ -46,18 +50,35 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
-    ignored = [column for column in batch.columns if column not in TAKEN]
+    taken = TAKEN_BY_KEY if place.compacted else TAKEN
+    ignored = [column for column in batch.columns if column not in taken]
     if ignored:
         names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
-        raise InvalidRequest(f"this version takes no {names} with a message")
+        where = " of a compacted topic" if place.compacted else ""
+        raise InvalidRequest(f"this version takes no {names} with a message{where}")
     _check_sizes(batch, limits)
     _check_times(batch, now_ms)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
+    if place.compacted:
+        return _check_writes(batch, place)
     if Column.UNIQUE_KEY in batch.columns:
         _check_unique_keys(batch, place)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
+
+
+def _check_writes(batch: Batch, place: Place) -> Checked:
+    """A key has its value where all look for it."""
+    check_writes(batch)
+    if place.initial_partitions > 1:
+        for position, key in enumerate(batch.bytes_column(Column.KEY) or ()):
+            wanted = partition_for(key or b"", place.initial_partitions)
+            if wanted != place.partition:
+                raise InvalidRequest(
+                    f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"
+                )
+    return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:

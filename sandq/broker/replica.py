@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
+from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
+from sandq.partition.compacted import CompactedPartition
 from sandq.partition.delivery import Piece, Reader
 from sandq.partition.holdings import Lease
 from sandq.partition.inspect import Inspector
@@ -19,6 +21,8 @@ from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores
 
 SCAN_BYTES = 1 << 40
+MACHINES: dict[str, type[TimerPartition]] = {TIMER: TimerPartition, COMPACTED: CompactedPartition}
+"""By kind of topic."""
 
 
 class StoreRows:
@@ -77,11 +81,11 @@ class Delivery:
 
 
 class PartitionReplica:
-    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any]) -> None:
+    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any], kind: str = TIMER) -> None:
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = Reader()
-        self.machine = TimerPartition.load(partition, settings, self._view)
+        self.machine = MACHINES[kind].load(partition, settings, self._view)
         self.inspector = Inspector(self.machine, self._view)
         """For calls on the apply thread."""
 
@@ -128,6 +132,30 @@ class PartitionReplica:
     def due_between(self, start_s: int, stop_s: int) -> int:
         """Messages whose second lies there: start <= second < stop (apply thread)."""
         return self.machine.log.counts.between(start_s, stop_s, self._view)
+
+    def values(self, keys: Sequence[bytes], now_ms: int, max_bytes: int) -> list[bytes | None]:
+        """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
+        reaches `max_bytes` (apply thread; a compacted topic's)."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        rows: list[bytes | None] = []
+        size = 0
+        for key in keys:
+            row = machine.keys.get(key, max(now_ms, machine.now_ms), self._view)
+            rows.append(row)
+            size += len(row or b"")
+            if size >= max_bytes:
+                break
+        return rows
+
+    def scan(
+        self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int
+    ) -> tuple[list[Row], bytes | None]:
+        """As `KeyTable.scan` (apply thread; a compacted topic's)."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        late_ms = max(now_ms, machine.now_ms)
+        return machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
         ranges = lease.select(lease.live)

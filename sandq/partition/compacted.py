@@ -60,7 +60,8 @@ class CompactedPartition(TimerPartition):
     # -- apply ----------------------------------------------------------------------------------------------------
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
-        writes = checked_writes(command.batch)
+        writes = Batch.parse(command.batch)
+        check_writes(writes)
         store = self._store_if if command.split else self._store_all
         self.compactor.appended(self.now_ms)
         return store(index, place, writes, view)
@@ -121,9 +122,8 @@ class CompactedPartition(TimerPartition):
         return used + len(over)
 
 
-def checked_writes(batch: bytes) -> Batch:
+def check_writes(writes: Batch) -> None:
     """Raises InvalidRequest unless a batch is one that a compacted topic takes."""
-    writes = Batch.parse(batch)
     foreign = [column.name.lower() for column in _FOREIGN if column in writes.columns]
     if foreign:
         raise InvalidRequest(f"a message of a compacted topic has no {foreign[0]}: it is a write, and is done at once")
@@ -133,7 +133,6 @@ def checked_writes(batch: bytes) -> Batch:
     expected = writes.bytes_column(Column.EXPECTED_VERSION) or ()
     if any(version and len(version) != offsets.OFFSET_BYTES for version in expected):
         raise InvalidRequest(f"a version has {offsets.OFFSET_BYTES} bytes; none at all mean that there is no value yet")
-    return writes
 
 
 def _not_here() -> InvalidRequest:

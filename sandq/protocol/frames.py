@@ -89,11 +89,13 @@ class Type(IntEnum):
     CLUSTER_INIT = 50
     NODE_CHANGE = 51
     TRANSFER = 52
+    KV_GET = 64
+    KV_SCAN = 65
     ERROR = 255
 
 
 RESERVED: Final = frozenset(
-    {*range(64, 72)}  # KV_*
+    {*range(66, 72)}  # KV_*
     | {*range(80, 86)}  # SCHEDULE_*
 )
 """Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""

@@ -8,8 +8,10 @@ from typing import Any
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.control import Control
+from sandq.broker.keyed import Keyed
 from sandq.model.errors import SandqError
 from sandq.protocol import requests_admin as admin
+from sandq.protocol import requests_keys as k
 from sandq.protocol import requests_messages as m
 from sandq.protocol.frames import Frame, Type, encode_reply
 from sandq.protocol.replies_messages import Piece, encode_fetch
@@ -26,6 +28,7 @@ class ControlSession:
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self._broker = broker
         self._control = Control(broker)
+        self._keyed = Keyed(broker)
         self._connection = connection
         self._info = info
         self.handlers: dict[int, Handler] = {
@@ -36,6 +39,8 @@ class ControlSession:
             Type.LIST: self._list,
             Type.FETCH: self._fetch,
             Type.FORECAST: self._forecast,
+            Type.KV_GET: self._kv_get,
+            Type.KV_SCAN: self._kv_scan,
             Type.JOB_START: self._job_start,
             Type.JOB_STATUS: self._job_status,
             Type.JOB_STOP: self._job_stop,
@@ -115,6 +120,25 @@ class ControlSession:
     def _forecast(self, frame: Frame) -> None:
         asked = m.Forecast.parse(frame)
         self._start(frame, lambda: self._control.forecast(*asked))
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def _kv_get(self, frame: Frame) -> None:
+        asked = k.KvGet.parse(frame)
+
+        async def get() -> tuple[Any]:
+            return (await self._keyed.get(*asked, k.ANSWER_BYTES),)
+
+        self._start(frame, get)
+
+    def _kv_scan(self, frame: Frame) -> None:
+        asked = k.KvScan.parse(frame)
+
+        async def scan() -> tuple[list[bytes], bytes | None]:
+            found, following = await self._keyed.scan(*asked)
+            return [part for row in found for part in row], following
+
+        self._start(frame, scan)
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import pack
-from sandq.protocol import requests, requests_admin
+from sandq.protocol import requests, requests_admin, requests_keys
 from sandq.protocol import requests_messages as messages
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.protocol.replies import (
@@ -62,6 +62,9 @@ EVERY: list[tuple[int, Any]] = [
     (Type.JOB_STATUS, messages.JobStatus("t", 0, JOB)),
     (Type.JOB_STOP, messages.JobStop("t", 0, JOB)),
     (Type.FORECAST, messages.Forecast("t", "hour", 3600)),
+    (Type.KV_GET, requests_keys.KvGet("t", 4095, [b"a", b"\xff"])),
+    (Type.KV_SCAN, requests_keys.KvScan("t", 0, b"", None, 10_000, 8 << 20)),
+    (Type.KV_SCAN, requests_keys.KvScan("t", 0, b"a", b"b", 1, 1)),
     (Type.TOPIC_CREATE, requests_admin.TopicCreate("t", "timer", 4, 3, {"lease": "30s"})),
     (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
@@ -115,6 +118,9 @@ def test_credit_has_no_request_id() -> None:
         (requests.Produce, [3, 1, "t", 0, -1, 0, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
         (requests.Produce, [3, 1, "t", 0, 0, 2**32, 0, 0, b""], r"field 4 \(epoch\)"),
         (requests.Metadata, [2, 1, "t"], "expected array or nil, got str"),
+        (requests_keys.KvGet, [64, 1, "t", 0, []], "1 to 10000 keys are asked for"),
+        (requests_keys.KvGet, [64, 1, "t", 0, ["a"]], "1 to 10000 keys are asked for, as bytes"),
+        (requests_keys.KvScan, [65, 1, "t", 0, b"", None, 0, 1], r"field 5 \(limit\): 0 is not within 1..10000"),
         (requests.Metadata, [2, 1, ["a", 1]], "item 2: expected str"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "", 1, None, "earliest", []], r"field 4 \(consumer_id\)"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "x" * 256, 1, None, "earliest", []], "256 characters"),
