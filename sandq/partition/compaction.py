@@ -3,7 +3,8 @@
 A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. A write that
 another one of its key came after goes; so does a deletion that is older than `tombstone_retention`. What stays keeps
 its offset, so groups and watchers go on where they were. A row with a message that some group holds stays as it is
-until the next pass, and one with little to lose does, too.
+until the next pass. Behind it no deletion goes in that pass: it may be of what stayed, and who reads from the beginning
+would hear of the value, and never that it is gone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ IDLE_MS = 5000
 NEW_LEAST = 100_000
 NEW_FACTOR = 4
 """Before that a pass waits for so many new messages, and for so many times as many as the last one left."""
-REWRITE_PART = 4
-"""A batch that has less to lose than this part of it stays whole."""
+AGAIN_MS = 60_000
+"""After a pass that had to keep what was held: before deletions are looked at again."""
 
 
 class Compactor:
@@ -55,12 +56,24 @@ class Compactor:
         """Messages that the last pass left."""
         self._kept_ms: int | None = None
         """When the earliest of the deletions was made that the pass, or the last one, kept."""
+        self._is_behind = False
+        """The pass has kept, for it was held, what nobody wants: deletions behind it stay."""
 
     def state(self) -> tuple[object, ...]:
-        return self.due_ms, self.forgotten, self._wrote_ms, self._at, self._until_s, self._left, self._kept_ms
+        return (
+            self.due_ms,
+            self.forgotten,
+            self._wrote_ms,
+            self._at,
+            self._until_s,
+            self._left,
+            self._kept_ms,
+            self._is_behind,
+        )
 
     def load(self, state: list[object]) -> None:
-        (self.due_ms, self.forgotten, self._wrote_ms, self._at, self._until_s, self._left, self._kept_ms) = state  # type: ignore[assignment]
+        self.due_ms, self.forgotten, self._wrote_ms, *rest = state  # type: ignore[assignment]
+        self._at, self._until_s, self._left, self._kept_ms, self._is_behind = rest  # type: ignore[assignment]
 
     def appended(self, now_ms: int) -> None:
         """There is more than before."""
@@ -92,11 +105,11 @@ class Compactor:
         """Whether a pass is worth it; then it begins."""
         until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
         new = self._log.counts.between(self._until_s, until_s, view)
-        is_idle = now_ms - self._wrote_ms >= IDLE_MS
-        enough = new > 0 if is_idle else new >= max(NEW_LEAST, NEW_FACTOR * self._left)
+        enough = new > 0 if self._is_quiet(now_ms) else new >= max(NEW_LEAST, NEW_FACTOR * self._left)
         if not enough and not self._forgets(now_ms):
             return False
         self._at, self._until_s, self._left, self._kept_ms = offsets.FIRST, until_s, 0, None
+        self._is_behind = False
         return True
 
     def _forgets(self, now_ms: int) -> bool:
@@ -143,7 +156,10 @@ class Compactor:
         fields = _fields(row, entry, view)
         wanted = [self._is_wanted(offset, each, now_ms, view) for offset, each in zip(run, fields, strict=True)]
         gone = [offset for offset, is_wanted in zip(run, wanted, strict=True) if not is_wanted]
-        if not gone or REWRITE_PART * len(gone) < count or held.any_between(entry.first, run[-1]):
+        if not gone:
+            return count
+        if held.any_between(entry.first, run[-1]):
+            self._is_behind = True
             return count
         self._log.delete_row(row[0], view)
         view.delete(rows.PAYLOAD + entry.first)
@@ -162,8 +178,9 @@ class Compactor:
         if is_latest is not None or Column.VALUE in fields:
             return bool(is_latest)
         made_ms = offsets.deliver_ms(offset)
-        if made_ms + self._retention_ms > now_ms:
-            self._kept_ms = made_ms if self._kept_ms is None else min(self._kept_ms, made_ms)
+        if made_ms + self._retention_ms > now_ms or self._is_behind:
+            since_ms = max(made_ms, now_ms - self._retention_ms + AGAIN_MS) if self._is_behind else made_ms
+            self._kept_ms = since_ms if self._kept_ms is None else min(self._kept_ms, since_ms)
             return True
         self.forgotten = max(self.forgotten, offset)
         return False

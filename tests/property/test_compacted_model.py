@@ -214,6 +214,11 @@ class Walk(RuleBasedStateMachine):
         assert status.messages == len(log)
         counts = self.bench.machine.log.counts
         assert counts.between(0, 1 << 40, self.bench.view) == len(log)
+        replayed: dict[str, str | None] = {key: value for _, key, value in log}
+        told = {key: value for key, value in replayed.items() if value is not None}
+        assert told == {key: value for key, (_, value, _) in self.live.items()}, (
+            "whoever reads all of it has all values"
+        )
         last = {key: (version, value) for version, key, value in self.history}
         kept = {version for version, _, _ in log}
         forgotten = self.bench.machine.compactor.forgotten
