@@ -39,8 +39,9 @@ class Keys:
             leader = self._nodes.leader()
             if leader is not None and leader in self._nodes.running:
                 try:
-                    client = await RawClient.connect(self._nodes.running[leader].client_port)
+                    client = await RawClient.connect(self._nodes.running[leader].client_port, hello=False)
                     try:
+                        await client.call(Type.HELLO, 1, "raw", {})
                         reply = await client.call(kind, "t", 0, *fields)
                     finally:
                         await trio.aclose_forcefully(client.stream)
