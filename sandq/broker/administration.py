@@ -28,12 +28,13 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.model.names import check_name
-from sandq.model.settings import COMPACTED, parse_settings, update_settings
+from sandq.model.settings import CLASSES, COMPACTED, parse_settings, update_settings
 from sandq.partition import commands as c
 
+from .calling import call_all
 from .catalog import Catalog
 from .following import Following
-from .host import GroupHost, call_all
+from .host import GroupHost
 from .replica import MetadataView
 from .routes import Routes
 
@@ -44,7 +45,6 @@ LEADERS_WAIT_S = 10.0
 """For all partitions of a new topic to be led, or one by the node that is to."""
 OTHERS_WAIT_S = 2.0
 """For the other nodes to know of a change before it is answered."""
-KINDS = ("timer",)
 
 
 class Administration:
@@ -100,8 +100,8 @@ class Administration:
     ) -> Topic:
         """Returns once the topic takes messages. Raises InvalidRequest, TopicExists."""
         check_name("topic", name)
-        if kind not in KINDS:
-            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(KINDS)}")
+        if kind not in CLASSES:
+            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
         self._check_partitions(partitions)
         self._check_ready()
         self._check_replicas(replicas)

@@ -21,13 +21,15 @@ from sandq.model.names import check_name
 from sandq.partition import commands as c
 
 from .administration import Administration
+from .calling import call_all, read_all
 from .catalog import Catalog, OpenTopic
 from .clock import GuardedClock
 from .deliverer import PartitionDelivery
 from .engine import Engine
 from .following import Following
-from .host import Done, GroupHost, call_all, read_all
+from .host import Done, GroupHost
 from .publisher import check_batch
+from .reading import Reading
 from .replica import Delivery, MetadataView
 from .routes import Route, Routes
 from .runner import Runner
@@ -36,6 +38,7 @@ from .subscribing import Subscriber, held_by, open_group
 from .subscription import Subscription
 from .taking import Taken, Taker, Taking, release
 from .timers import Timers
+from .watching import Watching
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -60,6 +63,8 @@ class Broker:
         """Waits until the other nodes that can be reached have done what metadata said at an index."""
         self.catalog = Catalog(engine, clock, timers, self.routes)
         self.following = Following(self.catalog, engine, runner, clock, timers, config, stats)
+        self.reading = Reading(runner)
+        self.watching = Watching(runner)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
@@ -72,6 +77,7 @@ class Broker:
     async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
         """Open what metadata places here. `nursery` outlives every connection."""
         self.metadata_host = metadata
+        self.reading.nursery = self.watching.nursery = nursery
         self.administration = Administration(
             metadata,
             self.catalog,

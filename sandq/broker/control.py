@@ -26,9 +26,9 @@ from sandq.partition.delivery import Piece
 from sandq.partition.inspect import UNITS_S, Inspector
 
 from .broker import Broker
+from .calling import call_all, read_all
 from .deliverer import PartitionDelivery
-from .host import Done, GroupHost, call_all, read_all
-from .replica import PartitionReplica
+from .host import Done, GroupHost
 
 T = TypeVar("T")
 
@@ -215,10 +215,7 @@ class Control:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before."""
         host = self._broker.partition(topic, partition).host
-        await host.read()
-        replica = host.replica
-        assert isinstance(replica, PartitionReplica)
-        return await self._broker.ask(lambda: question(replica.inspector))
+        return await self._broker.reading.ask(host, lambda replica: question(replica.inspector))
 
 
 def _members(host: GroupHost) -> list[dict[str, Any]]:

@@ -211,7 +211,17 @@ class GroupHost:
 
     async def call(self, command: Any) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
-        return (await call_all([(self, command)]))[0]
+        answered, answers = trio.Event(), []
+
+        def done(result: Any) -> None:
+            answers.append(result)
+            answered.set()
+
+        self.submit(command, done)
+        await answered.wait()
+        if isinstance(answers[0], SandqError):
+            raise answers[0]
+        return answers[0]
 
     async def read(self) -> None:
         """Wait until everything that was acknowledged before this call, by whomever, is applied here, and this node
@@ -247,11 +257,32 @@ class GroupHost:
         index = confirmation.index
         if index is None:
             raise self.not_leader()
+        await self._applied(index)
+        self.check_ready()
+
+    async def _applied(self, index: int) -> None:
         while self.status.applied_index < index:
-            changed = trio.Event()
-            self._readers.append(changed)
-            await changed.wait()
-            self.check_ready()
+            await self.changed()
+            if self._closed is not None:
+                raise self._closed
+
+    async def catch_up(self) -> float:
+        """Wait until what is known here to be committed is applied. How long ago (seconds) that was certainly all that
+        had been acknowledged. Raises NotLeader when that was never known here."""
+        age_s = self.group.age_s()
+        if self._closed is not None:
+            raise self._closed
+        if age_s is None:
+            raise self.not_leader()
+        began = trio.current_time()
+        await self._applied(self.group.commit_index)
+        return age_s + trio.current_time() - began
+
+    async def changed(self) -> None:
+        """Wait until something has been applied, or the node has begun or ceased to lead."""
+        changed = trio.Event()
+        self._readers.append(changed)
+        await changed.wait()
 
     def replace(self, replica: Replica, status: Any) -> None:
         """Go on with another state of the same group: that of a snapshot."""
@@ -344,41 +375,3 @@ class GroupHost:
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
         request.done(result)
-
-
-async def read_all(hosts: Sequence[GroupHost]) -> None:
-    """`GroupHost.read` of all of them, at once."""
-    for host, confirmation in [(host, host.begin_read()) for host in hosts]:
-        await host.finish_read(confirmation)
-
-
-async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
-    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
-    results = await answers_of(commands)
-    for result in results:
-        if isinstance(result, SandqError):
-            raise result
-    return results
-
-
-async def answers_of(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
-    """Submit all at once, and wait for all results; a SandqError stands where one failed."""
-    results: list[Any] = [None] * len(commands)
-    left = len(commands)
-    finished = trio.Event()
-
-    def done(at: int, result: Any) -> None:
-        nonlocal left
-        results[at] = result
-        left -= 1
-        if not left:
-            finished.set()
-
-    for at, (host, command) in enumerate(commands):
-        try:
-            host.submit(command, partial(done, at))
-        except SandqError as error:
-            done(at, error)
-    if commands:
-        await finished.wait()
-    return results

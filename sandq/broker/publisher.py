@@ -62,10 +62,22 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
         _check_ttls(batch)
     if place.compacted:
         return _check_writes(batch, place)
+    _check_values(batch)
     if Column.UNIQUE_KEY in batch.columns:
         _check_unique_keys(batch, place)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
+
+
+def _check_values(batch: Batch) -> None:
+    if Column.VALUE in batch.columns and batch.buffers(Column.VALUE)[0] is None:
+        return
+    for position, value in enumerate(batch.values()):
+        if value is None:
+            raise InvalidRequest(
+                f"message {position} of the batch has no value: only in a compacted topic is that something, namely "
+                "that its key is deleted"
+            )
 
 
 def _check_writes(batch: Batch, place: Place) -> Checked:

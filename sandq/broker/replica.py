@@ -11,6 +11,7 @@ from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
 from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
+from sandq.partition.changes import Changes, Watch, changes
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.delivery import Piece, Reader
 from sandq.partition.holdings import Lease
@@ -156,6 +157,12 @@ class PartitionReplica:
         assert isinstance(machine, CompactedPartition)
         late_ms = max(now_ms, machine.now_ms)
         return machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+
+    def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
+        """As `changes` (apply thread; a compacted topic's)."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        return changes(machine, watch, max_messages, max_bytes, self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
         ranges = lease.select(lease.live)

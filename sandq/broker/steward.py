@@ -21,8 +21,9 @@ from sandq.model.errors import SandqError
 from sandq.model.members import has_majority, incarnation_of, member_id, node_of, own_member
 from sandq.raft import Members
 
+from .calling import answers_of
 from .handover import AGAIN_S, hand_over
-from .host import GroupHost, answers_of
+from .host import GroupHost
 from .joining import VOTERS_MOST, Joining
 from .peer_handshake import PeerIdentity
 from .replica import MetadataView

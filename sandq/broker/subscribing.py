@@ -9,8 +9,8 @@ from sandq.model import offsets
 from sandq.model.limits import Limits
 from sandq.partition import commands as c
 
+from .calling import call_all
 from .deliverer import PartitionDelivery
-from .host import call_all
 from .replica import Delivery, PartitionReplica
 
 

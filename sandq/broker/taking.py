@@ -11,9 +11,9 @@ import trio
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
 
+from .calling import answers_of
 from .clock import GuardedClock
 from .deliverer import RETRY_MS, PartitionDelivery
-from .host import answers_of
 from .replica import Delivery
 from .timers import Timers
 

@@ -16,6 +16,8 @@
     │   ├── LeaseLost             LEASE_LOST          409
     │   ├── DuplicateKey          DUPLICATE_KEY       409
     │   ├── TooLate               TOO_LATE            409
+    │   ├── VersionChanged        VERSION_CHANGED     412
+    │   ├── HistoryGone           HISTORY_GONE        410
     │   ├── AlreadyStored         ALREADY_STORED      409
     │   └── ProducerFenced        PRODUCER_FENCED     409
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
@@ -157,6 +159,20 @@ class TooLate(Conflict):
     """The message cannot be cancelled or moved any more; details: its `state`: leased, acked, dead or gone."""
 
     code = "TOO_LATE"
+
+
+class VersionChanged(Conflict):
+    """The key has another version than the write was conditioned on; details: the `version` (text; None: no value)."""
+
+    code = "VERSION_CHANGED"
+    http_status = 412
+
+
+class HistoryGone(Conflict):
+    """Changes that a watch was to go on with have been compacted away."""
+
+    code = "HISTORY_GONE"
+    http_status = 410
 
 
 class AlreadyStored(Conflict):

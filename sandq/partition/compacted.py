@@ -105,6 +105,10 @@ class CompactedPartition(TimerPartition):
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
         raise _not_here()
 
+    def end(self) -> bytes:
+        """Below all that is stored from the next entry on, and not below what is stored by now."""
+        return self._latest(self.applied_index + 1, 0)
+
     # -- upkeep ---------------------------------------------------------------------------------------------------
 
     def _upkeep_ms(self) -> int | None:

@@ -44,6 +44,8 @@ class Compactor:
         """When to look next."""
         self.forgotten = offsets.FIRST
         """Deletions at or below this offset may be gone: who reads on from before it may have missed one."""
+        self.removed = offsets.FIRST
+        """Of what stood up to here something may be gone: who reads on from before it may have missed that."""
         self._log = log
         self._book = book
         self._keys = keys
@@ -63,6 +65,7 @@ class Compactor:
         return (
             self.due_ms,
             self.forgotten,
+            self.removed,
             self._wrote_ms,
             self._at,
             self._until_s,
@@ -72,7 +75,7 @@ class Compactor:
         )
 
     def load(self, state: list[object]) -> None:
-        self.due_ms, self.forgotten, self._wrote_ms, *rest = state  # type: ignore[assignment]
+        self.due_ms, self.forgotten, self.removed, self._wrote_ms, *rest = state  # type: ignore[assignment]
         self._at, self._until_s, self._left, self._kept_ms, self._is_behind = rest  # type: ignore[assignment]
 
     def appended(self, now_ms: int) -> None:
@@ -161,6 +164,7 @@ class Compactor:
         if held.any_between(entry.first, run[-1]):
             self._is_behind = True
             return count
+        self.removed = max(self.removed, gone[-1])
         self._log.delete_row(row[0], view)
         view.delete(rows.PAYLOAD + entry.first)
         size = 0

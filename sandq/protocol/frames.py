@@ -91,11 +91,12 @@ class Type(IntEnum):
     TRANSFER = 52
     KV_GET = 64
     KV_SCAN = 65
+    KV_WATCH = 66
     ERROR = 255
 
 
 RESERVED: Final = frozenset(
-    {*range(66, 72)}  # KV_*
+    {*range(67, 72)}  # KV_*
     | {*range(80, 86)}  # SCHEDULE_*
 )
 """Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""

@@ -21,7 +21,7 @@
 
 A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
 client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
-`encode_fetch` are the server's.
+`encode_pieces` are the server's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 
 _FETCH = _shape("FETCH reply", Field("next", bytes, optional=True), Field("closed_ms", int, maximum=U48_MAX))
-_PIECE = _shape("FETCH reply, piece", *PIECE)
+_PIECE = _shape("reply, piece", *PIECE)
 
 
 class FetchReply(NamedTuple):
@@ -84,19 +84,24 @@ class FetchReply(NamedTuple):
     def parse(cls, frame: Frame) -> FetchReply:
         _FETCH.check(frame)
         check_offset(_FETCH, 1, frame[2])
-        pieces = []
-        for start in range(4, len(frame), len(PIECE)):
-            fields = frame[start : start + len(PIECE)]
-            _PIECE.check([0, 0, *fields])
-            check_piece(_PIECE, 1, fields)
-            pieces.append(Piece._make(fields))
-        return cls(frame[2], frame[3], pieces)
+        return cls(frame[2], frame[3], parse_pieces(frame, 4))
 
 
-def encode_fetch(request_id: int, next_: bytes | None, closed_ms: int, pieces: Sequence[Piece]) -> bytes:
-    """The bytes of the reply to a FETCH; batches go in as they are."""
+def parse_pieces(frame: Frame, place: int) -> list[Piece]:
+    """The pieces of a reply, from a place in its frame on."""
+    pieces = []
+    for start in range(place, len(frame), len(PIECE)):
+        fields = frame[start : start + len(PIECE)]
+        _PIECE.check([0, 0, *fields])
+        check_piece(_PIECE, 1, fields)
+        pieces.append(Piece._make(fields))
+    return pieces
+
+
+def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece]) -> bytes:
+    """The bytes of a reply that ends with pieces; batches go in as they are."""
     packer = msgpack.Packer(autoreset=False)
-    fields = [0, request_id, next_, closed_ms, *chain.from_iterable(pieces)]
+    fields = [0, request_id, *head, *chain.from_iterable(pieces)]
     packer.pack_array_header(len(fields))
     for field in fields:
         packer.pack(field)

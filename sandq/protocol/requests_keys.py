@@ -1,55 +1,93 @@
-"""Requests about the keys of a compacted topic. They are written by PRODUCE.
+"""Requests about the keys of a compacted topic, and the client's side of the answers. Keys are written by PRODUCE.
 
-    KV_GET      64 [topic, partition, [key...]]
-    KV_SCAN     65 [topic, partition, start, stop | nil, limit, max_bytes]
+    KV_GET      64 [topic, partition, stale, [key...]]
+    KV_SCAN     65 [topic, partition, stale, start, stop | nil, limit, max_bytes]
+    KV_WATCH    66 [topic, partition, after | nil, mark | nil, every, start, stop | nil, max_messages, max_bytes,
+                    wait_ms]
 
 Answers, a value being `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
 then headers and value:
 
-    KV_GET      [[value | nil...]]: of the first keys, one at least; the rest is to be asked for again
-    KV_SCAN     [[key, value, key, value...], next start | nil]
+    KV_GET      [stale_ms, [value | nil...]]: of the first keys, one at least; the rest is to be asked for again
+    KV_SCAN     [stale_ms, [key, value, key, value...], next start | nil]
+    KV_WATCH    [through, mark, piece...]: pieces as in FETCH
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.offsets import PARTITION_MAX
 
-from .fields import Field, Shape
+from .fields import OFFSET_BYTES, Field, Shape, check_offset
 from .frames import Frame, Type, encode_frame
+from .replies_messages import Piece, parse_pieces
 
 KEYS_MOST: Final = 10_000
 """Of one request."""
 ANSWER_BYTES: Final = 8 << 20
 """An answer ends with the value that reaches this."""
+WATCHED_MOST: Final = 65_536
+"""Changes of one answer."""
+WAIT_MS_MOST: Final = 30_000
+"""For a change."""
+
+VALUE_HEADER: Final = struct.Struct("<B3xIq16s")
+FLAG_HEADERS: Final = 1
 
 _TOPIC: Final = Field("topic", str)
 _PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)
-_GET = Shape("KV_GET", _TOPIC, _PARTITION, Field("keys", list))
+_STALE: Final = Field("stale", bool)
+_RANGE: Final = (Field("start", bytes), Field("stop", bytes, optional=True))
+_GET = Shape("KV_GET", _TOPIC, _PARTITION, _STALE, Field("keys", list))
 _SCAN = Shape(
     "KV_SCAN",
     _TOPIC,
     _PARTITION,
-    Field("start", bytes),
-    Field("stop", bytes, optional=True),
+    _STALE,
+    *_RANGE,
     Field("limit", int, minimum=1, maximum=KEYS_MOST),
     Field("max_bytes", int, minimum=1, maximum=ANSWER_BYTES),
 )
+_WATCH = Shape(
+    "KV_WATCH",
+    _TOPIC,
+    _PARTITION,
+    Field("after", bytes, optional=True),
+    Field("mark", bytes, optional=True),
+    Field("every", bool),
+    *_RANGE,
+    Field("max_messages", int, minimum=1, maximum=WATCHED_MOST),
+    Field("max_bytes", int, minimum=1, maximum=ANSWER_BYTES),
+    Field("wait_ms", int, maximum=WAIT_MS_MOST),
+)
+_GOT = Shape("KV_GET reply", Field("stale_ms", int), Field("values", list), exact=False, error=ProtocolError)
+_SCANNED = Shape(
+    "KV_SCAN reply",
+    Field("stale_ms", int),
+    Field("rows", list),
+    Field("next", bytes, optional=True),
+    exact=False,
+    error=ProtocolError,
+)
+_WATCHED = Shape("KV_WATCH reply", Field("through", bytes), Field("mark", bytes), exact=False, error=ProtocolError)
 
 
 class KvGet(NamedTuple):
-    """What keys have."""
+    """What keys have. `stale`: as the node that is asked knows it, whether it leads or not."""
 
     topic: str
     partition: int
-    keys: list[bytes]
+    stale: bool
+    keys: Sequence[bytes]
 
     @classmethod
     def parse(cls, frame: Frame) -> KvGet:
         _GET.check(frame)
-        keys = frame[4]
+        keys = frame[5]
         if not 0 < len(keys) <= KEYS_MOST or not all(type(key) is bytes for key in keys):
             raise InvalidRequest(f"KV_GET: 1 to {KEYS_MOST} keys are asked for, as bytes")
         return cls._make(frame[2:])
@@ -63,6 +101,7 @@ class KvScan(NamedTuple):
 
     topic: str
     partition: int
+    stale: bool
     start: bytes
     stop: bytes | None
     limit: int
@@ -75,3 +114,98 @@ class KvScan(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.KV_SCAN, request_id, *self)
+
+
+class KvWatch(NamedTuple):
+    """Changes behind `after` (a version; None: from now on, which is answered at once) of the keys from `start` up to,
+    without, `stop`. `mark`: that of the answer before. `every`: also what a later write of its key came after. Waits up
+    to `wait_ms` for the first."""
+
+    topic: str
+    partition: int
+    after: bytes | None
+    mark: bytes | None
+    every: bool
+    start: bytes
+    stop: bytes | None
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+
+    @classmethod
+    def parse(cls, frame: Frame) -> KvWatch:
+        _WATCH.check(frame)
+        check_offset(_WATCH, 3, frame[4])
+        check_offset(_WATCH, 4, frame[5])
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.KV_WATCH, request_id, *self)
+
+
+class KeyValue(NamedTuple):
+    """A value as an answer holds it. `headers`: packed; `expires_ms`: 0 for never."""
+
+    version: bytes
+    value: bytes
+    headers: bytes | None
+    expires_ms: int
+
+    @classmethod
+    def parse(cls, row: bytes) -> KeyValue:
+        if type(row) is not bytes or len(row) < VALUE_HEADER.size:
+            raise ProtocolError(f"a value of {VALUE_HEADER.size} bytes at least is expected, got {str(row)[:100]}")
+        flags, length, expires_ms, version = VALUE_HEADER.unpack_from(row)
+        start = VALUE_HEADER.size + length
+        if start > len(row):
+            raise ProtocolError(f"a value of {len(row)} bytes with headers of {length}")
+        headers = row[VALUE_HEADER.size : start] if flags & FLAG_HEADERS else None
+        return cls(version, row[start:], headers, expires_ms)
+
+
+class KvValues(NamedTuple):
+    """The answer to a KV_GET: of the first keys."""
+
+    stale_ms: int
+    values: list[KeyValue | None]
+
+    @classmethod
+    def parse(cls, frame: Frame, asked: int) -> KvValues:
+        _GOT.check(frame)
+        rows = frame[3]
+        if not 0 < len(rows) <= asked:
+            raise ProtocolError(f"KV_GET reply: {len(rows)} values for {asked} keys")
+        return cls(frame[2], [None if row is None else KeyValue.parse(row) for row in rows])
+
+
+class KvPage(NamedTuple):
+    """The answer to a KV_SCAN. `next`: where to go on; None: there are no more."""
+
+    stale_ms: int
+    rows: list[tuple[bytes, KeyValue]]
+    next: bytes | None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> KvPage:
+        _SCANNED.check(frame)
+        cells = frame[3]
+        keys = cells[::2]
+        if len(cells) % 2 or not all(type(key) is bytes for key in keys):
+            raise ProtocolError("KV_SCAN reply: keys and values are expected in turn")
+        return cls(frame[2], list(zip(keys, map(KeyValue.parse, cells[1::2]), strict=True)), frame[4])
+
+
+class KvChanges(NamedTuple):
+    """The answer to a KV_WATCH. `through`: everything up to there was looked at."""
+
+    through: bytes
+    mark: bytes
+    pieces: list[Piece]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> KvChanges:
+        _WATCHED.check(frame)
+        for place in (1, 2):
+            if len(frame[place + 1]) != OFFSET_BYTES:
+                raise ProtocolError(f"KV_WATCH reply, field {place}: {OFFSET_BYTES} bytes are expected")
+        return cls(frame[2], frame[3], parse_pieces(frame, 4))

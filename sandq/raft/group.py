@@ -182,6 +182,20 @@ class Group:
         is_fresh = hooks.now_s() - self._round_s < ROUND_S
         return self.match_index(member) >= (self._round_commit if is_fresh else self.commit_index)
 
+    def age_s(self) -> float | None:
+        """How long ago what is known here to be committed was certainly all that was; None: that was never known."""
+        return self._inputs.age_s() if not self.is_leader else self._led_age_s()
+
+    def _led_age_s(self) -> float | None:
+        """Since a majority was heard, which nobody else can have led then."""
+        core, voters = self._core, self._members.voters
+        if self.commit_index < self.term_start:
+            return None
+        now_s, answered_s = hooks.now_s(), core._SyncObj__lastResponseTime
+        heard = [now_s if v == self.member else answered_s.get(hooks.member_node(v), -math.inf) for v in voters]
+        least_s = sorted(heard, reverse=True)[len(voters) // 2]
+        return now_s - least_s if math.isfinite(least_s) else None
+
     def needed_from(self, most_bytes: int) -> int:
         """The first entry that some member has not got from this leader, if the log is no longer than that."""
         if not self.is_leader or self.journal.size_bytes > most_bytes:

@@ -34,6 +34,8 @@ class Inputs:
         self.tried: set[str] = set()
         self.heard_s = -guards.MAX_ELECTION_S
         """When the leader was heard last."""
+        self.complete_s: float | None = None
+        """When the leader was heard last that committed here was all that is committed."""
         self.resend = False
         """A follower wants to be sent to from somewhere else: at once."""
         self.advanced = False
@@ -70,6 +72,10 @@ class Inputs:
         _HANDLERS[kind](self, sender, *fields)
         self._core._SyncObj__raftCommitIndex = guards.never_back(commit, self._commit_index)
 
+    def age_s(self) -> float | None:
+        """Of a follower, as `Group.age_s`."""
+        return hooks.now_s() - self.complete_s if self.complete_s is not None else None
+
     def _deliver(self, sender: str, message: dict[str, Any]) -> None:
         self._transport._onMessageReceived(hooks.member_node(sender), message)
 
@@ -94,6 +100,9 @@ class Inputs:
         self._transport.answering = seq
         with guards.hidden_suffix(journal, previous) if agrees else nullcontext():
             self._deliver(sender, message)
+        # What a leader says before it has committed an entry of its own term may be less than is committed.
+        if self._commit_index >= commit and journal.term_at(commit) == term:
+            self.complete_s = self.heard_s
 
     def _ack(self, sender: str, term: int, next_index: int, reset: bool, success: bool, seq: int) -> None:
         node = hooks.member_node(sender)

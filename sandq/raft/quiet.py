@@ -108,7 +108,7 @@ class Quiet:
             or known.id != leader
         ):
             return False
-        self._inputs.heard_s = now_s
+        self._inputs.heard_s = self._inputs.complete_s = now_s
         core._SyncObj__raftElectionDeadline = now_s + core._SyncObj__generateRaftTimeout()
         return True
 

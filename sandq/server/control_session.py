@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sandq.broker.broker import Broker
@@ -10,11 +10,13 @@ from sandq.broker.catalog import OpenTopic
 from sandq.broker.control import Control
 from sandq.broker.keyed import Keyed
 from sandq.model.errors import SandqError
+from sandq.partition import delivery
+from sandq.partition.changes import Watch
 from sandq.protocol import requests_admin as admin
 from sandq.protocol import requests_keys as k
 from sandq.protocol import requests_messages as m
 from sandq.protocol.frames import Frame, Type, encode_reply
-from sandq.protocol.replies_messages import Piece, encode_fetch
+from sandq.protocol.replies_messages import Piece, encode_pieces
 
 from .connection import Connection
 from .info import ServerInfo
@@ -41,6 +43,7 @@ class ControlSession:
             Type.FORECAST: self._forecast,
             Type.KV_GET: self._kv_get,
             Type.KV_SCAN: self._kv_scan,
+            Type.KV_WATCH: self._kv_watch,
             Type.JOB_START: self._job_start,
             Type.JOB_STATUS: self._job_status,
             Type.JOB_STOP: self._job_stop,
@@ -112,8 +115,7 @@ class ControlSession:
 
         async def fetch() -> bytes:
             pieces, following, closed_ms = await self._control.fetch(*asked)
-            sent = [Piece(p.offsets, p.ids, p.created_ms, p.live, p.batch) for p in pieces]
-            return encode_fetch(frame[1], following, closed_ms, sent)
+            return encode_pieces(frame[1], (following, closed_ms), _sent(pieces))
 
         self._connection.start(frame[1], fetch)
 
@@ -126,19 +128,32 @@ class ControlSession:
     def _kv_get(self, frame: Frame) -> None:
         asked = k.KvGet.parse(frame)
 
-        async def get() -> tuple[Any]:
-            return (await self._keyed.get(*asked, k.ANSWER_BYTES),)
+        async def get() -> tuple[int, list[bytes | None]]:
+            values, stale_ms = await self._keyed.get(*asked, k.ANSWER_BYTES)
+            return stale_ms, values
 
         self._start(frame, get)
 
     def _kv_scan(self, frame: Frame) -> None:
         asked = k.KvScan.parse(frame)
 
-        async def scan() -> tuple[list[bytes], bytes | None]:
-            found, following = await self._keyed.scan(*asked)
-            return [part for row in found for part in row], following
+        async def scan() -> tuple[int, list[bytes], bytes | None]:
+            (found, following), stale_ms = await self._keyed.scan(*asked)
+            return stale_ms, [part for row in found for part in row], following
 
         self._start(frame, scan)
+
+    def _kv_watch(self, frame: Frame) -> None:
+        asked = k.KvWatch.parse(frame)
+        watch = Watch(asked.after, asked.mark, asked.every, asked.start, asked.stop)
+
+        async def changes() -> bytes:
+            found = await self._keyed.changes(
+                asked.topic, asked.partition, watch, asked.max_messages, asked.max_bytes, asked.wait_ms
+            )
+            return encode_pieces(frame[1], (found.through, found.mark), _sent(found.pieces))
+
+        self._connection.start(frame[1], changes)
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 
@@ -243,3 +258,7 @@ class ControlSession:
     def _transfer(self, frame: Frame) -> None:
         asked = admin.Transfer.parse(frame)
         self._start(frame, lambda: self._broker.administration.transfer(*asked))
+
+
+def _sent(pieces: Sequence[delivery.Piece]) -> list[Piece]:
+    return [Piece(p.offsets, p.ids, p.created_ms, p.live, p.batch) for p in pieces]

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import Broker
-from sandq.broker.host import call_all
+from sandq.broker.calling import call_all
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.node import Serving, run_node

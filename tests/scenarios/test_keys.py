@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import sandq
-from sandq.broker import administration
 from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.partitioning import partition_for
@@ -27,11 +26,6 @@ MANY = 10_000
 ALL_BYTES = requests_keys.ANSWER_BYTES
 
 
-@pytest.fixture(autouse=True)
-def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration, "KINDS", ("timer", "compacted"))
-
-
 async def create(client: RawClient, partitions: int = 1, **settings: Any) -> list[Any]:
     return await client.call(Type.TOPIC_CREATE, "t", "compacted", partitions, 1, settings)
 
@@ -44,9 +38,9 @@ async def put(client: RawClient, *writes: tuple[bytes, bytes | None], partition:
 
 
 async def get(client: RawClient, *keys: bytes, partition: int = 0) -> list[bytes | None]:
-    reply = await client.call(Type.KV_GET, "t", partition, list(keys))
+    reply = await client.call(Type.KV_GET, "t", partition, False, list(keys))
     assert reply[0] == Type.REPLY, reply
-    return [None if row is None else Value.load(row).value for row in reply[2]]
+    return [None if row is None else Value.load(row).value for row in reply[3]]
 
 
 async def scan(client: RawClient, start: bytes = b"", stop: bytes | None = None, limit: int = MANY) -> list[Any]:
@@ -54,9 +48,9 @@ async def scan(client: RawClient, start: bytes = b"", stop: bytes | None = None,
     pages: list[tuple[list[bytes], bytes | None]] = []
     at: bytes | None = start
     while at is not None:
-        reply = await client.call(Type.KV_SCAN, "t", 0, at, stop, limit, ALL_BYTES)
-        at = reply[3]
-        pages.append((reply[2][::2], at))
+        reply = await client.call(Type.KV_SCAN, "t", 0, False, at, stop, limit, ALL_BYTES)
+        at = reply[4]
+        pages.append((reply[3][::2], at))
     return pages
 
 
@@ -95,7 +89,7 @@ async def test_conditions(client: RawClient) -> None:
     assert refused[2:] == [version + NO_VERSION, [[0, CHANGED], [1, CHANGED]]]
     changed = await put(client, (b"a", b"2"), expected_version=[version])
     assert changed[3] is None and changed[2] > version
-    (row,) = (await client.call(Type.KV_GET, "t", 0, [b"a"]))[2]
+    (row,) = (await client.call(Type.KV_GET, "t", 0, False, [b"a"]))[3]
     assert Value.load(row) == Value(changed[2], b"2")
 
 
@@ -141,10 +135,10 @@ async def test_what_is_no_write_is_refused(client: RawClient, columns: dict[str,
 
 async def test_only_compacted_topics_have_keys(client: RawClient) -> None:
     await client.create()
-    for asked in ((Type.KV_GET, "t", 0, [b"a"]), (Type.KV_SCAN, "t", 0, b"", None, 1, 1)):
+    for asked in ((Type.KV_GET, "t", 0, False, [b"a"]), (Type.KV_SCAN, "t", 0, False, b"", None, 1, 1)):
         reply = await client.call(*asked)
         assert reply[2:4] == ["INVALID", "topic 't' is a timer topic: only compacted ones have keys"]
-    assert (await client.call(Type.KV_GET, "nope", 0, [b"a"]))[2] == "UNKNOWN_TOPIC"
+    assert (await client.call(Type.KV_GET, "nope", 0, False, [b"a"]))[2] == "UNKNOWN_TOPIC"
 
 
 async def test_its_settings_and_its_partitions(client: RawClient, api: sandq.Client) -> None:

@@ -6,10 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
-from sandq.broker import administration
 from sandq.model.batch import Column, encode
 from sandq.partition.compacted import ABSENT
 from sandq.partition.keys import Value
@@ -20,11 +18,6 @@ from tests.scenarios.raw_client import RawClient
 TASKS = 3
 LATER = ("NOT_LEADER", "UNAVAILABLE", "OVERLOADED")
 """Nothing was done."""
-
-
-@pytest.fixture(autouse=True)
-def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration, "KINDS", ("timer", "compacted"))
 
 
 class Keys:
@@ -53,9 +46,9 @@ class Keys:
 
     async def get(self, key: bytes) -> Value | None:
         while True:
-            reply = await self._call(Type.KV_GET, [key])
+            reply = await self._call(Type.KV_GET, False, [key])
             if reply[0] == Type.REPLY:
-                (row,) = reply[2]
+                (row,) = reply[3]
                 return None if row is None else Value.load(row)
 
     async def swap(self, key: bytes, value: bytes, expected: bytes) -> bool | None:

@@ -26,7 +26,7 @@ from sandq.protocol.replies_messages import (
     MessageRecord,
     Outcome,
     Piece,
-    encode_fetch,
+    encode_pieces,
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
 from sandq.protocol.requests_admin import DeadList, GroupDelete, GroupSeek, GroupUpdate, TopicUpdate
@@ -205,7 +205,7 @@ class FakeMessages:
         count = min(request.max_messages, self.page_rows)
         pieces = [self.piece(rows[:count])] if rows else []
         following = rows[count].offset if len(rows) > count else None
-        connection.send(encode_fetch(frame[1], following, self.closed_ms, pieces))
+        connection.send(encode_pieces(frame[1], (following, self.closed_ms), pieces))
 
     @staticmethod
     def piece(rows: list[Stored]) -> Piece:

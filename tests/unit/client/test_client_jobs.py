@@ -28,7 +28,7 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node
-from sandq.protocol.replies_messages import Piece, encode_fetch
+from sandq.protocol.replies_messages import Piece, encode_pieces
 from tests.unit.client.fake_server import CUT, NOW_MS, FakeServer
 from tests.unit.client.helpers import QUICK
 
@@ -228,7 +228,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         for following, pieces in answers:
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, pieces=pieces: to.send(
-                    encode_fetch(frame[1], following, 9, pieces)
+                    encode_pieces(frame[1], (following, 9), pieces)
                 )
             )
         found = [message async for message in client.fetch("t", 0)]
@@ -242,7 +242,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         ):
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, piece=piece: to.send(
-                    encode_fetch(frame[1], following, 9, [piece])
+                    encode_pieces(frame[1], (following, 9), [piece])
                 )
             )
             with pytest.raises(ProtocolError):

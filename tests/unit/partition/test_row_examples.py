@@ -235,7 +235,7 @@ def test_keys() -> None:
         ),
     )
     assert (partition.keys.live, partition.keys.bytes, partition.keys.next_expiry_ms) == (3, 120, T + 60_000)
-    assert partition.compactor.state() == (T + 5000, offsets.FIRST, T, None, T // 1000 - 60, 3, None, False)
+    assert partition.compactor.state() == (T + 5000, offsets.FIRST, offsets.FIRST, T, None, T // 1000 - 60, 3, None, False)
     again = view_of()
     partition.write_state(again)
     written = dict(again.drain())

@@ -21,7 +21,7 @@ from sandq.protocol.replies_messages import (
     MessageRecord,
     Outcome,
     Piece,
-    encode_fetch,
+    encode_pieces,
     outcomes,
     page,
     why,
@@ -45,10 +45,10 @@ def test_pieces_of_a_fetch() -> None:
     pieces = [Piece(BASE, None, 5, None, b"one"), Piece(BASE * 2, NEXT * 2, bytes(16), [[0, 1]], b"two" * 50_000)]
     for count in (0, 1, 2):
         for following in (None, NEXT):
-            (frame,) = FrameReader().feed(encode_fetch(7, following, 99, pieces[:count]))
+            (frame,) = FrameReader().feed(encode_pieces(7, (following, 99), pieces[:count]))
             assert frame[:2] == [0, 7]
             assert FetchReply.parse(frame) == (following, 99, pieces[:count])
-    (frame,) = FrameReader().feed(encode_fetch(7, None, 99, pieces[:1] * 5000))
+    (frame,) = FrameReader().feed(encode_pieces(7, (None, 99), pieces[:1] * 5000))
     assert len(FetchReply.parse(frame).pieces) == 5000
 
 

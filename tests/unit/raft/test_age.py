@@ -1,0 +1,74 @@
+"""How old what a member knows may be: by what the leader told it last, or by whom the leader heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sandq.raft import wire
+from tests.unit.raft.table import Table
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    with Table("a", "b", "c") as table:
+        yield table
+
+
+def ages(table: Table) -> list[float | None]:
+    return [table.groups[name].age_s() for name in table.names]
+
+
+def test_before_there_is_a_leader_nobody_knows(table: Table) -> None:
+    assert ages(table) == [None, None, None]
+
+
+def test_who_is_told_is_up_to_date_and_grows_old(table: Table) -> None:
+    table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    assert ages(table) == [0, 0, 0]
+    table.now_s += 0.25
+    assert ages(table) == [0.25, 0.25, 0.25]
+    table.heartbeat("a")
+    table.settle(only_to=("a", "b"))
+    assert ages(table) == [0, 0, 0.25], "c was not told; a majority was heard"
+
+
+def test_who_lacks_what_is_committed_is_as_old_as_before(table: Table) -> None:
+    table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    table.now_s += 1
+    table.groups["a"].propose(b"x", lambda index, failure: None)
+    table.settle(only_to=("a", "b"))
+    assert table.groups["c"].age_s() == 1
+    table.heartbeat("a")
+    table.settle()
+    assert table.groups["c"].age_s() == 0 and table.groups["c"].commit_index == table.groups["a"].commit_index
+
+
+def test_a_new_leader_says_nothing_of_what_others_committed_until_it_has_committed_itself(table: Table) -> None:
+    table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    table.now_s += 0.25
+    group = table.groups["b"]
+    for other in table.groups.values():
+        other._inputs.heard_s = 0.0
+    group._core._SyncObj__raftElectionDeadline = 0
+    for _ in range(10):
+        if not group.is_leader:
+            table.deliver(drop=(wire.APPEND,), only_to=("b", "c"))
+            table.tick("b", "c")
+    assert group.is_leader
+    table.queue.clear()
+    assert group.age_s() is None, "it has committed nothing yet"
+    table.heartbeat("b")
+    table.deliver(only_to=("c",))
+    assert table.groups["c"].age_s() == 0.25, "what the new leader says is committed may be less than is"
+    table.settle()
+    table.heartbeat("b")
+    table.settle()
+    assert ages(table) == [0, 0, 0]
