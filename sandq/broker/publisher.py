@@ -10,7 +10,7 @@ from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS
-from sandq.partition.compacted import check_writes
+from sandq.partition.writes import Writes
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
@@ -82,10 +82,10 @@ def _check_values(batch: Batch) -> None:
 
 def _check_writes(batch: Batch, place: Place) -> Checked:
     """A key has its value where all look for it."""
-    check_writes(batch)
+    writes = Writes.of(batch)
     if place.initial_partitions > 1:
-        for position, key in enumerate(batch.bytes_column(Column.KEY) or ()):
-            wanted = partition_for(key or b"", place.initial_partitions)
+        for position, key in enumerate(writes.keys):
+            wanted = partition_for(key, place.initial_partitions)
             if wanted != place.partition:
                 raise InvalidRequest(
                     f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"

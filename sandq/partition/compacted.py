@@ -23,9 +23,9 @@ from .compaction import Compactor
 from .delivery import decode_fields
 from .keys import KeyTable, Value
 from .log import Stored
-from .rows import Fields
 from .timer import TimerPartition
 from .view import View
+from .writes import Writes
 
 ABSENT = b""
 """What a write names that is conditioned on its key having no value."""
@@ -33,7 +33,6 @@ CHANGED = "changed"
 """Why a conditioned write is refused; with it comes the version that there is, or `NO_VERSION`."""
 NO_VERSION = bytes(offsets.OFFSET_BYTES)
 COMPACTION = b"c"
-_FOREIGN = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KEY)
 
 
 class CompactedPartition(TimerPartition):
@@ -60,42 +59,48 @@ class CompactedPartition(TimerPartition):
     # -- apply ----------------------------------------------------------------------------------------------------
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
-        writes = Batch.parse(command.batch)
-        check_writes(writes)
-        store = self._store_if if command.split else self._store_all
+        batch = Batch.parse(command.batch)
+        writes = Writes.of(batch)
         self.compactor.appended(self.now_ms)
-        return store(index, place, writes, view)
+        if command.split:
+            return self._store_if(index, place, batch, writes, view)
+        return self._store_all(index, place, batch, writes, view)
 
-    def _store_all(self, index: int, place: int, writes: Batch, view: View) -> tuple[bytes, int]:
-        stored = self.log.append(index, place, c.Append(writes.raw), self.now_ms, self.floor_ms, view)
+    def _store_all(self, index: int, place: int, batch: Batch, writes: Writes, view: View) -> tuple[bytes, int]:
+        stored = self.log.append(index, place, c.Append(batch.raw), self.now_ms, self.floor_ms, view)
         assert not isinstance(stored, Stored), "nothing here comes later"
-        for version, fields in zip(offsets.run(*stored), decode_fields(writes), strict=True):
-            self._write(version, fields, view)
+        # Of several writes of a key only the last is seen.
+        versions = offsets.run(*stored)
+        for key, at in {key: at for at, key in enumerate(writes.keys)}.items():
+            self._write(key, versions[at], writes, at, view)
         return stored
 
-    def _store_if(self, index: int, place: int, writes: Batch, view: View) -> Stored:
+    def _store_if(self, index: int, place: int, batch: Batch, writes: Writes, view: View) -> Stored:
         """One at a time, for the next may be conditioned on this one."""
-        column = offsets.run(offsets.pack(self.floor_ms, index, place, self.partition), writes.count)
+        column = offsets.run(offsets.pack(self.floor_ms, index, place, self.partition), batch.count)
         refused: list[tuple[int, str]] = []
-        for at, fields in enumerate(decode_fields(writes)):
+        for at, fields in enumerate(decode_fields(batch)):
+            key = writes.keys[at]
             expected = fields.pop(Column.EXPECTED_VERSION, None)
-            present = self.keys.version(fields[Column.KEY], self.now_ms, view)
+            present = self.keys.version(key, self.now_ms, view)
             if expected is not None and expected != (present or ABSENT):
                 column[at] = present or NO_VERSION
                 refused.append((at, CHANGED))
                 continue
             self.log.append_one(column[at], fields, self.now_ms, view)
-            self._write(column[at], fields, view)
+            self._write(key, column[at], writes, at, view)
         return Stored(b"".join(column), refused)
 
-    def _write(self, version: bytes, fields: Fields, view: View) -> None:
-        key, value = fields[Column.KEY], fields.get(Column.VALUE)
+    def _write(self, key: bytes, version: bytes, writes: Writes, at: int, view: View) -> None:
+        value, headers, ttls = writes.values[at], writes.headers, writes.ttls_ms
         if value is None:
             self.keys.delete(key, view)
             return
-        ttl_ms = fields.get(Column.TTL_MS, self.settings["key_ttl_ms"])
+        ttl_ms = ttls[at] if ttls is not None else None
+        if ttl_ms is None:
+            ttl_ms = self.settings["key_ttl_ms"]
         expires_ms = 0 if ttl_ms is None else min(self.now_ms + ttl_ms, offsets.U48_MAX)
-        self.keys.put(key, Value(version, value, fields.get(Column.HEADERS), expires_ms), view)
+        self.keys.put(key, Value(version, value, headers[at] if headers is not None else None, expires_ms), view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
@@ -121,22 +126,9 @@ class CompactedPartition(TimerPartition):
         over = self.keys.expired(self.now_ms, view)
         if over:
             deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
-            self._store_all(index, place + used, deletions, view)
+            self._store_all(index, place + used, deletions, Writes.of(deletions), view)
             self.compactor.appended(self.now_ms)
         return used + len(over)
-
-
-def check_writes(writes: Batch) -> None:
-    """Raises InvalidRequest unless a batch is one that a compacted topic takes."""
-    foreign = [column.name.lower() for column in _FOREIGN if column in writes.columns]
-    if foreign:
-        raise InvalidRequest(f"a message of a compacted topic has no {foreign[0]}: it is a write, and is done at once")
-    keys = writes.bytes_column(Column.KEY)
-    if keys is None or not all(keys):
-        raise InvalidRequest("every message of a compacted topic has a key, of one byte at least")
-    expected = writes.bytes_column(Column.EXPECTED_VERSION) or ()
-    if any(version and len(version) != offsets.OFFSET_BYTES for version in expected):
-        raise InvalidRequest(f"a version has {offsets.OFFSET_BYTES} bytes; none at all mean that there is no value yet")
 
 
 def _not_here() -> InvalidRequest:

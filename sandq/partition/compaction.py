@@ -23,6 +23,7 @@ from .keys import KeyTable
 from .log import MessageLog
 from .rows import Fields, LogEntry
 from .view import Row, View
+from .writes import Writes
 
 STEP_ROWS = 1000
 STEP_MESSAGES = 5000
@@ -155,9 +156,8 @@ class Compactor:
     def _clean(self, row: Row, entry: LogEntry, held: _Held, now_ms: int, view: View) -> int:
         """Take out of a row what is not wanted any more. How many messages it has then."""
         count, run = entry.length, offsets.run(entry.first, entry.length)
-        created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
-        fields = _fields(row, entry, view)
-        wanted = [self._is_wanted(offset, each, now_ms, view) for offset, each in zip(run, fields, strict=True)]
+        writes = _writes(row, entry, view)
+        wanted = [self._is_wanted(offset, *write, now_ms, view) for offset, write in zip(run, writes, strict=True)]
         gone = [offset for offset, is_wanted in zip(run, wanted, strict=True) if not is_wanted]
         if not gone:
             return count
@@ -165,6 +165,8 @@ class Compactor:
             self._is_behind = True
             return count
         self.removed = max(self.removed, gone[-1])
+        created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
+        fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
         self._log.delete_row(row[0], view)
         view.delete(rows.PAYLOAD + entry.first)
         size = 0
@@ -177,9 +179,9 @@ class Compactor:
         self._count(gone, entry, size, view)
         return count - len(gone)
 
-    def _is_wanted(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> bool:
-        is_latest = self._keys.is_latest(fields[Column.KEY], offset, view)
-        if is_latest is not None or Column.VALUE in fields:
+    def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, now_ms: int, view: View) -> bool:
+        is_latest = self._keys.is_latest(key, offset, view)
+        if is_latest is not None or not is_deletion:
             return bool(is_latest)
         made_ms = offsets.deliver_ms(offset)
         if made_ms + self._retention_ms > now_ms or self._is_behind:
@@ -222,6 +224,16 @@ class _Held:
         """Whether one of these messages may be."""
         at = bisect_right(self._firsts, last)
         return at > 0 and self._lasts[at - 1] >= first
+
+
+def _writes(row: Row, entry: LogEntry, view: View) -> list[tuple[bytes, bool]]:
+    """The key of each message of a row, and whether it is a deletion."""
+    value = row[1]
+    if value[0] == rows.KIND_MESSAGE:
+        fields = load_message(view, entry.first, value).fields
+        return [(fields[Column.KEY], Column.VALUE not in fields)]
+    writes = Writes.of(Batch.parse(value[rows.LOG_HEADER.size :]))
+    return [(key, value is None) for key, value in zip(writes.keys, writes.values, strict=True)]
 
 
 def _fields(row: Row, entry: LogEntry, view: View) -> list[Fields]:

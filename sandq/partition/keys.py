@@ -26,6 +26,13 @@ FLAG_HEADERS = 1
 _, _VALUE_STOP = rows.tag_bounds(VALUE)
 SWEEP_KEYS = 1000
 """Values that are taken away in one step because their time is over."""
+KNOWN_KEYS = 8192
+"""Keys that were written lately, of which is kept in memory what the next write has to know of the last: half of what a
+write costs is to look for it among the rows. Twice as many are kept at most."""
+
+
+Known = tuple[int, int, bytes]
+"""What a write must know of the value before: bytes of its row, key included; expires_ms; version."""
 
 
 class Value(NamedTuple):
@@ -37,10 +44,10 @@ class Value(NamedTuple):
     expires_ms: int = 0
 
     def row(self) -> bytes:
-        headers = self.headers
-        flags = FLAG_HEADERS if headers is not None else 0
-        head = VALUE_HEADER.pack(flags, len(headers or b""), self.expires_ms, self.version)
-        return b"".join((head, headers or b"", self.value))
+        version, value, headers, expires_ms = self
+        if headers is None:
+            return VALUE_HEADER.pack(0, 0, expires_ms, version) + value
+        return VALUE_HEADER.pack(FLAG_HEADERS, len(headers), expires_ms, version) + headers + value
 
     @classmethod
     def load(cls, row: bytes) -> Value:
@@ -59,6 +66,9 @@ class KeyTable:
         self.next_expiry_ms: int | None = None
         """When the time of some value may be over."""
         self._swept_ms = 0
+        # A cache, never state: whatever it holds, the answers are those of the rows. Two generations.
+        self._young: dict[bytes, Known] = {}
+        self._old: dict[bytes, Known] = {}
 
     def write(self, view: View) -> None:
         """Put the state row. Called once for each set of changes that is written."""
@@ -73,31 +83,52 @@ class KeyTable:
 
     def put(self, key: bytes, value: Value, view: View) -> None:
         """Let a key have this value."""
+        before = self._young.get(key) or self._known(key, view)
+        if before is not None:
+            self._forget(key, before, view)
         row = value.row()
-        self._forget(key, view)
+        version, _, _, expires_ms = value
+        size = len(key) + len(row)
         self.live += 1
-        self.bytes += len(key) + len(row)
+        self.bytes += size
         view.put(VALUE + key, row)
-        if value.expires_ms:
-            view.put(_expiry_key(value.expires_ms, key), b"")
-            self.next_expiry_ms = min(self.next_expiry_ms or value.expires_ms, value.expires_ms)
+        self._remember(key, (size, expires_ms, version))
+        if expires_ms:
+            view.put(_expiry_key(expires_ms, key), b"")
+            self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
 
     def delete(self, key: bytes, view: View) -> None:
         """Let a key have none."""
-        if self._forget(key, view):
+        before = self._known(key, view)
+        if before is not None:
+            self._forget(key, before, view)
             view.delete(VALUE + key)
+            self._young.pop(key, None)
+            self._old.pop(key, None)
 
-    def _forget(self, key: bytes, view: View) -> bool:
-        """Whether the key had a value: that is not counted any more."""
-        row = view.get(VALUE + key)
-        if row is None:
-            return False
+    def _forget(self, key: bytes, value: Known, view: View) -> None:
+        """A value is not counted any more."""
+        size, expires_ms, _ = value
         self.live -= 1
-        self.bytes -= len(key) + len(row)
-        expires_ms = VALUE_HEADER.unpack_from(row)[2]
+        self.bytes -= size
         if expires_ms:
             view.delete(_expiry_key(expires_ms, key))
-        return True
+
+    def _known(self, key: bytes, view: View) -> Known | None:
+        """The value that a key has, be its time over or not."""
+        known = self._young.get(key) or self._old.get(key)
+        if known is None:
+            row = view.get(VALUE + key)
+            if row is not None:
+                _, _, expires_ms, version = VALUE_HEADER.unpack_from(row)
+                known = (len(key) + len(row), expires_ms, version)
+                self._remember(key, known)
+        return known
+
+    def _remember(self, key: bytes, value: Known) -> None:
+        if len(self._young) >= KNOWN_KEYS:
+            self._young, self._old = {}, self._young
+        self._young[key] = value
 
     def expired(self, now_ms: int, view: View) -> list[bytes]:
         """Keys whose value's time is over, the earliest first, a bounded number; they are to be deleted."""
@@ -116,16 +147,13 @@ class KeyTable:
 
     def version(self, key: bytes, now_ms: int, view: View) -> bytes | None:
         """Of the value that a key has; None: it has none."""
-        row = view.get(VALUE + key)
-        if row is None:
-            return None
-        _, _, expires_ms, version = VALUE_HEADER.unpack_from(row)
-        return None if expires_ms and expires_ms <= now_ms else version
+        known = self._known(key, view)
+        return None if known is None or 0 < known[1] <= now_ms else known[2]
 
     def is_latest(self, key: bytes, offset: bytes, view: View) -> bool | None:
         """Whether the write at this offset is the one that the key's value came by; None: the key has no value."""
-        row = view.get(VALUE + key)
-        return None if row is None else VALUE_HEADER.unpack_from(row)[3] == offset
+        known = self._known(key, view)
+        return None if known is None else known[2] == offset
 
     def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
         """The row of the value that a key has."""
