@@ -72,7 +72,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
 def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View) -> Piece | None:
     """What of a piece is asked for."""
     batch = Batch.parse(piece.batch)
-    keys, values = batch.bytes_column(Column.KEY), batch.values()
+    keys = batch.bytes_column(Column.KEY)
     assert keys is not None
     positions = _positions(piece, batch.count)
     wanted = []
@@ -81,7 +81,7 @@ def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View)
         assert key is not None
         if key < asked.start or (asked.stop is not None and key >= asked.stop):
             continue
-        if asked.every or _matters(key, values[position], _offset(piece, position), machine, view):
+        if asked.every or machine.keys.is_latest(key, _offset(piece, position), view):
             wanted.append(position)
     if len(wanted) == len(positions):
         return piece
@@ -92,12 +92,6 @@ def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View)
         created = b"".join([created[8 * at : 8 * at + 8] for at in wanted])
     column = b"".join([_offset(piece, position) for position in wanted])
     return Piece(column, None, created, None, batch.take(wanted), len(wanted))
-
-
-def _matters(key: bytes, value: bytes | None, offset: bytes, machine: CompactedPartition, view: View) -> bool:
-    """Whether a write is the last of its key, as far as is known."""
-    is_latest = machine.keys.is_latest(key, offset, view)
-    return value is None if is_latest is None else is_latest
 
 
 def _positions(piece: Piece, count: int) -> Sequence[int]:

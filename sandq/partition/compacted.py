@@ -94,7 +94,7 @@ class CompactedPartition(TimerPartition):
     def _write(self, key: bytes, version: bytes, writes: Writes, at: int, view: View) -> None:
         value, headers, ttls = writes.values[at], writes.headers, writes.ttls_ms
         if value is None:
-            self.keys.delete(key, view)
+            self.keys.delete(key, version, view)
             return
         ttl_ms = ttls[at] if ttls is not None else None
         if ttl_ms is None:

@@ -158,13 +158,19 @@ class Compactor:
         count, run = entry.length, offsets.run(entry.first, entry.length)
         writes = _writes(row, entry, view)
         wanted = [self._is_wanted(offset, *write, now_ms, view) for offset, write in zip(run, writes, strict=True)]
-        gone = [offset for offset, is_wanted in zip(run, wanted, strict=True) if not is_wanted]
+        gone = [at for at, is_wanted in enumerate(wanted) if not is_wanted]
         if not gone:
             return count
         if held.any_between(entry.first, run[-1]):
             self._is_behind = True
+            self._keeps(now_ms - self._retention_ms + AGAIN_MS)
             return count
-        self.removed = max(self.removed, gone[-1])
+        for at in gone:
+            key, is_deletion = writes[at]
+            if is_deletion and self._keys.is_latest(key, run[at], view):
+                self._keys.forget_deletion(key, view)
+                self.forgotten = max(self.forgotten, run[at])
+        self.removed = max(self.removed, run[gone[-1]])
         created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
         fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
         self._log.delete_row(row[0], view)
@@ -176,20 +182,26 @@ class Compactor:
                 size += left.size
                 for key, value in stored:
                     view.put(key, value)
-        self._count(gone, entry, size, view)
+        self._count([run[at] for at in gone], entry, size, view)
         return count - len(gone)
 
     def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, now_ms: int, view: View) -> bool:
-        is_latest = self._keys.is_latest(key, offset, view)
-        if is_latest is not None or not is_deletion:
-            return bool(is_latest)
-        made_ms = offsets.deliver_ms(offset)
-        if made_ms + self._retention_ms > now_ms or self._is_behind:
-            since_ms = max(made_ms, now_ms - self._retention_ms + AGAIN_MS) if self._is_behind else made_ms
-            self._kept_ms = since_ms if self._kept_ms is None else min(self._kept_ms, since_ms)
+        if not self._keys.is_latest(key, offset, view):
+            return False
+        if not is_deletion:
             return True
-        self.forgotten = max(self.forgotten, offset)
+        made_ms = offsets.deliver_ms(offset)
+        if self._is_behind:
+            self._keeps(max(made_ms, now_ms - self._retention_ms + AGAIN_MS))
+            return True
+        if made_ms + self._retention_ms > now_ms:
+            self._keeps(made_ms)
+            return True
         return False
+
+    def _keeps(self, made_ms: int) -> None:
+        """A deletion of then stays in this pass."""
+        self._kept_ms = made_ms if self._kept_ms is None else min(self._kept_ms, made_ms)
 
     def _count(self, gone: list[bytes], entry: LogEntry, size: int, view: View) -> None:
         """These messages of a row are no more, and what is left of it has another size."""

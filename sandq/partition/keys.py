@@ -1,15 +1,18 @@
 """The latest value of every key of a compacted topic, and what a write may be conditioned on.
 
-The log keeps every write until it is compacted (`compaction.py`); here is what the last one of each key left. The
-version of a value is the offset of the write: it only rises, in the whole partition, so a version that was seen once
-never stands for another value, even after the key was deleted and written anew.
+The log keeps every write until it is compacted (`compaction.py`); here is what the last one of each key left, be it
+that the key has no value: as long as the log tells that. The version of a value is the offset of the write: it only
+rises, in the whole partition, so a version that was seen once never stands for another value, even after the key was
+deleted and written anew.
 
 Rows, PERSISTED::
 
     "v" key                 `<B 3x I q 16s`: flags u8, three zero bytes, length of the headers u32, expires_ms i64
                             (0: never), version 16; then the headers, then the value
     "x" expires_ms u48, key a value that is gone at expires_ms, if it still says so itself
-    "o"                     [keys, bytes of their rows, when the next expires | nil, up to when was looked (ms)]
+    "y" key                 version 16: of the deletion that was the key's last write, while the log has it
+    "o"                     [keys, bytes of their rows, when the next expires | nil, up to when was looked (ms),
+                            deletions]
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from typing import NamedTuple
 from . import rows
 from .view import Row, View
 
-VALUE, EXPIRY, STATE = b"v", b"x", b"o"
+VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
 VALUE_HEADER = struct.Struct("<B3xIq16s")
 FLAG_HEADERS = 1
+_NEVER = bytes(8)
+"""The time in most rows, and the place where it stands (8 to 16): they are looked at once for each key of a scan."""
 _, _VALUE_STOP = rows.tag_bounds(VALUE)
 SWEEP_KEYS = 1000
 """Values that are taken away in one step because their time is over."""
@@ -63,6 +68,8 @@ class KeyTable:
         """Keys that have a value."""
         self.bytes = 0
         """Of their rows, keys included."""
+        self.deletions = 0
+        """Keys that have none, and of which the log tells so."""
         self.next_expiry_ms: int | None = None
         """When the time of some value may be over."""
         self._swept_ms = 0
@@ -72,12 +79,12 @@ class KeyTable:
 
     def write(self, view: View) -> None:
         """Put the state row. Called once for each set of changes that is written."""
-        view.put(STATE, rows.pack(self.live, self.bytes, self.next_expiry_ms, self._swept_ms))
+        view.put(STATE, rows.pack(self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions))
 
     def load(self, view: View) -> None:
         row = view.get(STATE)
         if row is not None:
-            self.live, self.bytes, self.next_expiry_ms, self._swept_ms = rows.unpack(row)
+            self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions = rows.unpack(row)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -86,6 +93,8 @@ class KeyTable:
         before = self._young.get(key) or self._known(key, view)
         if before is not None:
             self._forget(key, before, view)
+        elif self.deletions:
+            self.forget_deletion(key, view)
         row = value.row()
         version, _, _, expires_ms = value
         size = len(key) + len(row)
@@ -97,14 +106,23 @@ class KeyTable:
             view.put(_expiry_key(expires_ms, key), b"")
             self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
 
-    def delete(self, key: bytes, view: View) -> None:
-        """Let a key have none."""
+    def delete(self, key: bytes, version: bytes, view: View) -> None:
+        """Let a key have none; `version`: of the write that says so."""
         before = self._known(key, view)
         if before is not None:
             self._forget(key, before, view)
             view.delete(VALUE + key)
             self._young.pop(key, None)
             self._old.pop(key, None)
+        if before is not None or view.get(DELETION + key) is None:
+            self.deletions += 1
+        view.put(DELETION + key, version)
+
+    def forget_deletion(self, key: bytes, view: View) -> None:
+        """The log tells no more that a key has no value, if it did."""
+        if view.get(DELETION + key) is not None:
+            view.delete(DELETION + key)
+            self.deletions -= 1
 
     def _forget(self, key: bytes, value: Known, view: View) -> None:
         """A value is not counted any more."""
@@ -150,10 +168,10 @@ class KeyTable:
         known = self._known(key, view)
         return None if known is None or 0 < known[1] <= now_ms else known[2]
 
-    def is_latest(self, key: bytes, offset: bytes, view: View) -> bool | None:
-        """Whether the write at this offset is the one that the key's value came by; None: the key has no value."""
+    def is_latest(self, key: bytes, offset: bytes, view: View) -> bool:
+        """Whether the write at this offset is the last one of its key."""
         known = self._known(key, view)
-        return None if known is None else known[2] == offset
+        return offset == (view.get(DELETION + key) if known is None else known[2])
 
     def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
         """The row of the value that a key has."""
@@ -169,7 +187,7 @@ class KeyTable:
         found = view.scan(VALUE + start, end, limit=limit, max_bytes=max_bytes)
         is_cut = len(found) >= limit or sum([len(row) for _, row in found]) >= max_bytes
         following = found[-1][0][1:] + b"\0" if is_cut and found else None
-        return [(key[1:], row) for key, row in found if not _is_over(row, now_ms)], following
+        return [(key[1:], row) for key, row in found if row[8:16] == _NEVER or not _is_over(row, now_ms)], following
 
 
 def _is_over(row: bytes, now_ms: int) -> bool:

@@ -224,6 +224,9 @@ class Walk(RuleBasedStateMachine):
         forgotten = self.bench.machine.compactor.forgotten
         for version, value in last.values():
             assert version in kept or (value is None and version <= forgotten)
+        deletions = {key: version for key, (version, value) in last.items() if value is None and version in kept}
+        rows = {key[1:].decode(): version for key, version in self.bench.rows(key_table.DELETION)}
+        assert (rows, self.bench.machine.keys.deletions) == (deletions, len(deletions))
 
 
 def key_version(base: bytes, at: int) -> bytes:

@@ -298,3 +298,22 @@ class TestCompaction:
             bench.trim(at=n * 1000)
             left.append(bench.status().messages)
         assert max(left) <= 26 and min(left[30:]) <= 4
+
+
+def test_of_a_key_that_comes_and_goes_one_deletion_is_kept() -> None:
+    bench = KeyBench()
+    for at in range(20):
+        bench.set("lock", "mine", at=2 * at)
+        bench.set("lock", None, at=2 * at + 1)
+    bench.set("other", None, at=50)
+    assert bench.machine.keys.deletions == 2
+    for at in range(0, 40_000, 1000):
+        bench.upkeep(at=HOUR + at)
+    assert [(key, value) for _, key, value in bench.log()] == [("lock", None), ("other", None)]
+    bench.restart()
+    assert bench.machine.keys.deletions == 2
+    bench.set("lock", "mine", at=2 * HOUR)
+    assert bench.machine.keys.deletions == 1
+    for at in range(0, 40_000, 1000):
+        bench.upkeep(at=30 * HOUR + at)
+    assert [key for _, key, _ in bench.log()] == ["lock"] and bench.machine.keys.deletions == 0

@@ -234,8 +234,19 @@ def test_keys() -> None:
             (COMPACTION, example("compaction-row")),
         ),
     )
-    assert (partition.keys.live, partition.keys.bytes, partition.keys.next_expiry_ms) == (3, 120, T + 60_000)
-    assert partition.compactor.state() == (T + 5000, offsets.FIRST, offsets.FIRST, T, None, T // 1000 - 60, 3, None, False)
+    table = partition.keys
+    assert (table.live, table.bytes, table.next_expiry_ms, table.deletions) == (3, 120, T + 60_000, 2)
+    assert partition.compactor.state() == (
+        T + 5000,
+        offsets.FIRST,
+        offsets.FIRST,
+        T,
+        None,
+        T // 1000 - 60,
+        3,
+        None,
+        False,
+    )
     again = view_of()
     partition.write_state(again)
     written = dict(again.drain())
