@@ -201,6 +201,7 @@ class Control:
                 "messages": delivery.host.status.messages,
                 "delayed": delivery.host.status.later,
                 "dead": delivery.host.status.dead,
+                "keys": delivery.host.status.keys,
                 "bytes": delivery.host.status.bytes,
                 "floor_ms": delivery.host.status.floor_ms,
                 "now_ms": delivery.host.status.now_ms,

@@ -114,6 +114,10 @@ class CompactedPartition(TimerPartition):
         """Below all that is stored from the next entry on, and not below what is stored by now."""
         return self._latest(self.applied_index + 1, 0)
 
+    @property
+    def _live_keys(self) -> int:
+        return self.keys.live
+
     # -- upkeep ---------------------------------------------------------------------------------------------------
 
     def _upkeep_ms(self) -> int | None:

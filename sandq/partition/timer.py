@@ -85,6 +85,8 @@ class Status:
     groups: tuple[GroupStatus, ...]
     counted: Counted = field(compare=False)
     """Of this process alone."""
+    keys: int = 0
+    """That have a value, of a compacted topic."""
 
 
 class TimerPartition:
@@ -169,7 +171,12 @@ class TimerPartition:
             self.book.settings,
             tuple([self._group_status(group, view) for group in self.book.groups.values()]),
             self.book.totals.counted(),
+            self._live_keys,
         )
+
+    @property
+    def _live_keys(self) -> int:
+        return 0
 
     def _group_status(self, group: Group, view: View) -> GroupStatus:
         next_ms = _next_ms(group, view)

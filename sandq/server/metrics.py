@@ -269,6 +269,7 @@ def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
         labels = told.labels("sandq_topic_messages", topic)
         told.value("sandq_topic_messages", numbers.messages, labels)
         told.value("sandq_topic_delayed", numbers.delayed, labels)
+        told.value("sandq_topic_keys", numbers.keys, labels)
         told.value("sandq_topic_bytes", numbers.bytes, labels)
         for name, counted in _OF_TOPIC:
             told.value(name, numbers.count(counted), labels)

@@ -56,6 +56,7 @@ CLIENTS: Final = (
 TOPICS: Final = (
     Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),
     Metric("sandq_topic_delayed", GAUGE, TOPIC, "Of these, messages whose time has not come."),
+    Metric("sandq_topic_keys", GAUGE, TOPIC, "Keys that have a value, of a compacted topic."),
     Metric("sandq_topic_bytes", GAUGE, TOPIC, "Bytes of the log's rows."),
     Metric("sandq_messages_in_total", COUNTER, TOPIC, "Messages stored for producers."),
     Metric("sandq_message_bytes_in_total", COUNTER, TOPIC, "Bytes of the batches that producers sent."),

@@ -35,13 +35,14 @@ class TopicNumbers:
         self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
-        self.messages = self.delayed = self.bytes = 0
+        self.messages = self.delayed = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
         for status, came_due, _ in topic.partitions:
             self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
             self.messages += status.messages
             self.delayed += max(status.later - came_due, 0)
+            self.keys += status.keys
             self.bytes += status.bytes
         self.sent += topic.stats.sent
         self.sent_bytes += topic.stats.sent_bytes
