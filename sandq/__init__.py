@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sandq import errors, sync
     from sandq.client import (
+        Change,
         Client,
         DeadLetter,
         DeadLetters,
+        Entries,
+        Entry,
         FetchedMessage,
         Forecast,
         Held,
         JobResult,
+        Keys,
         LeasedMessage,
         Leases,
         Message,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
         Retry,
         StoredMessage,
         Subscription,
+        Watch,
         connect,
         offset_bytes,
         offset_text,
@@ -41,13 +46,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Change",
     "Client",
     "DeadLetter",
     "DeadLetters",
+    "Entries",
+    "Entry",
     "FetchedMessage",
     "Forecast",
     "Held",
     "JobResult",
+    "Keys",
     "LeasedMessage",
     "Leases",
     "Message",
@@ -58,6 +67,7 @@ __all__ = [
     "Retry",
     "StoredMessage",
     "Subscription",
+    "Watch",
     "connect",
     "errors",
     "offset_bytes",

@@ -13,6 +13,7 @@ from sandq.model.errors import (
     DuplicateKey,
     ForkedError,
     FrameTooLarge,
+    HistoryGone,
     InvalidName,
     InvalidRequest,
     InvalidSetting,
@@ -36,6 +37,7 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
     UnknownTopic,
+    VersionChanged,
     WrongPort,
     WrongVersion,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "DuplicateKey",
     "ForkedError",
     "FrameTooLarge",
+    "HistoryGone",
     "InvalidName",
     "InvalidRequest",
     "InvalidSetting",
@@ -74,6 +77,7 @@ __all__ = [
     "UnknownGroup",
     "UnknownPartition",
     "UnknownTopic",
+    "VersionChanged",
     "WrongPort",
     "WrongVersion",
 ]

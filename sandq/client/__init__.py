@@ -11,6 +11,8 @@ from sandq.client.admin import Forecast
 from sandq.client.batching import Receipt, Receipts
 from sandq.client.client import Client, connect
 from sandq.client.dead import DeadLetters
+from sandq.client.entries import Change, Entries, Entry
+from sandq.client.keys import Keys
 from sandq.client.message_batch import BatchSettlement, MessageBatch
 from sandq.client.messages import Extension, Message, Settlement
 from sandq.client.pending import Messages
@@ -19,6 +21,7 @@ from sandq.client.running import Handler, Retry
 from sandq.client.stored import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.subscription import Subscription
 from sandq.client.taking import Held, LeasedMessage, Leases
+from sandq.client.watch import Watch
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
@@ -35,15 +38,19 @@ def offset_time_ms(offset: str) -> int:
 __all__ = [
     "Attempt",
     "BatchSettlement",
+    "Change",
     "Client",
     "DeadLetter",
     "DeadLetters",
+    "Entries",
+    "Entry",
     "Extension",
     "FetchedMessage",
     "Forecast",
     "Handler",
     "Held",
     "JobResult",
+    "Keys",
     "LeasedMessage",
     "Leases",
     "Message",
@@ -59,6 +66,7 @@ __all__ = [
     "StoredMessage",
     "Subscription",
     "TopicRecord",
+    "Watch",
     "connect",
     "offset_bytes",
     "offset_text",

@@ -3,6 +3,7 @@
     {"text": "hello"}                     the value: UTF-8 text,
     {"value": "aGVsbG8="}                 or base64,
     {"json": {"order": 7}}                or JSON, sent as its compact text
+    {"value": null}                       of a compacted topic: its key is deleted
     "key": "k" | "key_base64": "aw=="     optional
     "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
     "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds
@@ -20,14 +21,17 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandq.client.messages import Message
 from sandq.client.stored import DeadLetter, StoredMessage
 from sandq.client.taking import LeasedMessage
 from sandq.model.errors import InvalidRequest
-from sandq.model.times import format_duration, format_instant
+from sandq.model.times import format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
+
+if TYPE_CHECKING:
+    from sandq.client.entries import Change, Entry
 
 FROM_OTHERS = frozenset(
     (
@@ -38,6 +42,16 @@ FROM_OTHERS = frozenset(
 )
 """What a broker tells of a message, and a producer does not say."""
 _VALUES = ("text", "value", "json")
+_COMPACTED = {
+    "lease_ms": "lease_ms",
+    "max_attempts": "max_attempts",
+    "backoff": "backoff",
+    "group_ttl_ms": "group_ttl_ms",
+    "key_ttl_ms": "ttl_ms",
+    "history_ms": "history_ms",
+    "tombstone_retention_ms": "tombstone_retention_ms",
+}
+"""Of the record of a compacted topic: what can be set, and under which name."""
 _TIMES = ("deliver_at", "delay", "ttl")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES))
@@ -53,26 +67,39 @@ def read_message(found: object) -> dict[str, Any]:
         raise InvalidRequest(
             f"{unknown[0]}: no such field of a message (this version knows {', '.join(sorted(KNOWN))})"
         )
-    arguments: dict[str, Any] = {"value": _read_value(found)}
+    arguments: dict[str, Any] = {"value": read_value(found)}
     for name in _KEYS:
         key = read_key(found, name)
         if key is not None:
             arguments[name] = key
     if found.get("headers") is not None:
-        arguments["headers"] = _read_headers(found["headers"])
+        arguments["headers"] = read_headers(found["headers"])
     for name in _TIMES:
         if found.get(name) is not None:
             arguments[name] = found[name]
     return arguments
 
 
-def _read_value(found: Mapping[str, Any]) -> bytes:
+def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    """A message's arguments as a compacted topic takes them: without a delivery time that has come, which is that of
+    what was consumed."""
+    try:
+        is_over = "deliver_at" in arguments and instant_ms(arguments["deliver_at"]) <= now_ms
+    except InvalidRequest:
+        return arguments  # it is refused where it is sent
+    return {name: value for name, value in arguments.items() if name != "deliver_at"} if is_over else arguments
+
+
+def read_value(found: Mapping[str, Any]) -> bytes | None:
+    """The value, given in one of three ways; None for a deletion, `"value": null`."""
     given = [name for name in _VALUES if name in found]
     if len(given) != 1:
         raise InvalidRequest(f"one of text, value and json is expected, not {' and '.join(given) or 'none'}")
     name = given[0]
     if name == "json":
         return json.dumps(found["json"], ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if name == "value" and found["value"] is None:
+        return None
     if not isinstance(found[name], str):
         raise InvalidRequest(f"{name}: text is expected")
     return _decoded("value", found["value"]) if name == "value" else _utf8("text", found["text"])
@@ -90,7 +117,8 @@ def read_key(found: Mapping[str, Any], name: str) -> bytes | None:
     return _utf8(name, found[name])
 
 
-def _read_headers(found: object) -> dict[str, Any]:
+def read_headers(found: object) -> dict[str, Any]:
+    """Headers, of which bytes are written as `{"base64": "..."}`."""
     if not isinstance(found, dict):
         raise InvalidRequest("headers: an object is expected")
     headers = {}
@@ -123,6 +151,30 @@ def _decoded(name: str, text: object) -> bytes:
 # What is written.
 
 
+def entry_json(entry: Entry, *, value: bool = True) -> dict[str, Any]:
+    """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted."""
+    return {
+        **key_fields("key", entry.key),
+        **(value_fields(entry.value) | content_fields(None, entry.headers) if value else {}),
+        "version": entry.version,
+        "expires_at": when(entry.expires_ms),
+        "partition": entry.partition,
+    }
+
+
+def change_json(change: Change) -> dict[str, Any]:
+    """A change of a key; of a deletion `"value": null`."""
+    return {
+        **key_fields("key", change.key),
+        **value_fields(change.value),
+        **content_fields(None, change.headers),
+        "deleted": change.deleted,
+        "version": change.version,
+        "created_at": format_instant(change.created_ms),
+        "partition": change.partition,
+    }
+
+
 def topic_json(record: TopicRecord) -> dict[str, Any]:
     """A topic; its settings under the names and in the units in which they are given."""
     return {
@@ -131,12 +183,14 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
         "partitions": len(record.partitions),
         "replicas": record.replicas,
         "leaders": [row.leader for row in record.partitions],
-        "settings": settings_json(record.settings),
+        "settings": settings_json(record.settings, record.kind),
     }
 
 
-def settings_json(record: Mapping[str, Any]) -> dict[str, Any]:
+def settings_json(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
+    if kind == "compacted":
+        record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -152,7 +206,7 @@ def settings_json(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
     """A delivered message."""
-    record = value_fields(message.value) | content_fields(message.key, message.headers)
+    record = value_fields(None if message.deleted else message.value) | content_fields(message.key, message.headers)
     record |= {
         "deliver_at": format_instant(message.deliver_at_ms),
         "offset": message.offset,
@@ -258,9 +312,9 @@ def when(ms: int | None) -> str | None:
 
 
 def value_fields(value: bytes | None) -> dict[str, Any]:
-    """The value as `text`, or as `value` when it is no UTF-8."""
+    """The value as `text`, or as `value` when it is no UTF-8; None, a deletion, as `"value": null`."""
     if value is None:
-        return {}
+        return {"value": None}
     text = text_or_none(value)
     return {"value": encoded(value)} if text is None else {"text": text}
 

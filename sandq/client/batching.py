@@ -3,25 +3,27 @@
 A batch is *open* while messages are added, *sealed* once it is encoded, *done* once it has offsets or an
 error. The messages of a batch are of one lot (`checks.Lot`): those without a time (which the broker stores whole),
 at an instant and after a delay (times relative to the leader's clock) never share one, nor do those with different
-ways out of a conflict over their unique keys.
+ways out of a conflict over their unique keys, nor writes to keys with and without a condition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
-from sandq.client.checks import DELAY, NOW, TIME_BITS, Lot
+from sandq.client.checks import DELAY, EXPECTED_BIT, NOW, TIME_BITS, Lot
 from sandq.client.options import again
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
-from sandq.model.errors import DuplicateKey, SandqError
+from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
 from sandq.protocol.replies import Offsets
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Counted for each message beside its bytes: its cells' offsets, its receipt."""
+CHANGED: Final = "changed"
+"""The conflict of a write whose key has another version than was expected."""
 
 
 class Batch:
@@ -32,6 +34,7 @@ class Batch:
         "epoch",
         "error",
         "event",
+        "expected",
         "headers",
         "keys",
         "lot",
@@ -54,12 +57,13 @@ class Batch:
         self.lot = lot
         self.partition = partition
         self.opened_at = opened_at
-        self.values: list[bytes] = []
+        self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: list[bytes | None] = []
         self.times: list[int] = []
         self.ttls: list[int | None] = []
         self.unique_keys: list[bytes | None] = []
+        self.expected: list[bytes | None] = []
         self.size_bytes = 0
         self.data: bytes | None = None  # once sealed
         self.epoch = self.sequence = 0  # once sent
@@ -71,13 +75,15 @@ class Batch:
         self.event: anyio.Event | None = None
         self.raised = 0  # receipts that raised their error already
 
-    def add_more(self, time: int, ttl_ms: int | None, unique_key: bytes | None) -> None:
+    def add_more(self, time: int, ttl_ms: int | None, unique_key: bytes | None, expected: bytes | None) -> None:
         """What the last message has beside value, key and headers, as far as the lot has it."""
         if self.lot & TIME_BITS:
             self.times.append(time)
         if self.lot > TIME_BITS:
             self.ttls.append(ttl_ms)
             self.unique_keys.append(unique_key)
+        if self.lot & EXPECTED_BIT:
+            self.expected.append(expected)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -103,6 +109,8 @@ class Batch:
             if self.lot > TIME_BITS:
                 columns[Column.TTL_MS] = self.ttls
                 columns[Column.UNIQUE_KEY] = self.unique_keys
+            if self.lot & EXPECTED_BIT:
+                columns[Column.EXPECTED_VERSION] = self.expected
             self.data = encode(columns, relative=self.lot & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data
@@ -126,13 +134,22 @@ class Batch:
             raise error
         return self._offset_text(position)
 
+    def offset_texts(self, first: int, count: int) -> list[str] | None:
+        """Those of several messages, once the batch is done; None unless all of it was stored."""
+        if self.offsets is None or self.offsets.conflicts:
+            return None
+        return [offset_model.to_text(offset) for offset in self._offsets(first, count)]
+
     def _offset_text(self, position: int) -> str:
+        return offset_model.to_text(self._offsets(position, 1)[0])
+
+    def _offsets(self, first: int, count: int) -> list[bytes]:
         assert self.offsets is not None
         base, _, column, _ = self.offsets
         if column is None:
-            return offset_model.to_text(offset_model.shift(base, position))
-        start = position * offset_model.OFFSET_BYTES
-        return offset_model.to_text(column[start : start + offset_model.OFFSET_BYTES])
+            return offset_model.run(offset_model.shift(base, first), count)
+        size = offset_model.OFFSET_BYTES
+        return [column[at : at + size] for at in range(first * size, (first + count) * size, size)]
 
     def error_of(self, position: int) -> SandqError | None:
         """Why a message was not stored, once the batch is done."""
@@ -141,6 +158,10 @@ class Batch:
         if self.offsets is None or position not in self.offsets.conflicts:
             return None
         state, id_text = self.offsets.conflicts[position], self._offset_text(position)
+        if state == CHANGED:
+            version = None if self._offsets(position, 1)[0] == offset_model.FIRST else id_text
+            has = "no value" if version is None else f"version {version}"
+            return VersionChanged(f"the key has {has}, which is not what was expected", version=version)
         text = f"a message has this unique key already: {id_text}, which is {state}"
         return DuplicateKey(text, id=id_text, state=state)
 
@@ -225,7 +246,12 @@ class Receipts:
         return self._wait().__await__()
 
     async def _wait(self) -> list[str]:
-        return [await receipt for receipt in self]
+        found: list[str] = []
+        for batch, first, count in self._parts:
+            await batch.wait()
+            texts = batch.offset_texts(first, count)
+            found += texts or [await Receipt(batch, position) for position in range(first, first + count)]
+        return found
 
 
 def failure_of(topic: str, batches: Iterable[Batch]) -> SandqError | None:

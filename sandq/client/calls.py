@@ -1,11 +1,14 @@
 """Single requests: whom to ask, and when to ask again.
 
 A request is tried again while its error is retriable and there is time (`timeout_s`); one that is not idempotent only
-when it is certain that nothing was done. What fails for good is raised at once, as it is.
+when it is certain that nothing was done. What fails for good is raised at once, as it is. A node is picked for each
+attempt: a certain one, the leader of a partition, or for a stale read any that holds the partition.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 
@@ -42,7 +45,8 @@ class _Route(Protocol):
 
     def pick(self, attempt: int) -> Connection | None: ...
 
-    def failed(self, error: SandqError) -> None: ...
+    def failed(self, error: SandqError) -> bool:
+        """What was picked last failed; whether another one can be asked without a pause."""
 
 
 async def call(cluster: Cluster, build: Build, *, node_id: str | None = None, idempotent: bool = True) -> Frame:
@@ -53,6 +57,16 @@ async def call(cluster: Cluster, build: Build, *, node_id: str | None = None, id
 async def call_leader(cluster: Cluster, topic: str, partition: int, build: Build, *, idempotent: bool = True) -> Frame:
     """A request to the node that leads a partition, wherever it moves meanwhile."""
     return await _call(cluster, _Leader(cluster, topic, partition), build, idempotent)
+
+
+async def call_leader_for_ever(cluster: Cluster, topic: str, partition: int, build: Build) -> Frame:
+    """The same, tried again for as long as the client is open, unless the error is one that stays."""
+    return await _call(cluster, _Leader(cluster, topic, partition), build, True, patience_s=math.inf)
+
+
+async def call_replica(cluster: Cluster, topic: str, partition: int, build: Build) -> Frame:
+    """A request to any node that holds a partition: one after the other until one answers, the leader at last."""
+    return await _call(cluster, _Replica(cluster, topic, partition), build, True)
 
 
 async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
@@ -108,10 +122,11 @@ class _Node:
             found = [one for one in found if one.hello.node_id == self._node_id]
         return found[attempt % len(found)] if found else None
 
-    def failed(self, error: SandqError) -> None:
+    def failed(self, error: SandqError) -> bool:
         hint = _hint(self._cluster, error)
         if hint is not None:
             self._node_id = hint
+        return False
 
 
 class _Leader:
@@ -133,10 +148,45 @@ class _Leader:
             raise again(missing)
         return self._cluster.leader(self._topic, self._partition)
 
-    def failed(self, error: SandqError) -> None:
+    def failed(self, error: SandqError) -> bool:
         if isinstance(error, _STALE):
             self._cluster.refresh(self._topic)
         self._hint = _hint(self._cluster, error)
+        return False
+
+
+class _Replica:
+    """A node that holds a partition and was not asked yet, picked at random; without any, the leader."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self._leader = _Leader(cluster, topic, partition)
+        self._asked: set[str] = set()
+        self._is_last = False
+
+    def pick(self, attempt: int) -> Connection | None:
+        left = self._left()
+        self._is_last = not left
+        if not left:
+            return self._leader.pick(attempt)
+        picked = random.choice(left)
+        self._asked.add(picked.hello.node_id)
+        return picked
+
+    def failed(self, error: SandqError) -> bool:
+        if self._is_last:
+            return self._leader.failed(error)
+        _hint(self._cluster, error)
+        return True
+
+    def _left(self) -> list[Connection]:
+        record = self._cluster.record(self._topic)
+        if record is None or self._partition >= len(record.partitions):
+            return []
+        nodes = [node for node in record.partitions[self._partition].nodes if node not in self._asked]
+        return [found for node in nodes if (found := self._cluster.connection(node)) is not None]
 
 
 def _hint(cluster: Cluster, error: SandqError) -> str | None:
@@ -151,9 +201,11 @@ def _hint(cluster: Cluster, error: SandqError) -> str | None:
     return node_id if cluster.knows(node_id) else None
 
 
-async def _call(cluster: Cluster, route: _Route, build: Build, idempotent: bool) -> Frame:
+async def _call(
+    cluster: Cluster, route: _Route, build: Build, idempotent: bool, *, patience_s: float | None = None
+) -> Frame:
     timeout_s = cluster.options.timeout_s
-    deadline = anyio.current_time() + timeout_s
+    deadline = anyio.current_time() + (timeout_s if patience_s is None else patience_s)
     last: SandqError | None = None
     attempt = 0
     while (left_s := deadline - anyio.current_time()) > 0:
@@ -161,12 +213,14 @@ async def _call(cluster: Cluster, route: _Route, build: Build, idempotent: bool)
         if connection is None:
             break
         try:
-            return await connection.call(build, timeout_s=max(left_s, 0.001))
+            return await connection.call(build, timeout_s=min(max(left_s, 0.001), timeout_s))
         except SandqError as error:
-            route.failed(error)
+            at_once = route.failed(error)
             if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
                 raise
             last = error
+        if at_once:
+            continue
         await anyio.sleep(min(cluster.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
         attempt += 1
     if last is not None:

@@ -16,11 +16,12 @@ Headers = Mapping[str, HeaderValue]
 
 Lot = int
 """Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then two bits
-for the conflict (0: without a unique key, else 1 + what is done), and one for a ttl: what the broker has to look
-at message by message does not slow down the rest."""
+for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, and one for a version that is expected
+of the key: what the broker has to look at message by message does not slow down the rest."""
 
-Ready = tuple[bytes, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None]
-"""What goes into a batch: value, key, packed headers, lot, time, partition asked for, ttl (ms), unique key."""
+Ready = tuple[bytes | None, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None]
+"""What goes into a batch: value (None: its key is to be deleted), key, packed headers, lot, time, partition asked for,
+ttl (ms), unique key."""
 
 NOW, AT, DELAY = 0, 1, 2
 """Without a time, at an instant, after a delay."""
@@ -28,6 +29,7 @@ TIME_BITS = 3
 UNIQUE_SHIFT = 2
 UNIQUE_BITS = 3 << UNIQUE_SHIFT
 TTL_BIT = 16
+EXPECTED_BIT = 32
 
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
 
@@ -81,7 +83,7 @@ class Checks:
 
     def message(
         self,
-        value: Value,
+        value: Value | None,
         key: Value | None,
         headers: Headers | None,
         deliver_at: Instant | None,
@@ -93,7 +95,8 @@ class Checks:
     ) -> Ready:
         """All of it. In any thread: nothing is looked up."""
         lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
-        data, key_bytes = self.value(value), self.key(key) if key is not None else None
+        data = self.value(value) if value is not None else None
+        key_bytes = self.key(key) if key is not None else None
         packed = self.headers(headers) if headers else None
         ttl_ms = unique = None
         if ttl is not None or unique_key is not None or on_conflict != "reject":

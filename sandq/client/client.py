@@ -16,6 +16,7 @@ from sandq.client.cluster import Cluster
 from sandq.client.dead import DeadLetters
 from sandq.client.errands import Errands
 from sandq.client.fetching import Fetched
+from sandq.client.keys import Keys
 from sandq.client.options import DEFAULT_SERVER, Options, parse_server
 from sandq.client.pending import Messages, check_limit
 from sandq.client.points import Point, Start
@@ -55,7 +56,7 @@ class Client:
         self,
         /,
         topic: str,
-        value: Value,
+        value: Value | None,
         *,
         key: Value | None = None,
         headers: Headers | None = None,
@@ -165,6 +166,11 @@ class Client:
             topic, group=group, credit=concurrency if credit is None else credit, lease=lease, start=start
         )
         await Runner(subscription, handler, concurrency, grace).run()
+
+    def kv(self, topic: str) -> Keys:
+        """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
+        self._check_open()
+        return Keys(self._cluster, self._tasks, self._errands, self._producer_of, check_name("topic", topic))
 
     def messages(self, topic: str) -> Messages:
         """The stored messages of a topic: get, list, cancel, move, why."""

@@ -1,45 +1,54 @@
-"""Cancels and moves of single messages: those asked for at the same time share frames.
+"""Errands: what many callers ask for one by one (a cancel, a move, what a key has) shares frames.
 
-A caller leaves its errand; one turn of the event loop later whatever was left for a partition goes out, at most 1,000
-in a frame. An errand whose caller was cancelled before that is not sent.
+A caller leaves its errand; one turn of the event loop later whatever was left at the same counter goes out, at most
+1,000 together. An errand whose caller was cancelled before that is not sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
 
-from sandq.client.calls import call_leader
 from sandq.client.cluster import Cluster
-from sandq.client.connection import Build
 from sandq.client.options import again
 from sandq.model.errors import ClosedError, SandqError
-from sandq.protocol.replies_messages import Outcome, outcomes
-from sandq.protocol.requests_messages import PAGE_MAX, Cancel, Move
+from sandq.protocol.requests_messages import PAGE_MAX
+
+I = TypeVar("I")  # noqa: E741 - of items
+R = TypeVar("R")
+
+Ask = Callable[[Cluster, str, int, list[I]], Awaitable[Sequence[R]]]
+"""Does items for a partition of a topic, and says what came of each, in their order."""
+
+_NOBODYS: Final[Any] = object()
 
 
-class Counter(NamedTuple):
-    """Where errands are gathered: one kind of request to one partition."""
+class Counter(NamedTuple, Generic[I, R]):
+    """Where errands are gathered: those that are done in one way, for one partition."""
 
-    request: type[Cancel] | type[Move]
+    ask: Ask[I, R]
     topic: str
     partition: int
 
 
-class _Errand:
-    """One item, and what came of it."""
+class _Load(Generic[I, R]):
+    """Items that go together, and what came of them, by their place."""
 
-    __slots__ = ("done", "error", "item", "outcome", "wanted")
+    __slots__ = ("done", "error", "found", "is_sent", "items")
 
-    def __init__(self, item: Sequence[Any]) -> None:
-        self.item = item
+    def __init__(self) -> None:
+        self.items: list[I] = []
+        self.is_sent = False
         self.done = anyio.Event()
-        self.wanted = True
-        self.outcome: Outcome | None = None
+        self.found: Sequence[R] | Mapping[int, R] = ()
         self.error: SandqError | None = None
+
+    def fail(self, error: SandqError) -> None:
+        self.error = error
+        self.done.set()
 
 
 class Errands:
@@ -48,62 +57,42 @@ class Errands:
     def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup) -> None:
         self._cluster = cluster
         self._tasks = tasks
-        self._left: dict[Counter, list[_Errand]] = {}
+        self._loads: dict[Counter[Any, Any], _Load[Any, Any]] = {}  # that take more
 
-    async def run(self, counter: Counter, item: Sequence[Any]) -> Outcome:
+    async def run(self, counter: Counter[I, R], item: I) -> R:
         """What came of one item."""
         self._cluster.check_open()
-        errand = _Errand(item)
-        left = self._left.get(counter)
-        if left is None:
-            self._left[counter] = [errand]
-            self._tasks.start_soon(self._send_all, counter)
-        else:
-            left.append(errand)
+        load: _Load[I, R] | None = self._loads.get(counter)
+        if load is None or len(load.items) >= PAGE_MAX:
+            load = self._loads[counter] = _Load()
+            self._tasks.start_soon(self._carry, counter, load)
+        place = len(load.items)
+        load.items.append(item)
         try:
-            await errand.done.wait()
+            await load.done.wait()
         finally:
-            errand.wanted = False
-        if errand.error is not None:
-            raise again(errand.error)
-        assert errand.outcome is not None
-        return errand.outcome
+            if not load.is_sent:
+                load.items[place] = _NOBODYS
+        if load.error is not None:
+            raise again(load.error)
+        return load.found[place]
 
-    async def _send_all(self, counter: Counter) -> None:
-        errands = self._left[counter]
+    async def _carry(self, counter: Counter[I, R], load: _Load[I, R]) -> None:
         try:
-            await anyio.lowlevel.checkpoint()  # those who are about to ask in this turn of the loop come along
-            del self._left[counter]
-            wanted = [errand for errand in errands if errand.wanted]
-            for start in range(0, len(wanted), PAGE_MAX):
-                self._tasks.start_soon(self._send, counter, wanted[start : start + PAGE_MAX])
-        except BaseException:
-            self._left.pop(counter, None)
-            _fail(errands, _closed())
-            raise
-
-    async def _send(self, counter: Counter, errands: list[_Errand]) -> None:
-        request = counter.request(counter.topic, counter.partition, [errand.item for errand in errands])
-        build: Build = request.frame
-        try:
-            frame = await call_leader(self._cluster, counter.topic, counter.partition, build)
-            found = outcomes(frame, len(errands))
+            try:
+                await anyio.lowlevel.checkpoint()  # those who are about to ask in this turn of the loop come along
+            finally:
+                load.is_sent = True
+                if self._loads.get(counter) is load:
+                    del self._loads[counter]
+            places = [place for place, item in enumerate(load.items) if item is not _NOBODYS]
+            items = [load.items[place] for place in places]
+            found = await counter.ask(self._cluster, counter.topic, counter.partition, items) if items else ()
         except SandqError as error:
-            _fail(errands, error)
+            load.fail(error)
         except BaseException:
-            _fail(errands, _closed())
+            load.fail(ClosedError("the client was closed before the answer came; it may have been done"))
             raise
         else:
-            for errand, outcome in zip(errands, found, strict=True):
-                errand.outcome = outcome
-                errand.done.set()
-
-
-def _fail(errands: list[_Errand], error: SandqError) -> None:
-    for errand in errands:
-        errand.error = error
-        errand.done.set()
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the client was closed before the answer came; it may have been done")
+            load.found = found if len(items) == len(load.items) else dict(zip(places, found, strict=True))
+            load.done.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.chunks import positions_of
@@ -75,15 +76,23 @@ class Fetched:
         self._pieces.extend(reply.pieces)
 
     def _cut(self, piece: Piece) -> list[FetchedMessage]:
-        try:
-            found = LogPiece(piece.offsets, piece.ids, piece.created_ms, piece.batch)
-        except InvalidRequest as error:
-            raise ProtocolError(f"FETCH reply: {error.message}") from None
-        spans = [(0, found.count)] if piece.live is None else [(first, first + count) for first, count in piece.live]
-        if spans and spans[-1][1] > found.count:
-            raise ProtocolError(f"FETCH reply: live names positions beyond {found.count}")
+        found, positions = open_piece("FETCH reply", piece)
         values = found.values()
         return [
             FetchedMessage(found, position, values[position] or b"", self._topic, self._partition)
-            for position in positions_of(spans)
+            for position in positions
         ]
+
+
+def open_piece(what: str, piece: Piece) -> tuple[LogPiece, Sequence[int]]:
+    """A piece of a reply, and the positions of the messages that it is about; ProtocolError when it is malformed."""
+    try:
+        found = LogPiece(piece.offsets, piece.ids, piece.created_ms, piece.batch)
+    except InvalidRequest as error:
+        raise ProtocolError(f"{what}: {error.message}") from None
+    if piece.live is None:
+        return found, range(found.count)
+    spans = [(first, first + count) for first, count in piece.live]
+    if spans and spans[-1][1] > found.count:
+        raise ProtocolError(f"{what}: live names positions beyond {found.count}")
+    return found, positions_of(spans)

@@ -36,6 +36,11 @@ class HeldBatch:
         return self._values
 
     @property
+    def deleted(self) -> list[bool]:
+        """Of every message, whether it says that its key was deleted; its value is b"" then."""
+        return self._of_ours([value is None for value in self._chunk.values()])
+
+    @property
     def keys(self) -> list[bytes | None]:
         """Of every message; None where there is none."""
         keys = self._chunk.keys()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.checks import Value, as_bytes
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
-from sandq.client.errands import Counter, Errands
+from sandq.client.errands import Ask, Counter, Errands
 from sandq.client.jobs import Progress, run_job
 from sandq.client.pages import Merged
 from sandq.client.points import shift_ms, span_ms
@@ -19,8 +20,18 @@ from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.frames import Frame
-from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, page, why
+from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, outcomes, page, why
 from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, List, Move, Target, Why
+
+
+async def _settle(
+    request: type[Cancel] | type[Move], cluster: Cluster, topic: str, partition: int, items: list[Any]
+) -> list[Outcome]:
+    frame = await call_leader(cluster, topic, partition, request(topic, partition, items).frame)
+    return outcomes(frame, len(items))
+
+
+_CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
 
 
 class Messages:
@@ -80,7 +91,7 @@ class Messages:
         repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
         """
         target = target_of(id, unique_key)
-        return await self._settled(target, Cancel, target)
+        return await self._settled(target, _CANCEL, target)
 
     async def move(
         self,
@@ -103,7 +114,7 @@ class Messages:
             item = [target, duration_ms(delay), True]
         else:
             item = [target, _past_or_later_ms(deliver_at), False]
-        return await self._settled(target, Move, item)
+        return await self._settled(target, _MOVE, item)
 
     async def cancel_all(
         self,
@@ -174,9 +185,9 @@ class Messages:
     async def _call(self, partition: int, build: Build) -> Frame:
         return await call_leader(self._cluster, self.topic, partition, build)
 
-    async def _settled(self, target: Target, request: type[Cancel] | type[Move], item: Any) -> str:
-        counter = Counter(request, self.topic, await self._partition(target))
-        return self._text_of(target, await self._errands.run(counter, item), request is Move)
+    async def _settled(self, target: Target, ask: Ask[Any, Outcome], item: Any) -> str:
+        counter = Counter(ask, self.topic, await self._partition(target))
+        return self._text_of(target, await self._errands.run(counter, item), ask is _MOVE)
 
     def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:
         verdict, detail = outcome

@@ -46,6 +46,11 @@ class LogPiece:
     def values(self) -> Sequence[bytes | None]:
         return self._batch.values()
 
+    def is_deletion(self, position: int) -> bool:
+        """Whether there is no value: the key was deleted."""
+        validity, _, _ = self._batch.buffers(Column.VALUE)
+        return validity is not None and not validity[position >> 3] >> (position & 7) & 1
+
     def keys(self) -> Sequence[bytes | None]:
         """Of every position; empty when no message has a key."""
         if self._keys is None:
@@ -101,6 +106,11 @@ class LogMessage(Generic[P]):
     def offset(self) -> str:
         """Where the message stands in the topic's order of time: 26 characters that sort as it does."""
         return offset_model.to_text(self._piece.offset(self._position))
+
+    @property
+    def deleted(self) -> bool:
+        """Whether it says that its key was deleted, in a compacted topic; `value` is b"" then."""
+        return self._piece.is_deletion(self._position)
 
     @property
     def key(self) -> bytes | None:

@@ -42,7 +42,7 @@ class Producer:
 
     Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
     instant and those with a delay travel in batches apart, and so do those with a ttl and those with a unique key (for
-    each `on_conflict`).
+    each `on_conflict`). In a compacted topic a message is a write to its key, and one whose value is None deletes it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Producer:
 
     async def send(
         self,
-        value: Value,
+        value: Value | None,
         *,
         key: Value | None = None,
         headers: Headers | None = None,
@@ -250,7 +250,7 @@ class Producer:
 
     def add(
         self,
-        value: bytes,
+        value: bytes | None,
         key: bytes | None,
         headers: bytes | None,
         lot: Lot,
@@ -258,8 +258,12 @@ class Producer:
         partition: int | None,
         ttl_ms: int | None,
         unique_key: bytes | None,
+        expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
-        """Put a message (`checks.Ready`) into its batch: the batch, its position, and whether a batch was sealed."""
+        """Put a message (`checks.Ready`, and the version that is expected of its key) into its batch: the batch, its
+        position, and whether a batch was sealed."""
+        if not key if self._router.is_compacted else value is None:
+            self._check_write(key, value)
         place = self._router.sticky.get(lot) if key is None and unique_key is None and partition is None else None
         if place is None:
             place = self._router.place(key, unique_key, lot, partition)
@@ -268,7 +272,9 @@ class Producer:
             lane = self._lanes[place] = Lane(
                 self._cluster, self._options, self.topic, place, self._producer_id, self._on_done, self._wake.set
             )
-        size = len(value) + MESSAGE_OVERHEAD_BYTES
+        size = MESSAGE_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
         if key is not None:
             size += len(key)
         if headers is not None:
@@ -290,13 +296,19 @@ class Producer:
         batch.keys.append(key)
         batch.headers.append(headers)
         if lot:
-            batch.add_more(time, ttl_ms, unique_key)
+            batch.add_more(time, ttl_ms, unique_key, expected)
         batch.size_bytes += size
         self._buffered_bytes += size
         if position + 1 >= self._options.batch_messages:
             self._seal(lane, lot)
             sealed = True
         return batch, position, sealed
+
+    def _check_write(self, key: bytes | None, value: bytes | None) -> None:
+        record = self._cluster.record(self.topic)
+        if record is not None:
+            self._router.update(record)  # the topic may have been made anew, as one of another kind
+        self._router.check(key, value)
 
     def _schedule(self, partition: int) -> None:
         """A batch was opened: see that it is sealed. Without a linger that is when the connection sends next."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Final
 
 from sandq.client.checks import Lot
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
+
+COMPACTED: Final = "compacted"
+"""The kind of topics that have keys. `sandq.model.settings` says so, too, and takes long to load."""
 
 
 class Router:
@@ -22,12 +26,14 @@ class Router:
         self._topic = topic
         self._is_stuck = is_stuck  # whether a partition takes nothing at present
         self.partitions = self._initial = 1
+        self.is_compacted = False
         self.sticky: dict[Lot, int] = {}  # where those that may go anywhere go at present
         self._turn = random.randrange(4096)
 
     def update(self, record: TopicRecord) -> None:
         """What is known of the topic now."""
         self.partitions, self._initial = len(record.partitions), record.initial_partitions
+        self.is_compacted = record.kind == COMPACTED
 
     def place(self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None) -> int:
         """The partition of a message; `partition` is what the caller asked for."""
@@ -41,6 +47,15 @@ class Router:
         if sticky is None:
             sticky = self.sticky[lot] = self._next()
         return sticky
+
+    def check(self, key: bytes | None, value: bytes | None) -> None:
+        """Refuse what no topic of this kind takes: the broker would refuse the whole batch."""
+        if self.is_compacted and not key:
+            raise InvalidRequest(f"key: topic {self._topic!r} is compacted, each of its messages is a write to a key")
+        if value is None and not self.is_compacted:
+            raise InvalidRequest(
+                f"value: bytes or str is expected, not NoneType: {self._topic!r} is a topic without keys to delete"
+            )
 
     def sealed(self, lot: Lot, partition: int) -> None:
         """A batch is full or has waited enough: the next one goes elsewhere."""

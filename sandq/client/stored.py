@@ -19,7 +19,8 @@ from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
-    `deliver_at_ms` is where it stands now, `due_ms` its time at birth. `value` is None when values were not asked for.
+    `deliver_at_ms` is where it stands now, `due_ms` its time at birth. `value` is None when values were not asked for,
+    or it is a deletion.
     """
 
     id: str

@@ -16,6 +16,7 @@ from sandq.client.bridge import Confirmation
 from sandq.client.threaded import Message, MessageBatch
 from sandq.sync.client import Client, connect
 from sandq.sync.faces import Admin, DeadLetters, Leases, Messages, Rows
+from sandq.sync.keys import Keys, Watch
 from sandq.sync.producer import Producer, Receipt, Receipts
 from sandq.sync.subscription import Batches, Subscription
 
@@ -25,6 +26,7 @@ __all__ = [
     "Client",
     "Confirmation",
     "DeadLetters",
+    "Keys",
     "Leases",
     "Message",
     "MessageBatch",
@@ -34,5 +36,6 @@ __all__ = [
     "Receipts",
     "Rows",
     "Subscription",
+    "Watch",
     "connect",
 ]

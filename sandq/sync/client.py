@@ -29,6 +29,7 @@ from sandq.client.running import CONCURRENCY, GRACE, ThreadHandler, check_option
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
 from sandq.sync.faces import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
+from sandq.sync.keys import Keys
 from sandq.sync.producer import Producer, Receipts
 from sandq.sync.subscription import Subscription
 
@@ -143,6 +144,11 @@ class Client(Face[AsyncClient]):
             patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
         )
         raise AssertionError("run returned")
+
+    def kv(self, topic: str) -> Keys:
+        """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
+        self._bridge.check()
+        return Keys(self._inner.kv(topic), self._bridge, self._thread.blocks)
 
     def messages(self, topic: str) -> Messages:
         """The stored messages of a topic: get, list, cancel, move, why."""

@@ -128,7 +128,7 @@ class Producer(BlockFace[AsyncProducer]):
 
     def send(
         self,
-        value: Value,
+        value: Value | None,
         *,
         key: Value | None = None,
         headers: Headers | None = None,
@@ -155,7 +155,7 @@ class Producer(BlockFace[AsyncProducer]):
         receipt = Receipt(bridge)
         bridge.post(partial(receipt._put, inner, message))
         # Threads may lose each other's counts; it need not be exact.
-        self._ahead += len(message[0]) + _AHEAD_BYTES // _AHEAD_MESSAGES
+        self._ahead += len(message[0] or b"") + _AHEAD_BYTES // _AHEAD_MESSAGES
         if self._ahead >= _AHEAD_BYTES:
             self._ahead = 0
             bridge.call(inner.wait_for_room)

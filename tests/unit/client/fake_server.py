@@ -23,6 +23,7 @@ from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
 from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
+from tests.unit.client.fake_keys import FakeKeys
 from tests.unit.client.fake_messages import NOW_MS, FakeMessages
 from tests.unit.client.fake_nodes import FakeNodes, registered
 
@@ -102,7 +103,7 @@ class FakeConnection:
             pass
 
 
-class FakeServer(FakeMessages, FakeNodes):
+class FakeServer(FakeKeys, FakeMessages, FakeNodes):
     """See the module's docstring."""
 
     def __init__(self, node_id: str = "n1", *, cluster_uuid: str = "c1", auto: bool = False) -> None:
@@ -137,7 +138,12 @@ class FakeServer(FakeMessages, FakeNodes):
         return f"127.0.0.1:{self.port}"
 
     def add_topic(
-        self, name: str, partitions: int = 1, leaders: Sequence[str | None] | None = None, **more: Any
+        self,
+        name: str,
+        partitions: int = 1,
+        leaders: Sequence[str | None] | None = None,
+        kind: str = "timer",
+        **more: Any,
     ) -> None:
         rows = [
             Partition(number, GROUP_NUMBER + number, leaders[number] if leaders else self.node_id, (self.node_id,))
@@ -145,7 +151,7 @@ class FakeServer(FakeMessages, FakeNodes):
         ]
         number = len(self.topics) + 1
         settings = {"lease_ms": 30_000, **more}
-        self.topics[name] = TopicRecord(name, number, "timer", rows, partitions, 1, settings)
+        self.topics[name] = TopicRecord(name, number, kind, rows, partitions, 1, settings)
 
     def of_type(self, kind: int) -> list[Frame]:
         return [frame for frame in self.frames if frame[0] == kind]

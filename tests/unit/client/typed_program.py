@@ -91,3 +91,40 @@ def blocking() -> None:
         if tokens:
             client.run("orders", "g", no_handler)  # wrong: arg-type
         client.run("orders", "g", ship)
+
+
+async def keys(client: sandq.Client) -> None:
+    kv = client.kv("users")
+    version: str = await kv.put("a", b"1", ttl="1h")
+    await kv.put("a", None)  # wrong: arg-type
+    await kv.cas("a", "2")  # wrong: call-arg
+    await kv.cas("a", None, expected=version)
+    pairs: dict[str, bytes] = {}
+    versions: list[str] = await kv.put_many(pairs)
+    await kv.put_many({b"a": "1", b"b": None})
+    await kv.put_many([("a", b"1"), (b"b", None)])
+    await kv.put_many([("a", 1)])  # wrong: list-item
+    entry = await kv.get("a")
+    maybe: bytes = entry.value  # wrong: union-attr
+    if entry is not None:
+        expires_ms: int | None = entry.expires_ms
+    for found in await kv.get_many(["a", b"b"]):
+        there: sandq.Entry | None = found
+    async for row in kv.scan(prefix="user/"):
+        value: bytes = row.value
+    async with kv.watch(start={0: version}) as watch:
+        async for change in watch:
+            nothing: bytes = change.value  # wrong: assignment
+        position: dict[int, str] = watch.position
+    await client.produce("users", None, key="a")
+
+
+def blocking_keys(client: sandq.sync.Client) -> None:
+    kv = client.kv("users")
+    entry: sandq.Entry | None = kv.get("a")
+    version: str = kv.cas("a", b"1", expected=None, ttl=5)
+    versions: list[str] = kv.put_many({"a": "1"})
+    rows: list[sandq.Entry] = list(kv.scan(limit=3))
+    with kv.watch("a", latest=True) as watch:
+        for change in watch:
+            deleted: bool = change.deleted

@@ -60,6 +60,8 @@ TWINS: list[tuple[type, type, set[str]]] = [
     (sandq.Messages, sandq.sync.Messages, set()),
     (sandq.DeadLetters, sandq.sync.DeadLetters, set()),
     (Leases, sandq.sync.Leases, set()),
+    (sandq.Keys, sandq.sync.Keys, set()),
+    (sandq.Watch, sandq.sync.Watch, {"check_open", "next_answers", "take_arrived"}),
     (Admin, sandq.sync.Admin, set()),
 ]
 
