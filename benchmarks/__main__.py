@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 import sandq
-from benchmarks import cluster, cluster_moves
+from benchmarks import cluster, cluster_moves, keys
 from benchmarks.consume import consume, consume_client
 from benchmarks.lateness import KINDS, lateness
 from benchmarks.memory import memory
@@ -35,6 +35,15 @@ MEASURES: dict[str, Measure] = {
     "trimming": trimming,
     **{kind.name: partial(lateness, kind) for kind in KINDS},
     "memory": memory,
+    "kv_put_100": partial(keys.put, 100, 16),
+    "kv_put_1": partial(keys.put, 1, 1000),
+    "kv_get_100": partial(keys.get, 100, 16),
+    "kv_get_1": partial(keys.get, 1, 250),
+    "kv_scan": keys.scan,
+    **{f"kv_client_{kind}": partial(keys.client, kind) for kind in ("put", "get", "scan")},
+    "kv_watch": partial(keys.watch, 1),
+    "kv_watch_3": partial(keys.watch, 3),
+    "kv_disk": keys.disk,
     "cluster_1000": cluster.batched,
     "cluster_entries": cluster.entries,
     "raft_entries": cluster.raft,

@@ -15,8 +15,8 @@ import click
 from sandctl.escaping import value_text
 from sandctl.jsonl import message_record
 from sandctl.names import group_option, topic_argument
-from sandctl.output import to_json
-from sandctl.settings import common_options, run, settings
+from sandctl.printing import Printer
+from sandctl.settings import common_options, run
 from sandctl.times import DURATION, EARLIEST, PLACE
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def consume(
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
     Without --max and --follow: what is ready now, then exit. Each message is printed as its bytes and a line feed (on a
-    terminal with escapes for control characters); with -o jsonl as an object that `produce --jsonl` takes.
+    terminal with escapes for control characters), a deletion in a compacted topic as "(deleted: KEY)"; with -o jsonl as
+    an object that `produce --jsonl` takes.
 
     \b
       sandctl consume orders --group billing
@@ -90,12 +91,13 @@ _Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]
 
 async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *, ack: bool) -> int:
     """How many were printed: `limit`, or fewer when `source` ends."""
-    printer = _Printer()
+    printer = Printer()
+    escapes = sys.stdout.isatty()
     count = 0
     try:
         async with contextlib.aclosing(source):
             async for message, settle in source:
-                await printer.message(message)
+                await printer.show(partial(message_record, message), partial(_text, message, escapes))
                 if ack:
                     await settle()
                 count += 1
@@ -104,6 +106,13 @@ async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *,
     finally:
         await printer.close()
     return count
+
+
+def _text(message: Message | LeasedMessage, escapes: bool) -> bytes:
+    """A message for people: its value; of a deletion, which has none, the key."""
+    if message.deleted:
+        return b"(deleted: %b)\n" % value_text(message.key or b"")
+    return (value_text(message.value) if escapes else message.value) + b"\n"
 
 
 async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, None]:
@@ -170,34 +179,3 @@ async def _next(subscription: Subscription, wait_s: float) -> Message | None:
     with anyio.move_on_after(wait_s):
         return await subscription.__anext__()
     return None
-
-
-class _Printer:
-    """Prints messages in the chosen output."""
-
-    def __init__(self) -> None:
-        from sandctl.streams import Writer
-
-        self._writer = Writer(sys.stdout.buffer)
-        self._output = settings().output
-        self._escapes = sys.stdout.isatty()
-        self._count = 0
-
-    async def message(self, message: Message | LeasedMessage) -> None:
-        """Out of this process when it returns."""
-        if self._output == "table":
-            data = (value_text(message.value) if self._escapes else message.value) + b"\n"
-        else:
-            data = to_json(message_record(message)).encode("utf-8", "surrogatepass")
-            data = data + b"\n" if self._output == "jsonl" else (b",\n  " if self._count else b"[\n  ") + data
-        self._count += 1
-        await self._writer.write(data)
-
-    async def close(self) -> None:
-        """End what was begun: a message that is half out, a JSON array. Unless nobody reads any more."""
-        import anyio
-
-        with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-            await self._writer.finish()
-            if self._output == "json" and not self._writer.is_broken:
-                await self._writer.write(b"\n]\n" if self._count else b"[]\n")

@@ -107,6 +107,7 @@ COMMANDS = {
         "consume",
         "Print messages of TOPIC as a consumer of a group, and ack each once it is printed.",
     ),
+    "kv": Later("sandctl.kv", "kv", "Read, put, delete, list and watch the keys of a compacted topic."),
     "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move those that are pending."),
     "group": Later("sandctl.groups", "group", "Look at consumer groups, seek, change and delete them."),
     "dead": Later("sandctl.dead", "dead", "Look at dead letters, deliver them again, or purge them."),

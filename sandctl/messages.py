@@ -9,7 +9,7 @@ import click
 from sandctl.changes import cancel, move
 from sandctl.names import topic_argument
 from sandctl.output import say, show_one, show_stream
-from sandctl.records import biography_record, key_cell, stored_record, value_cell, when
+from sandctl.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
 from sandctl.settings import common_options, run, settings
 from sandctl.targets import one
 from sandctl.times import ID, Window, limit_option, now_ms, window_options
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sandq.client import Client, StoredMessage
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked")
-_VALUE_CHARS = 2000
 
 
 @click.group()
@@ -98,12 +97,7 @@ def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
         return await client.messages(topic).get(**target.arguments)
 
     record = stored_record(run(work), value=True)
-    if settings().output == "table":
-        for name in ("text", "value"):
-            text = record.get(name, "")
-            if len(text) > _VALUE_CHARS:
-                record[name] = f"{text[:_VALUE_CHARS]}… ({len(text):,} characters; -o json has them all)"
-    show_one(record)
+    show_one(without_long_value(record) if settings().output == "table" else record)
 
 
 @message.command()

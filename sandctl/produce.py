@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -17,9 +16,10 @@ from sandctl.jsonl import LINE_BYTES_MAX, BadLine, parse_line
 from sandctl.names import topic_argument
 from sandctl.output import counted, to_json
 from sandctl.pacing import Pacer
+from sandctl.payload import headers_of, open_source, whole
 from sandctl.progress import Progress
 from sandctl.settings import common_options, run, settings
-from sandctl.times import DURATION, INSTANT, RATE, raw
+from sandctl.times import DURATION, INSTANT, RATE, now_ms, raw
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -90,7 +90,8 @@ def produce(
       sandctl produce orders tick --count 600 --rate 10
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
-    A JSON object has the value as "text", as "value" (base64) or as "json"; and may have "key", "headers",
+    A JSON object has the value as "text", as "value" (base64) or as "json" (a "value" of null deletes the key, in a
+    compacted topic); and may have "key", "headers",
     "deliver_at" or "delay", "ttl" and "unique_key" ("key_base64" and "unique_key_base64" where they are no text). What
     `consume -o jsonl` prints is such an object. --key, --header, --at, --in and --ttl hold for those that do not say
     otherwise.
@@ -113,7 +114,7 @@ def produce(
         raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
     options = {
         "key": raw(key),
-        "headers": _headers(headers),
+        "headers": headers_of(headers),
         "deliver_at": at,
         "delay": delay,
         "ttl": ttl,
@@ -122,11 +123,11 @@ def produce(
     }
     common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     common["on_conflict"] = on_conflict
-    with _open(path, needed=payload is None) as source:
+    with open_source(path, needed=payload is None) as source:
         if lines or jsonl:
-            run(lambda client: _send_many(client, topic, _of_lines(source, jsonl, common), rate, None))
+            run(lambda client: _send_lines(client, topic, source, jsonl, common, rate))
             return
-        value = os.fsencode(payload) if payload is not None else _whole(source)
+        value = os.fsencode(payload) if payload is not None else whole(source)
         if count is not None:
             again = _repeated({"value": value, **common}, count)
             run(lambda client: _send_many(client, topic, again, rate, count))
@@ -136,34 +137,11 @@ def produce(
                 offsets.stored_at(offset)
 
 
-def _open(path: str | None, *, needed: bool) -> BinaryIO:
-    """The source of the messages; one that must not be closed is wrapped by click so that it is not."""
-    if not needed:
-        return io.BytesIO()
-    try:
-        return cast(BinaryIO, click.open_file(path or "-", "rb"))
-    except OSError as error:
-        raise click.UsageError(f"{path}: {error.strerror}") from None
-
-
-def _whole(source: BinaryIO) -> bytes:
-    """All of it; UsageError when no message can be as large."""
-    data = source.read(LINE_BYTES_MAX + 1)
-    if len(data) > LINE_BYTES_MAX:
-        raise click.UsageError(
-            f"--file is one message, and this one is larger than {LINE_BYTES_MAX >> 20} MiB; --lines or --jsonl?"
-        )
-    return data
-
-
-def _headers(headers: tuple[str, ...]) -> dict[str, str] | None:
-    found = {}
-    for header in headers:
-        name, separator, value = header.partition("=")
-        if not separator or not name:
-            raise click.UsageError(f"--header {header}: NAME=VALUE is expected")
-        found[name] = value
-    return found or None
+async def _send_lines(
+    client: Client, topic: str, source: BinaryIO, jsonl: bool, common: dict[str, Any], rate: float | None
+) -> None:
+    compacted = jsonl and (await client.admin.topic(topic)).kind == "compacted"
+    await _send_many(client, topic, _of_lines(source, jsonl, common, compacted), rate, None)
 
 
 async def _send_many(
@@ -272,9 +250,12 @@ async def _repeated(message: dict[str, Any], count: int) -> AsyncIterator[dict[s
         yield dict(message)
 
 
-async def _of_lines(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> AsyncIterator[dict[str, Any] | BadLine]:
+async def _of_lines(
+    source: BinaryIO, jsonl: bool, common: dict[str, Any], compacted: bool
+) -> AsyncIterator[dict[str, Any] | BadLine]:
     """For each line the arguments of `send`, or why there are none."""
     from sandctl.streams import read_lines
+    from sandq.client.as_json import at_once
 
     async for line in read_lines(source, LINE_BYTES_MAX):
         if line is None:
@@ -288,7 +269,7 @@ async def _of_lines(source: BinaryIO, jsonl: bool, common: dict[str, Any]) -> As
         except BadLine as error:
             yield error
             return
-        yield {**common, **_without_times(own), **own}
+        yield {**common, **_without_times(own), **(at_once(own, now_ms()) if compacted else own)}
 
 
 def _without_times(own: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from sandctl.output import shortened
 
 if TYPE_CHECKING:
-    from sandq.client import DeadLetter, StoredMessage
+    from sandq.client import Change, DeadLetter, Entry, StoredMessage
 
 CELL_CHARS = 60
+_VALUE_CHARS = 2000
 
 
 def stored_record(message: StoredMessage, *, value: bool) -> dict[str, Any]:
@@ -31,6 +32,20 @@ def dead_record(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
     return dead_json(letter, value=value)
 
 
+def entry_record(entry: Entry, *, value: bool = True) -> dict[str, Any]:
+    """A key of a compacted topic, and what it has; without its value and headers unless they are wanted."""
+    from sandq.client.as_json import entry_json
+
+    return entry_json(entry, value=value)
+
+
+def change_record(change: Change) -> dict[str, Any]:
+    """A change of a key."""
+    from sandq.client.as_json import change_json
+
+    return change_json(change)
+
+
 def biography_record(found: Mapping[str, Any]) -> dict[str, Any]:
     """What `why` found, with instants that people and programs can read."""
     from sandq.client.as_json import why_json
@@ -45,11 +60,26 @@ def key_record(name: str, key: bytes) -> dict[str, Any]:
     return key_fields(name, key)
 
 
+def without_long_value(record: dict[str, Any]) -> dict[str, Any]:
+    """A record for people: of a value that is long, the beginning."""
+    cut = {
+        name: f"{text[:_VALUE_CHARS]}… ({len(text):,} characters; -o json has them all)"
+        for name, text in record.items()
+        if name in ("text", "value") and len(text or "") > _VALUE_CHARS
+    }
+    return {**record, **cut}
+
+
 def when(ms: int | None) -> str | None:
     """RFC 3339; None stays None."""
     from sandq.model.times import format_instant
 
     return None if ms is None else format_instant(ms)
+
+
+def key_name(key: bytes) -> str:
+    """A key in a sentence."""
+    return repr(key.decode("utf-8", "backslashreplace"))
 
 
 def key_cell(key: bytes | None) -> str | None:

@@ -4,6 +4,7 @@
     DURATION   90s, 5m, 1h30m, 250ms, or seconds
     PLACE      earliest | latest | INSTANT | an offset
     ID         26 characters, as `produce` and `message list` print them
+    VERSION    likewise, as `kv` prints them; SINCE is now, earliest or a version
     R          a rate: messages a second
 
 A sign tells "from now" from everything else: no instant begins with one.
@@ -28,6 +29,7 @@ else:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NOW = "now"
 EARLIEST = "earliest"
 LATEST = "latest"
 DEFAULT_LIMIT = 100
@@ -45,7 +47,7 @@ def instant(text: str) -> int:
     from sandq.model.errors import InvalidTime
     from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS, instant_ms
 
-    if text == "now":
+    if text == NOW:
         ms = now_ms()
     elif text[:1] in ("+", "-"):
         ms = now_ms() + shift_ms(text)
@@ -118,6 +120,17 @@ def _place(text: str) -> str | int:
         ) from None
 
 
+def _since(text: str) -> str:
+    from sandq.model.errors import InvalidRequest
+
+    if text in (NOW, EARLIEST):
+        return text
+    try:
+        return _id(text)
+    except InvalidRequest:
+        raise InvalidRequest(f"{text!r} is neither {NOW} nor {EARLIEST} nor a version (26 characters)") from None
+
+
 def _limit(text: str) -> int | None:
     from sandq.model.errors import InvalidRequest
 
@@ -146,6 +159,8 @@ DURATION = _Checked("duration", _duration)
 SHIFT = _Checked("shift", _shift)
 PLACE = _Checked("place", _place)
 ID = _Checked("id", _id)
+VERSION = _Checked("version", _id)
+SINCE = _Checked("since", _since)
 _LIMIT = _Checked("limit", _limit)
 
 

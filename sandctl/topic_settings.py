@@ -27,6 +27,8 @@ _PLAIN = {
     "group_ttl": "group_ttl",
     "dedup_window": "dedup_window",
     "ordering": "ordering",
+    "history": "history",
+    "tombstone_retention": "tombstone_retention",
 }
 
 
@@ -68,13 +70,25 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
         _option(
             default("none"),
             "--ttl",
-            "So long after its time a message that nobody took is dead.",
+            "So long after its time a message that nobody took is dead; compacted: so long a value stays.",
             metavar="DURATION|none",
         ),
         _option(
             default("delete-on-ack"),
             "--delete-on-ack/--retain",
             "Whether messages go once every group acked them, or stay.",
+        ),
+        _option(
+            default("1m"),
+            "--history",
+            "Compacted: how long every write can be read, also one that a later one came after.",
+            metavar="DURATION",
+        ),
+        _option(
+            default("24h"),
+            "--tombstone-retention",
+            "Compacted: how long it can be read that a key was deleted.",
+            metavar="DURATION",
         ),
         _option(default("0s"), "--retention", "How long what every group acked is kept still.", metavar="DURATION"),
         _option(default("none"), "--retain-for", "With --retain: for so long.", metavar="DURATION|none"),
@@ -120,8 +134,8 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def shown(record: Mapping[str, Any]) -> dict[str, Any]:
+def shown(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
     from sandq.client.as_json import settings_json
 
-    return settings_json(record)
+    return settings_json(record, kind)

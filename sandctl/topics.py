@@ -36,7 +36,13 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--kind", default="timer", show_default=True, help="What the topic is; this version has timer.")
+@click.option(
+    "--kind",
+    type=click.Choice(["timer", "compacted"]),
+    default="timer",
+    show_default=True,
+    help="timer: messages, each at its time; compacted: the last value of each key.",
+)
 @click.option("--partitions", type=int, default=1, show_default=True)
 @click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition.")
 @settings_options(update=False)
@@ -47,6 +53,10 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
     \b
       sandctl topic create orders --partitions 4 --lease 1m --max-attempts 5
       sandctl topic create log --retain --retain-for 30d --retain-bytes 10GiB
+      sandctl topic create config --kind compacted --partitions 3 --history 10m
+
+    A compacted topic has --lease, --max-attempts, --backoff..., --ttl, --group-ttl, --history and
+    --tombstone-retention.
     """
     given = settings_of(options)
 
@@ -72,7 +82,8 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
       sandctl topic update orders --partitions 12 --replicas 3
 
     Settings hold from now on; what has a lease or waits for a retry keeps its times. With more partitions some keys
-    choose another one than before. Replicas come and go in the background: cluster partitions shows it.
+    choose another one than before (a compacted topic keeps its number). Replicas come and go in the background: cluster
+    partitions shows it.
     """
     given = settings_of(options)
     if not given and partitions is None and replicas is None:
@@ -82,7 +93,7 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
         return await client.admin.update_topic(name, partitions=partitions, replicas=replicas, **given)
 
     record = run(work)
-    done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings)})
+    done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings, record.kind)})
 
 
 @topic.command("list")
@@ -127,7 +138,7 @@ def show(name: str) -> None:
         }
         for row in record.partitions
     ]
-    show_one({**_row(record), "settings": shown(record.settings), "partitions": rows})
+    show_one({**_row(record), "settings": shown(record.settings, record.kind), "partitions": rows})
 
 
 @topic.command()

@@ -85,6 +85,7 @@ class _Source:
         self.asked = place
         """From where the next answer goes on."""
         self.last: Answer | None = None
+        self.has_answered = False
         self.waiting = 0
         """Answers in the line."""
         self.room = Signal()
@@ -258,16 +259,18 @@ class Watch:
 
     def _request(self, source: _Source) -> KvWatch:
         after, mark = source.asked if source.asked is not None else (None, None)
+        # The first answer comes at once: it says how far there is nothing to be seen.
+        wait_ms = self._wait_ms if source.has_answered else 0
         return KvWatch(
             *(self.topic, source.partition, after, mark, self._every, self._keys.start, self._keys.stop),
-            *(ANSWER_MESSAGES, self._bytes, self._wait_ms if after is not None else 0),
+            *(ANSWER_MESSAGES, self._bytes, wait_ms),
         )
 
     def _take_over(self, source: _Source, answer: KvChanges) -> None:
         if source.asked is not None and answer.through < source.asked.after:
             raise ProtocolError("KV_WATCH reply: through lies before what was asked for")
         changes = [change for piece in answer.pieces for change in _cut(piece, source.partition)]
-        is_first, source.asked = source.asked is None, Place(answer.through, answer.mark)
+        source.asked = Place(answer.through, answer.mark)
         if changes:
             source.last = Answer(source, changes, source.asked)
             source.waiting += 1
@@ -275,8 +278,8 @@ class Watch:
             self._arrived.set()
         else:
             source.passed(source.asked)
-        if is_first:
-            self._known.set()
+        source.has_answered = True
+        self._known.set()
 
     def _check_number(self) -> None:
         record = self._cluster.record(self.topic)
@@ -293,14 +296,14 @@ class Watch:
     # Entering and leaving.
 
     async def _until_known(self) -> None:
-        """Until every partition has said where it begins."""
+        """Until every partition has answered; that long at most, unless nobody knows yet where it begins."""
         timeout_s = self._cluster.options.timeout_s
         with anyio.move_on_after(timeout_s):
-            while self._error is None and any(source.position is None for source in self._sources):
+            while self._error is None and not all(source.has_answered for source in self._sources):
                 await self._known.wait()
-        self.check_open()
         unknown = [source.partition for source in self._sources if source.position is None]
         if unknown:
+            self.check_open()
             where = f"partition {unknown[0]} of topic {self.topic!r}"
             raise Unavailable(f'{where} did not say in {timeout_s:g} s where "now" is{self._cluster.why()}')
 

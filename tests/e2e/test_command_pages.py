@@ -31,7 +31,7 @@ REFUSED = {
 """What a single node cannot do."""
 HELD = (
     "sandctl topic create archive; sandctl topic create orders; sandctl consume orders -g billing; "
-    "sandctl consume orders -g copy"
+    "sandctl consume orders -g copy; sandctl topic create config --kind compacted"
 )
 """What is there before each line, unless it is what the line itself makes."""
 
@@ -106,6 +106,13 @@ def prepare(shell: Shell, line: str) -> str:
         shell.run("sandctl produce orders x --unique-key call-ada --on-conflict replace --in 30m")
     if "--max 5" in line:
         shell("sandctl produce orders x --count 5")
+    if line.startswith("sandctl kv"):
+        if "--absent" in line:
+            shell("sandctl kv delete config owner")
+        else:
+            for key in ("app/port", "logo", "theme"):
+                shell(f"sandctl kv put config {key} x")
+        return ID.sub(lambda match: shell("sandctl kv put config theme x").strip(), line)
     return ID.sub(lambda match: shell("sandctl produce orders x --in 30m").strip(), line)
 
 
@@ -121,6 +128,9 @@ def test_a_line_of_the_page_about_sandctl(shell: Shell, line: str) -> None:
     ready = prepare(shell, line)
     if "--follow" in line:
         shell(f"timeout --preserve-status -s INT 2 {ready.partition('#')[0]}", code=130)
+        return
+    if line.startswith("sandctl kv watch") and "--max" not in line:
+        shell(f"timeout --preserve-status -s INT 3 {ready.partition('#')[0]}", code=0)
         return
     for start, words in REFUSED.items():
         if line.startswith(start):

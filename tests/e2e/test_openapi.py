@@ -33,6 +33,9 @@ partition = 1
 [[operations]]
 include-name = "DELETE /topics/{{topic}}"
 parameters = {{ topic = "other" }}
+[[operations]]
+include-path-regex = "/topics/.topic./(keys|changes)"
+parameters = {{ topic = "config", wait = "200ms" }}
 """
 
 
@@ -51,6 +54,8 @@ def examine(directory: Path, examples: int, seed: int) -> None:
         wait_for(port)
         for name in ("orders", "other"):
             post(f"{base}/topics", {"name": name, "partitions": 3})
+        post(f"{base}/topics", {"name": "config", "kind": "compacted", "partitions": 2})
+        post(f"{base}/topics/config", {"messages": [{"text": "x", "key": f"k{n}"} for n in range(5)]})
         post(f"{base}/topics/orders", {"messages": [{"text": "x", "unique_key": f"k{n}"} for n in range(5)]})
         post(f"{base}/topics/orders/groups/g/lease", {"max": 2})
         message = post(f"{base}/topics/orders", {"text": "later", "delay": "1h"})["id"]

@@ -47,7 +47,56 @@ class Message(Answer):
     partition: int
     deliver_at: str
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
+
+
+_KEY: Any = Field(default=None, description="When it is UTF-8 ...")
+_KEY_BASE64: Any = Field(default=None, description="... otherwise so.")
+_VERSION: Any = Field(description="26 characters: names this write, and sorts behind all before it of its key.")
+
+
+class Put(Answer):
+    key: str | None = _KEY
+    key_base64: str | None = _KEY_BASE64
+    version: str = _VERSION
+    partition: int
+
+
+class Entry(Answer):
+    key: str | None = _KEY
+    key_base64: str | None = _KEY_BASE64
+    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64.")
+    headers: dict[str, Any] | None = None
+    version: str = _VERSION
+    expires_at: str | None = Field(description="When its time is over; null: never.")
+    partition: int
+
+
+class Deleted(Answer):
+    version: str = Field(description="Of the deletion.")
+
+
+class KeyPage(Answer):
+    keys: list[Entry]
+    next: str | None = Field(description="The `start` of the next page; null: this is the last one.")
+
+
+class Change(Answer):
+    key: str | None = _KEY
+    key_base64: str | None = _KEY_BASE64
+    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    value: str | None = Field(default=None, description="... otherwise in base64; null: the key was deleted.")
+    headers: dict[str, Any] | None = None
+    deleted: bool
+    version: str = _VERSION
+    created_at: str
+    partition: int
+
+
+class Changes(Answer):
+    changes: list[Change]
+    position: str = Field(description="The `after` of the next request.")
 
 
 class Leased(Message):

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from . import problems, routes_groups, routes_messages, routes_node, routes_topics
+from . import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
 from .gateway import Gateway
 from .guards import Guard, Observe, Rules
 from .strict import known_query
@@ -41,7 +41,8 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
     app.state.gateway = gateway
     app.router.redirect_slashes = False
     problems.install(app)
-    routers = [module.router for module in (routes_groups, routes_messages, routes_topics, routes_node)]
+    modules = (routes_groups, routes_keys, routes_messages, routes_topics, routes_node)
+    routers = [module.router for module in modules]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)
@@ -60,7 +61,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
             allow_origins=sorted(rules.origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
         )
     return Guard(inner, rules, observe)
 

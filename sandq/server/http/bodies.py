@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from sandq.client.as_json import FROM_OTHERS, read_message
+from sandq.client.as_json import FROM_OTHERS, read_headers, read_message, read_value
 from sandq.client.taking import SETTLE_ITEMS
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
@@ -77,9 +77,11 @@ class TopicCreate(Counts):
     """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
 
     name: str
-    kind: _Kind = "timer"
+    kind: _Kind = Field(default="timer", description="`compacted`: it keeps the last value of each key.")
     settings: dict[str, Any] = Field(
-        default={}, description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...: docs/topics.md has all."
+        default={},
+        description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...; of a compacted topic `history` and "
+        "`tombstone_retention`: docs/topics.md has all.",
     )
 
 
@@ -117,6 +119,10 @@ class GroupUpdate(Body):
 
 
 _HeaderValue = str | int | float | bool | None | dict[str, str]
+_TEXT: Any = Field(default=None, description="The value, as UTF-8 text.")
+# No `= None` in the schema: null is a value, too.
+_JSON: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
+_HEADERS: Any = Field(default=None, description='Bytes are written as `{"base64": "aw=="}`.')
 
 
 class MessageIn(BaseModel):
@@ -124,15 +130,14 @@ class MessageIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    text: str | None = Field(default=None, description="The value, as UTF-8 text.")
-    value: str | None = Field(default=None, description="The value, in base64.")
-    # No `= None` in the schema: null is a value, too.
-    json_: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
+    text: str | None = _TEXT
+    value: str | None = Field(
+        default=None, description="The value, in base64; null: the key of a compacted topic is deleted."
+    )
+    json_: Any = _JSON
     key: str | None = Field(default=None, description="Messages of one key go to one partition.")
     key_base64: str | None = None
-    headers: dict[str, _HeaderValue] | None = Field(
-        default=None, description='Bytes are written as `{"base64": "aw=="}`.'
-    )
+    headers: dict[str, _HeaderValue] | None = _HEADERS
     deliver_at: Instant | None = None
     delay: Duration | None = None
     ttl: Duration | None = None
@@ -150,12 +155,44 @@ class MessageIn(BaseModel):
 
     def arguments(self) -> dict[str, Any]:
         """Of `Producer.send`. Raises InvalidRequest."""
-        given = self.model_dump(by_alias=True, exclude_unset=True)
-        for name in ("text", "value"):  # null is none, but {"json": null} is a value
-            if given.get(name, ...) is None:
-                del given[name]
+        given = _without_nulls(self)
         on_conflict = given.pop("on_conflict", "reject")
         return {**read_message(given), "on_conflict": on_conflict}
+
+
+class PutIn(BaseModel):
+    """What a key is to have: one of `text`, `value` and `json`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = _TEXT
+    value: str | None = Field(default=None, description="The value, in base64.")
+    json_: Any = _JSON
+    headers: dict[str, _HeaderValue] | None = _HEADERS
+    ttl: Duration | None = Field(default=None, description="So long it stays; otherwise the topic's setting.")
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `Keys.put`, beside the key. Raises InvalidRequest."""
+        given = _without_nulls(self)
+        value = read_value(given)
+        if value is None:
+            raise InvalidRequest("value: null is none; DELETE deletes a key")
+        headers = given.get("headers")
+        return {
+            "value": value,
+            "headers": None if headers is None else read_headers(headers),
+            "ttl": given.get("ttl"),
+        }
+
+
+def _without_nulls(body: BaseModel) -> dict[str, Any]:
+    """What was given. A `text` and a `value` of null beside another one are none, but `{"json": null}` is a value."""
+    given = body.model_dump(by_alias=True, exclude_unset=True)
+    if given.get("text", ...) is None:
+        del given["text"]
+    if given.get("value", ...) is None and not given.keys().isdisjoint(("text", "json")):
+        del given["value"]
+    return given
 
 
 class MessagesIn(Body):

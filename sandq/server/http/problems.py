@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from sandq.model.errors import SandqError
+from sandq.model.errors import SandqError, VersionChanged
 from sandq.model.offsets import to_text
 
 MEDIA_TYPE = "application/problem+json"
@@ -84,7 +84,11 @@ def of_error(request_id: str, error: SandqError) -> Response:
     details = {name: value for name, value in error.details.items() if name not in Problem.model_fields}
     # "Misdirected" is between nodes; whoever asks over HTTP asks again.
     status = 503 if error.http_status == 421 else error.http_status
-    return problem(request_id, status, error.code, error.message, retriable=error.retriable, more=details)
+    response = problem(request_id, status, error.code, error.message, retriable=error.retriable, more=details)
+    version = details.get("version")
+    if isinstance(error, VersionChanged) and version is not None:
+        response.headers["etag"] = f'"{version}"'
+    return response
 
 
 def install(app: FastAPI) -> None:

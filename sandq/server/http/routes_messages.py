@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from sandq.client import Client, StoredMessage
-from sandq.client.as_json import content_fields, stored_json, value_fields, when, why_json
+from sandq.client.as_json import at_once, content_fields, stored_json, value_fields, when, why_json
 from sandq.client.checks import Checks, time_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError
@@ -187,7 +188,7 @@ async def fetch(
 
     def shown(message: Any) -> Found:
         return {
-            **value_fields(message.value),
+            **value_fields(None if message.deleted else message.value),
             **content_fields(message.key, message.headers),
             "deliver_at": when(message.deliver_at_ms),
             "offset": message.offset,
@@ -207,8 +208,10 @@ async def fetch(
 async def _produce(
     client: Client, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
 ) -> Any:
+    now_ms = time.time_ns() // 1_000_000
     if isinstance(body, bodies.MessageIn):
-        offset = await client.produce(topic, **body.arguments(), partition=partition)
+        (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
+        offset = await client.produce(topic, **arguments, partition=partition)
         return _stored(offset)
     checks = Checks(client.limits)
     messages = []
@@ -219,7 +222,15 @@ async def _produce(
         except InvalidRequest as error:
             raise type(error)(f"messages.{place}: {error.message}", **error.details) from None
         messages.append({**arguments, "partition": partition})
-    return await _produce_many(client, topic, messages)
+    return await _produce_many(client, topic, await _for_topic(client, topic, messages, now_ms))
+
+
+async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
+    """What was consumed from a compacted topic can be produced into one."""
+    changed = [at_once(message, now_ms) for message in messages]
+    if changed == messages or (await client.admin.topic(topic)).kind != "compacted":
+        return messages
+    return changed
 
 
 async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
@@ -240,7 +251,8 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
 
 def _check(checks: Checks, message: Mapping[str, Any]) -> None:
     """What the producer will check, too: nothing is stored before all are known to be right."""
-    checks.value(message["value"])
+    if message["value"] is not None:
+        checks.value(message["value"])
     key = checks.key(message.get("key"))
     checks.headers(message.get("headers"))
     checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -71,7 +72,12 @@ class Route(APIRoute):
 
 
 def known_query(request: Request) -> None:
-    """Parameters that a route does not have are refused, like unknown members of a body."""
+    """Parameters that a route does not have are refused, like unknown members of a body; so is what is no UTF-8."""
+    try:
+        unquote_to_bytes(request.scope["query_string"]).decode()
+    except UnicodeDecodeError:
+        problem = {"loc": ("query",), "msg": "percent-encoded UTF-8 is expected", "type": "utf8"}
+        raise RequestValidationError([problem]) from None
     route = request.scope["route"]
     known = {field.alias for field in route.dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]

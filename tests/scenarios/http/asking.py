@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 PROBLEM = "application/problem+json"
+KEYS = "/topics/t/keys"
 
 
 class Web:
@@ -50,3 +52,15 @@ class Web:
 
     async def raw(self, method: str, path: str, **options: Any) -> httpx.Response:
         return await self.client.request(method, path, **options)
+
+
+def path(key: str | bytes) -> str:
+    """The key with everything in it percent-encoded."""
+    return f"{KEYS}/{quote(key, safe='')}"
+
+
+async def put(web: Web, key: str, text: str, **more: Any) -> str:
+    """The version."""
+    found = await web.ask("PUT", path(key), {"text": text, **more}, 200)
+    version: str = found["version"]
+    return version

@@ -24,3 +24,10 @@ async def web(web_node: Serving) -> AsyncIterator[Web]:
     host, port = web_node.http
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
         yield Web(client)
+
+
+@pytest.fixture
+async def keys(web: Web) -> Web:
+    """It has a compacted topic "t" of three partitions."""
+    await web.post("/topics", {"name": "t", "kind": "compacted", "partitions": 3}, 201)
+    return web

@@ -71,7 +71,6 @@ async def test_sandglass_calls(web: Web) -> None:
         ({"name": "t", "partitions": 1, "numPartitions": 1}, 400, "INVALID", "are the same"),
         ({"name": "t", "replicas": 2}, 400, "INVALID", "2 replicas, and 1 nodes"),
         ({"name": "t", "kind": "fast"}, 400, "INVALID", "body.kind"),
-        ({"name": "t", "kind": 1}, 400, "INVALID", "this version has: timer"),
         ({"name": "t", "kind": 7}, 400, "INVALID", "body.kind"),
         ({"name": "t", "partitons": 1}, 400, "INVALID", "body.partitons: Extra inputs"),
         ({"name": "t", "settings": {"lease": "soon", "leese": 1}}, 400, "INVALID_SETTING", "leese"),

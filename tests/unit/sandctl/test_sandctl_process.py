@@ -220,8 +220,8 @@ def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> No
 def test_words_that_no_command_knows(ctl: Any, server: FakeServer, path: tuple[str, ...]) -> None:
     """Nothing is sent for wrong usage, and the option that was meant is named."""
     for more in (["--no-such-option"], ["--outptu", "json"], ["-o", "xml"], ["a"] * 9):
-        if path[:2] == ("message", "cancel") and more[0] == "a":
-            continue  # which takes any number of ids
+        if path[:2] in (("message", "cancel"), ("kv", "get"), ("kv", "delete")) and more[0] == "a":
+            continue  # which takes any number of ids, or of keys
         result = ctl(*path, *more)
         assert result.exit_code == 2 and "Error: " in result.stderr and "Usage: " in result.stderr, more
     assert "--output" in ctl(*path, "--outptu", "json").stderr
@@ -252,6 +252,12 @@ def test_words_that_no_command_knows(ctl: Any, server: FakeServer, path: tuple[s
         ["group", "update", "t", "{}", "--reset"],
         ["dead", "list", "t", "-g", "{}"],
         ["dead", "purge", "{}", "-g", "g", "--yes"],
+        ["kv", "get", "{}", "a"],
+        ["kv", "put", "{}", "a", "b"],
+        ["kv", "cas", "{}", "a", "b", "--absent"],
+        ["kv", "delete", "{}", "a"],
+        ["kv", "scan", "{}"],
+        ["kv", "watch", "{}"],
         ["cluster", "partitions", "--topic", "{}"],
         ["bench", "produce", "--topic", "{}"],
     ],
@@ -313,7 +319,8 @@ def test_messages_that_are_too_large(ctl: Any, server: FakeServer, monkeypatch: 
     ):
         result = ctl("produce", "t", *args, input=data)
         assert result.exit_code == 1 and result.stderr and server.produced == [], args
-    monkeypatch.setattr("sandctl.produce.LINE_BYTES_MAX", 100)
+    for module in ("produce", "payload"):
+        monkeypatch.setattr(f"sandctl.{module}.LINE_BYTES_MAX", 100)
     assert ctl("produce", "t", "--file", "-", input=b"x" * 101).exit_code == 2
     result = ctl("produce", "t", "--lines", input=b"fine\n" + b"x" * 200_000)
     assert result.exit_code == 1 and "line 2: longer than" in result.stderr and "1 message sent" in result.stderr

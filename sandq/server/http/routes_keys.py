@@ -1,0 +1,226 @@
+"""Keys of a compacted topic: read, put, deleted, listed, watched."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import trio
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import Response
+
+from sandq.client import Change, Entry, Watch
+from sandq.client.as_json import change_json, entry_json, key_fields
+from sandq.client.scanning import KeyRange
+from sandq.client.watch_starts import NOW
+from sandq.model.errors import InvalidRequest, NotFound
+from sandq.model.offsets import from_text, unpack
+from sandq.model.times import duration_ms
+
+from . import answers, bodies, problems
+from .gateway import Found, gateway_of, while_connected
+from .lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
+from .paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
+from .positions import position_text, start_of
+from .routes_topics import TopicName
+from .strict import Route
+
+router = APIRouter(route_class=Route, tags=["keys"])
+
+KEY = "/topics/{topic}/keys/{key:key}"
+STALE_MS = "sandq-stale-ms"
+WAIT_MS_MOST = 60_000
+
+_ETAG = {"ETag": {"description": "The version, in quotes.", "schema": {"type": "string"}}}
+_CHANGED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": _ETAG},
+    412: {
+        "model": problems.Problem,
+        "description": "VERSION_CHANGED: the key has another `version` (null: no value), which is the ETag, too.",
+    },
+}
+_READ: dict[int | str, dict[str, Any]] = {
+    200: {"headers": _ETAG},
+    304: {"description": "It has the version of If-None-Match still."},
+    404: {"model": problems.Problem, "description": "NOT_FOUND: it has no value; or there is no such topic."},
+}
+KeyName = Annotated[str, Path(description="The key, percent-encoded; slashes may stand as they are.", min_length=1)]
+Encoding = Annotated[
+    Literal["text", "base64"], Query(description="How keys are written in this request: as text, or in base64url.")
+]
+Consistency = Annotated[
+    Literal["linearizable", "stale"],
+    Query(description="`stale`: any replica answers; the header Sandq-Stale-Ms tells how far it may be behind."),
+]
+IfMatch = Annotated[
+    str | None, Header(alias="If-Match", description='Only when the key has this version: `"01HN..."`.')
+]
+IfNoneMatch = Annotated[
+    str | None, Header(alias="If-None-Match", description="`*`: only when the key has no value yet.")
+]
+Prefix = Annotated[str | None, Query(description="Only keys that begin so.")]
+
+
+@router.get("/topics/{topic}/keys", response_model=answers.KeyPage, responses=LINES, summary="Keys in their order")
+async def list_(
+    request: Request,
+    response: Response,
+    topic: TopicName,
+    prefix: Prefix = None,
+    start: Annotated[str | None, Query(description="From this key on: `next` of the page before.")] = None,
+    stop: Annotated[str | None, Query(description="Before this key.")] = None,
+    limit: Limit = None,
+    values: Annotated[bool, Query(description="With their values and headers.")] = False,
+    encoding: Encoding = "text",
+    consistency: Consistency = "linearizable",
+) -> Any:
+    """A page of them, from all partitions; with `Accept: application/x-ndjson` all there are, a line each."""
+    bounds = _bounds(prefix, start, stop, encoding)
+    lines = wants_lines(request)
+    limit = DEFAULT_LIMIT if limit is None and not lines else limit
+
+    def shown(entry: Entry) -> Found:
+        return entry_json(entry, value=values)
+
+    keys = gateway_of(request).client.kv(topic)
+    rows = keys.scan(**bounds, limit=limit if lines or limit is None else limit + 1, consistency=consistency)
+    if lines or limit is None:
+        return await as_lines(request, rows, shown)
+    page, following = await page_of(rows, limit)
+    if consistency == "stale":
+        response.headers[STALE_MS] = str(max((entry.stale_ms for entry in page), default=0))
+    next_ = None if following is None else text_of("next", following.key, encoding)
+    return {"keys": [shown(entry) for entry in page], "next": next_}
+
+
+@router.get(KEY, response_model=answers.Entry, responses=_READ, summary="What a key has")
+async def get(
+    request: Request,
+    response: Response,
+    topic: TopicName,
+    key: KeyName,
+    encoding: Encoding = "text",
+    consistency: Consistency = "linearizable",
+    if_none_match: Annotated[
+        str | None, Header(alias="If-None-Match", description="Versions that the client has: 304.")
+    ] = None,
+) -> Any:
+    """As it is after every write that was acknowledged before; or, `stale`, as some replica knows it."""
+    refuse(request, "If-Match", "it goes with PUT and DELETE")
+    name = key_of(request, key, encoding)
+    keys = gateway_of(request).client.kv(topic)
+    headers: dict[str, str] = {}
+    if consistency == "stale":
+        found = await keys.get_many([name], consistency="stale")
+        entry, headers[STALE_MS] = found[0], str(found.stale_ms)
+    else:
+        entry = await keys.get(name)
+    if entry is None:
+        missing = NotFound(f"topic {topic!r} has no value for this key", topic=topic, **key_fields("key", name))
+        answer = problems.of_error(request.state.request_id, missing)
+        answer.headers.update(headers)
+        return answer
+    headers["etag"] = f'"{entry.version}"'
+    if is_known(only(request, "If-None-Match"), entry.version):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return entry_json(entry)
+
+
+@router.put(KEY, response_model=answers.Put, responses=_CHANGED, summary="Put a value")
+async def put(
+    request: Request,
+    response: Response,
+    topic: TopicName,
+    key: KeyName,
+    body: bodies.PutIn,
+    encoding: Encoding = "text",
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> Found:
+    """Answered once it is safe."""
+    name = key_of(request, key, encoding)
+    expected, new = only(request, "If-Match"), only(request, "If-None-Match")
+    if expected is not None and new is not None:
+        raise InvalidRequest("If-Match and If-None-Match: one of them, not both")
+    if new not in (None, "*"):
+        raise InvalidRequest("If-None-Match: with PUT it is *, for a key without a value; If-Match takes a version")
+    keys, arguments = gateway_of(request).client.kv(topic), body.arguments()
+    if expected is not None:
+        version = await keys.cas(name, expected=version_of("If-Match", expected), **arguments)
+    elif new is not None:
+        version = await keys.cas(name, expected=None, **arguments)
+    else:
+        version = await keys.put(name, **arguments)
+    response.headers["etag"] = f'"{version}"'
+    return {**key_fields("key", name), "version": version, "partition": unpack(from_text(version)).partition}
+
+
+@router.delete(KEY, response_model=answers.Deleted, responses={412: _CHANGED[412]}, summary="Delete a key")
+async def delete(
+    request: Request, topic: TopicName, key: KeyName, encoding: Encoding = "text", if_match: IfMatch = None
+) -> Found:
+    """Also one that has no value, unless If-Match names a version."""
+    refuse(request, "If-None-Match", "it goes with GET and PUT")
+    name, expected = key_of(request, key, encoding), only(request, "If-Match")
+    version = None if expected is None else version_of("If-Match", expected)
+    return {"version": await gateway_of(request).client.kv(topic).delete(name, expected=version)}
+
+
+@router.get("/topics/{topic}/changes", response_model=answers.Changes, summary="Wait for changes of keys")
+async def changes(
+    request: Request,
+    topic: TopicName,
+    after: Annotated[str | None, Query(description="`position` of the answer before; `earliest`; a version.")] = None,
+    prefix: Prefix = None,
+    wait: Annotated[str, Query(description="For the first change so long at most, which is a minute at most.")] = "10s",
+    limit: Limit = None,
+    latest: Annotated[bool, Query(description="Only what no later write of its key came after.")] = False,
+    encoding: Encoding = "text",
+) -> Found:
+    """Without `after`: at once, the position that is now. 410 HISTORY_GONE when what lies behind `after` was compacted:
+    begin anew with what `/keys` lists, or with `latest=true`."""
+    wait_ms = duration_ms(wait)
+    if wait_ms > WAIT_MS_MOST:
+        raise InvalidRequest(f"wait: {WAIT_MS_MOST // 1000}s at most")
+    start = NOW if after is None else start_of(after)
+    begin = b"" if prefix is None else bytes_of("prefix", prefix, encoding)
+    keys = gateway_of(request).client.kv(topic)
+
+    async def work() -> Found:
+        found: list[Change] = []
+        async with keys.watch(prefix=begin, start=start, latest=latest) as watch:
+            if after is not None:
+                found = await _gathered(watch, wait_ms / 1000, limit or DEFAULT_LIMIT)
+            return {"changes": [change_json(one) for one in found], "position": position_text(watch.position)}
+
+    return await while_connected(request, work)
+
+
+async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:
+    """The first change within `wait_s`, and what has come with it."""
+    found: list[Change] = []
+    size = 0
+    with trio.move_on_after(wait_s):
+        while len(found) < limit and size < PAGE_BYTES:
+            change = watch.take_arrived()
+            if change is None:
+                if found:
+                    break
+                change = await anext(watch)
+            found.append(change)
+            size += len(change.value or b"") + len(change.key)
+    return found
+
+
+def _bounds(prefix: str | None, start: str | None, stop: str | None, encoding: str) -> dict[str, bytes | None]:
+    """Of a scan. A prefix and the `next` of a page go together."""
+    first = None if start is None else bytes_of("start", start, encoding)
+    last = None if stop is None else bytes_of("stop", stop, encoding)
+    if prefix is None:
+        return {"start": first, "stop": last}
+    if last is not None:
+        raise InvalidRequest("prefix and stop: one of them, not both")
+    begin = bytes_of("prefix", prefix, encoding)
+    if first is None:
+        return {"prefix": begin}
+    return {"start": max(first, begin), "stop": KeyRange.of_prefix(begin).stop}

@@ -1,0 +1,96 @@
+"""docs/keys.md: every example, in its order, beside one node with HTTP; each prints what the page says."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import sandq
+from tests.e2e.test_command_pages import Shell
+from tests.e2e.test_http_page import wait_for
+from tests.faults.node_process import ROOT, NodeProcess, free_port
+
+PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
+"""(language, source, what it prints)."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    port = free_port()
+    process = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", HTTP_PORT=str(port))
+    process.start()
+    wait_for(port)
+    yield process
+    process.close()
+
+
+def is_like(printed: str, expected: str) -> bool:
+    """Whether it is what stands on the page, where `...` is anything within a line."""
+    lines = (re.escape(line).replace(re.escape("..."), ".*") for line in expected.splitlines())
+    return re.fullmatch("\n".join(lines), printed.rstrip("\n")) is not None
+
+
+def test_what_is_alike() -> None:
+    assert is_like("a 01ABC\nb\n", "a 01...\nb\n") and not is_like("a\nb", "a") and not is_like("a\nb", "a...")
+    assert is_like("", "") and not is_like("x", "") and is_like("(a.b)", "(a.b)") and not is_like("(axb)", "(a.b)")
+
+
+def test_the_page_has_examples() -> None:
+    assert len(BLOCKS) == PAGE.count(" run\n") > 20
+    assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
+
+
+def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
+    """One function of the whole page: what one example names, a later one may use."""
+    shell = Shell(tmp_path, SANDCTL_SERVERS=node.address)
+    shown: dict[int, list[str]] = {number: [] for number in range(len(BLOCKS))}
+    at = 0
+
+    def begin(number: int) -> None:
+        nonlocal at
+        at = number
+
+    def show(*parts: object) -> None:
+        shown[at].append(" ".join(map(str, parts)))
+
+    async def run(number: int) -> None:
+        script = BLOCKS[number][1].replace("localhost:2108", f"localhost:{node.environ['HTTP_PORT']}")
+        done = await anyio.to_thread.run_sync(shell.run, script)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (script, done.stdout, done.stderr)
+        shown[number].append(done.stdout)
+
+    async def run_blocking(number: int) -> None:
+        def blocking() -> None:
+            with sandq.sync.connect(node.address) as client:
+                exec(BLOCKS[number][1], {"client": client, "print": show})
+
+        await anyio.to_thread.run_sync(blocking)
+
+    source = ""
+    for number, (language, block, _) in enumerate(BLOCKS):
+        if language == "python":
+            source += f"begin({number})\n{block}"
+        else:
+            source += f"begin({number})\nawait {'run' if language == 'sh' else 'run_blocking'}({number})\n"
+    names: dict[str, Any] = {"begin": begin, "run": run, "run_blocking": run_blocking, "print": show}
+    exec(f"async def page(client):\n{textwrap.indent(source, '    ')}", names)
+    page: Callable[[sandq.Client], Awaitable[None]] = names["page"]
+
+    async def main() -> None:
+        async with sandq.connect(node.address) as client:
+            await page(client)
+
+    anyio.run(main)
+    wrong = []
+    for number, (_, block, expected) in enumerate(BLOCKS):
+        printed = "\n".join(shown[number])
+        if not is_like(printed, expected):
+            wrong.append(f"{block}\nprinted\n{printed}\ninstead of\n{expected}")
+    assert not wrong, "\n\n".join(wrong)
