@@ -84,6 +84,16 @@ def test_the_tour_of_dead_letters(node: NodeProcess) -> None:
     assert tour(node, "consume orders --group desk") == "lunch is ready\n"
 
 
+def test_the_tour_of_keys(node: NodeProcess) -> None:
+    assert "created topic config" in tour(node, "topic create config --kind compacted")
+    version = tour(node, "kv put config theme dark").strip()
+    with pytest.raises(AssertionError, match=rf"VERSION_CHANGED|{version}"):
+        tour(node, "kv cas config theme light --absent")
+    assert "dark" in tour(node, "kv get config theme")
+    assert "theme" in tour(node, "kv scan config")
+    assert "dark" in tour(node, "kv watch config --start earliest --max 1")
+
+
 def test_the_page_about_topics(node: NodeProcess) -> None:
     """One function of the whole page: what one example names, a later one may use."""
     environ = os.environ | {"PYTHONPATH": str(ROOT), "SANDCTL_SERVERS": node.address}
