@@ -20,7 +20,7 @@ from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode
 from sandq.protocol.requests import Produce
 from sandq.protocol.requests_admin import TopicCreate
-from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvPage, KvScan
+from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan
 
 TOPIC = "keys"
 KEYS = 10_000
@@ -118,29 +118,19 @@ def get(size: int, window: int, where: Where, quick: bool) -> Result:
 
 
 def scan(where: Where, quick: bool) -> Result:
-    """All keys, in pages of 1,000."""
+    """All keys again and again, in pages of 1,000 with their values."""
     rounds = 2 if quick else 50
-    with running(where, "kv_scan") as node:
-        assert node.pid is not None
-        wire = Wire(node.port)
-        _create(wire)
-        _fill(wire)
-        wire.socket.setblocking(True)
-        before_s, began, found = cpu_s(node.pid), time.perf_counter(), 0
-        for _ in range(rounds):
-            start: bytes | None = b""
-            while start is not None:
-                asked = KvScan(TOPIC, 0, False, start, None, 1000, ANSWER_BYTES)
-                page = KvPage.parse(wire.call(asked.frame))
-                found += len(page.rows)
-                start = page.next
-        seconds, used_s = time.perf_counter() - began, cpu_s(node.pid) - before_s
-        wire.close()
-    assert found == rounds * KEYS
-    what = "pages of 1,000 with values, one connection, one page after the other"
-    result = Result("kv_scan", what, "raw", found, found / seconds, SCANS.unit, SCANS)
-    result.cpu_us = used_s * 1e6 / found
-    return result
+    page = 1000
+
+    def flows(port: int) -> list[Flow]:
+        frames = [
+            KvScan(TOPIC, 0, False, _key(at), _key(at + page), page, ANSWER_BYTES).frame(number)
+            for number, at in enumerate(list(range(0, KEYS, page)) * rounds, 1)
+        ]
+        return [Flow(Wire(port), frames, 2) for _ in range(2)]
+
+    what = "pages of 1,000 with values, 2 connections, two pages on the way on each"
+    return _driven("kv_scan", what, SCANS, where, flows, page)
 
 
 def client(kind: str, where: Where, quick: bool) -> Result:

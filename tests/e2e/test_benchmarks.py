@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_quick_run(tmp_path: Path) -> None:
-    names = ["produce_1000", "produce_scheduled", "consume", "consume_each", "lateness_idle"]
+    names = ["produce_1000", "produce_scheduled", "consume", "consume_each", "kv_client_get", "kv_watch"]
+    names.append("lateness_idle")
     only = [part for name in names for part in ("--only", name)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "-o", "json", "--dir", str(tmp_path), *only],

@@ -134,6 +134,10 @@ class Clients:
         """All that was acknowledged came, and its ack was confirmed; all that was sent with a number is stored."""
         return not self.oracle.missing() and not any(producer.unanswered for producer in self.producers)
 
+    def tell(self) -> Any:
+        """What is not done."""
+        return [len(producer.unanswered) for producer in self.producers], self.oracle.missing()[:5]
+
 
 @dataclass
 class Numbered:

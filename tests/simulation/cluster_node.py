@@ -14,6 +14,7 @@ from sandq.broker.routes import Route, Routes
 from sandq.metadata.state import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
 from sandq.model.limits import Limits
+from sandq.model.settings import TIMER
 from sandq.partition import rows
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
@@ -43,10 +44,10 @@ class NodeClock(VirtualClock):
         return self._true.ms + self._offset_ms
 
 
-def topic_of(names: tuple[str, ...], settings: dict[str, Any]) -> Topic:
+def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER) -> Topic:
     """With one partition, on all nodes."""
     members = tuple(f"{name}#1" for name in names)
-    return Topic("t", 1, "timer", 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
+    return Topic("t", 1, kind, 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
 
 
 class ClusterNode(Stepped):

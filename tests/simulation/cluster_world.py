@@ -13,6 +13,7 @@ from typing import Any
 
 from sandq.broker import engine
 from sandq.broker.applier import Apply
+from sandq.metadata.records import Topic
 from sandq.model.errors import StorageFailed
 from sandq.model.members import node_of
 from sandq.model.settings import parse_settings
@@ -41,32 +42,22 @@ class ClusterWorld:
         self.rng = rng = random.Random(seed)
         self.clock = VirtualClock()
         undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
-        constants = [(core, "MAX_APPEND_BYTES"), (engine, "KEPT_BYTES"), (engine, "LAG_BYTES")]
-        self._undo = [undo_time, *(_restored(module, name) for module, name in constants)]
-        core.MAX_APPEND_BYTES = rng.choice((100, 1000, 1 << 20))
-        engine.KEPT_BYTES = rng.choice((100, 2000))
-        engine.LAG_BYTES = rng.choice((500, 5000, 1 << 20))
+        self._undo = [undo_time]
+        self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
+        self.set(engine, "KEPT_BYTES", rng.choice((100, 2000)))
+        self.set(engine, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
         self._pace = rng.choice((0.3, 0.6, 0.9))
         """How likely a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))
         self._crash_chance = rng.choice((0.001, 0.005, 0.02))
-        ordering = rng.choice(("none", "key"))
-        settings = {
-            "lease": "1s",
-            "max_attempts": "none",
-            "backoff": {"first": "100ms"},
-            "dedup_window": rng.choice(("0s", "10m")),
-            "retention": rng.choice(("0s", "1s")),
-            "ordering": ordering,
-        }
-        self.topic = topic_of(NAMES, parse_settings(settings).record())
+        self.topic = self.make_topic()
         self.offsets_ms = {name: rng.choice((-DRIFT_MS, 0, DRIFT_MS)) for name in NAMES}
         self.lease_ahead_ms = rng.choice((5, 50))
         self.segment_bytes = rng.choice((4096, 65_536))
         self.disks = {name: Disk() for name in NAMES}
         self.nodes: dict[str, ClusterNode] = {}
         self.network = Network(self.nodes, rng, repeats=rng.choice((0.0, 0.0, 0.2)))
-        self.clients = Clients(rng, self.clock, self.nodes, ordered=ordering == "key", margin_ms=DRIFT_MS)
+        self.clients = self.make_clients()
         self._transfers: list[Transfer] = []
         self._canon: dict[int, bytes] = {}
         """What was applied at each index, by whoever was first."""
@@ -76,9 +67,36 @@ class ClusterWorld:
             self.start(name, Plan())
         self.network.renew()
 
+    def set(self, module: Any, name: str, value: Any) -> None:
+        """Until the world is closed."""
+        self._undo.append(_restored(module, name))
+        setattr(module, name, value)
+
     def close(self) -> None:
         for undo in self._undo:
             undo()
+
+    # -- what is in it ----------------------------------------------------------------------------------------------
+
+    def make_topic(self) -> Topic:
+        rng = self.rng
+        settings = {
+            "ordering": rng.choice(("none", "key")),
+            "lease": "1s",
+            "max_attempts": "none",
+            "backoff": {"first": "100ms"},
+            "dedup_window": rng.choice(("0s", "10m")),
+            "retention": rng.choice(("0s", "1s")),
+        }
+        return topic_of(NAMES, parse_settings(settings).record())
+
+    def make_clients(self) -> Any:
+        ordered = self.topic.settings["ordering"] == "key"
+        return Clients(self.rng, self.clock, self.nodes, ordered=ordered, margin_ms=DRIFT_MS)
+
+    def is_settled(self, node: ClusterNode) -> bool:
+        """Whether its replica holds no more than it is to hold in the end."""
+        return bool(node.host.status.messages == 0)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +195,7 @@ class ClusterWorld:
         for node in self.nodes.values():
             node.sweep()
 
-    def _disturb(self) -> None:
+    def disturb(self) -> None:
         for chance, action in (
             (self._crash_chance, self._crash),
             (0.0015, self._lose_power),
@@ -194,7 +212,7 @@ class ClusterWorld:
         rng = self.rng
         self.clock.ms += 10 if calm else rng.choice((0, 1, 5, 10, 20, 50))
         if not calm:
-            self._disturb()
+            self.disturb()
         self.network.deliver(1.0 if calm else self._pace)
         for name in list(self.nodes):
             node = self.nodes[name]
@@ -259,13 +277,12 @@ class ClusterWorld:
     def _is_even(self) -> bool:
         nodes = self.nodes.values()
         indices = {node.replica.applied_index for node in nodes}
-        return len(indices) == 1 and all(node.is_idle and node.host.status.messages == 0 for node in nodes)
+        return len(indices) == 1 and all(node.is_idle and self.is_settled(node) for node in nodes)
 
     def _tell(self) -> Any:
         groups = [(n.name, n.host.ready, n.host.group.leader, n.host.group.term) for n in self.nodes.values()]
         state = [(n.replica.applied_index, n.host.status.messages, n.is_idle) for n in self.nodes.values()]
-        unanswered = [len(producer.unanswered) for producer in self.clients.producers]
-        return groups, state, unanswered, self.clients.oracle.missing()[:5]
+        return groups, state, self.clients.tell()
 
 
 def _restored(module: Any, name: str) -> Callable[[], None]:

@@ -48,6 +48,11 @@ class Network:
             if pair[0] == sender and receiver in (None, pair[1]):
                 self.send(*pair, frame)
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Senders and receivers that are connected."""
+        return list(self._links)
+
     def joins(self, a: str, b: str) -> bool:
         """Whether the two are connected."""
         return (a, b) in self._links

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
+from types import coroutine
 from typing import Any
 
 from sandq.broker.applier import Published
 from sandq.broker.engine import Engine
 from sandq.broker.replica import PartitionReplica
 from sandq.model.errors import StorageFailed
-from sandq.partition.timer import TimerPartition
 from sandq.partition.view import View
 
 START_MS = 1_800_000_000_000
@@ -35,6 +35,28 @@ class VirtualClock:
 
     def seconds_until(self, at_ms: int) -> float:
         return max(0, at_ms - self.ms) / 1000
+
+
+class SteppedEvent:
+    """`trio.Event` without trio: who waits for it is stepped by `coroutine.send(None)`, and looks again each time."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    async def wait(self) -> None:
+        while not self._is_set:
+            await _pause()
+
+
+@coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
 
 
 class VirtualTimers:
@@ -139,8 +161,8 @@ class Stepped:
         """A partition loaded from rows is as the one in memory."""
         self.engine.applier.write()
         rows = replica._rows
-        loaded = TimerPartition.load(0, {}, View(rows))
         live = replica.machine
+        loaded = type(live).load(0, {}, View(rows))
         view = View(rows)
         for group in live.book.groups.values():
             group.generation = 0  # of the process, not of the state

@@ -1,0 +1,317 @@
+"""Whether what clients saw of the keys of a compacted topic can be explained by one order of all operations.
+
+Each key is a register by itself: it has a value and the value's version, or nothing. An operation takes effect at one
+moment between its invocation and its answer; one without an answer at any moment after its invocation, or never. The
+search goes from the empty order on, takes as next whatever may come next (Wing and Gong), and never looks twice at the
+same set of operations with the same state (Lowe), nor at one from which less can follow. What a partition promises
+beyond a register makes it quick:
+
+* Versions rise in the order of writes, so of those whose version is known there is only one that may be next.
+* Values are unique, so whoever reads the value of a write that was never answered tells its version, too.
+* A read that fits is taken at once: it changes nothing.
+* Writes that were never answered and whose value nobody read are all alike, but for what they are conditioned on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from operator import le
+from typing import NamedTuple
+
+NEVER = 1 << 62
+ABSENT = b""
+"""What a write expects that is conditioned on its key having no value."""
+MOST_CONFIGURATIONS = 1_000_000
+"""Looked at for one key; then nobody knows."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """What a client asked of a key, and was told. Times are numbers of events, from 1 on."""
+
+    kind: str
+    """get, put, delete; cas: a put or (without a value) a delete on a condition."""
+    invoked: int
+    answered: int | None = None
+    """None: its outcome is unknown; a get without an answer says nothing."""
+    value: bytes | None = None
+    """What is written, unlike any other; of a get what was read. None: nothing is (left) there."""
+    expected: bytes | None = None
+    """Of a cas: the version that the key is to have, or `ABSENT`."""
+    version: bytes | None = None
+    """Told by the answer: that of the write; of a get and of what was refused the one that is there, if any is."""
+    refused: bool = False
+    """A cas whose key had another version."""
+    client: str = ""
+
+    @property
+    def reads(self) -> bool:
+        return self.kind == "get" or self.refused
+
+    def __str__(self) -> str:
+        told = "?" if self.answered is None else "changed: " * self.refused + _text(self.version)
+        on = "" if self.expected is None else f" if {_text(self.expected)}"
+        until = "" if self.answered is None else self.answered
+        return f"[{self.invoked}..{until}] {self.client} {self.kind} {_text(self.value)}{on} -> {told}"
+
+
+class NotLinearizable(AssertionError):
+    """No order explains what was seen of `key`; `window`: the shortest part of its history that was found for which
+    there is none, whatever was there before."""
+
+    def __init__(self, key: bytes, window: Sequence[Operation]) -> None:
+        listed = "\n".join(f"  {operation}" for operation in window)
+        super().__init__(f"no order of operations explains what was seen of {key!r}:\n{listed}")
+        self.key = key
+        self.window = window
+
+
+def check(histories: Mapping[bytes, Sequence[Operation]]) -> None:
+    """Raises NotLinearizable. Every key has nothing at first."""
+    for key, history in histories.items():
+        if not is_linearizable(history):
+            raise NotLinearizable(key, shortest_window(history))
+
+
+def is_linearizable(history: Sequence[Operation]) -> bool:
+    return _Search(history, 0, NEVER).succeeds()
+
+
+def shortest_window(history: Sequence[Operation]) -> list[Operation]:
+    """Of a history that is not linearizable. What goes wrong is wrong in every longer one, so it can be halved."""
+    ends = sorted(op.answered for op in history if op.answered is not None)
+    stop = ends[_first(len(ends), lambda at: not _Search(history, 0, ends[at]).succeeds())]
+    starts = [0, *(at for at in ends if at < stop)]
+    last = _first(len(starts), lambda at: _Search(history, starts[at], stop).succeeds()) - 1
+    start = starts[max(last, 0)]
+    kept = list(history)
+    for operation in history:
+        without = [op for op in kept if op is not operation]
+        if operation.reads and not _Search(without, start, stop).succeeds():
+            kept = without
+    return _cut(kept, start, stop)
+
+
+def _first(count: int, holds: Callable[[int], bool]) -> int:
+    """The first of `count` for which it holds, and from which on it does; `count`: for none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def _cut(history: Sequence[Operation], start: int, stop: int) -> list[Operation]:
+    """What happens between the two, as it was known then: in the order of invocations, without what says nothing."""
+    found = []
+    for op in sorted(history, key=lambda op: op.invoked):
+        if op.invoked >= stop or (op.answered or NEVER) <= start:
+            continue
+        if op.answered is None or op.answered > stop:
+            op = replace(op, answered=None, version=None, refused=False)
+        if op.kind == "get" and op.answered is None:
+            continue
+        if op.reads and op.invoked < start:
+            continue  # it may have taken effect before the window
+        found.append(op)
+    return found
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+
+
+class Some(Enum):
+    """Values that are no bytes."""
+
+    ANY = "whatever was there before the window"
+    UNSEEN = "what somebody wrote and nobody read"
+
+
+class State(NamedTuple):
+    value: bytes | Some | None
+    version: bytes | None = None
+    """None: there is no value, or nobody knows yet."""
+    floor: bytes = b""
+    """The greatest version so far: those to come are above it."""
+
+
+class _Class:
+    """Writes that may have taken effect or not, and of which it does not matter which one did."""
+
+    def __init__(self, write: Operation, version: bytes | None) -> None:
+        self.write = write
+        self.version = version
+        self.invoked: list[int] = []
+
+
+class Configuration(NamedTuple):
+    taken: int
+    """Bits of those that must be in the order, and are."""
+    writes: int
+    """How many of them are writes."""
+    used: tuple[int, ...]
+    """Of each class of those that need not be."""
+    state: State
+
+
+class _Search:
+    def __init__(self, history: Sequence[Operation], start: int, stop: int) -> None:
+        """Of what happens between two times; from `start` > 0 on with any state, and as if whatever was under way then
+        might have taken effect before."""
+        operations = _cut(history, start, stop)
+        self._learn(operations)
+        self._required = [op for op in operations if self._is_required(op, start)]
+        self._versions = [op.version or self._version_of.get(op.value) for op in self._required]
+        writes = [at for at, op in enumerate(self._required) if not op.reads]
+        self._writes = sorted(writes, key=lambda at: self._versions[at] or b"")
+        self._classes = self._classified([op for op in operations if not self._is_required(op, start)])
+        self._first_state = State(Some.ANY if start else None)
+
+    def _learn(self, operations: list[Operation]) -> None:
+        """Which versions are those of which values."""
+        gets = [op for op in operations if op.kind == "get" and op.value is not None]
+        answered = [op for op in operations if not op.reads and op.answered is not None]
+        self._read = {op.value for op in gets}
+        self._version_of: dict[bytes | None, bytes | None] = {}
+        for op in (*answered, *gets):
+            if op.value is not None:
+                self._version_of.setdefault(op.value, op.version)
+        self._value_of = {version: value for value, version in self._version_of.items()}
+        self._known = {op.version for op in answered} | set(self._version_of.values())
+        told = {op.version for op in operations if op.refused and op.version}
+        told |= {op.expected for op in answered if op.expected}
+        self._has_strange = bool(told - self._known)
+        """There are versions that somebody must have written, and nobody knows who."""
+
+    def _is_required(self, op: Operation, start: int) -> bool:
+        if op.reads:
+            return True
+        return op.invoked >= start and (op.answered is not None or op.value in self._read)
+
+    def _classified(self, optional: list[Operation]) -> list[_Class]:
+        classes: dict[object, _Class] = {}
+        for op in optional:
+            version = op.version or self._version_of.get(op.value)
+            if op.value is not None and version is None and not self._has_strange:
+                continue  # nobody could tell whether it was there
+            key = op.value is None, op.expected, version
+            classes.setdefault(key, _Class(op, version)).invoked.append(op.invoked)
+        return list(classes.values())
+
+    def succeeds(self) -> bool:
+        """Whether there is an order."""
+        stack = [Configuration(0, 0, (0,) * len(self._classes), self._first_state)]
+        seen: dict[tuple[int, State], list[tuple[int, ...]]] = {}
+        looked_at = 0
+        while stack:
+            present = stack.pop()
+            taken, limit, candidates = self._take_reads(present.taken, present.state)
+            if taken == (1 << len(self._required)) - 1:
+                return True
+            known = seen.setdefault((taken, present.state), [])
+            if any(all(map(le, fewer, present.used)) for fewer in known):
+                continue  # whatever follows could follow there, too
+            known.append(present.used)
+            looked_at += 1
+            assert looked_at < MOST_CONFIGURATIONS, "too much is unknown: nobody can say whether it is linearizable"
+            self._branch(present._replace(taken=taken), limit, candidates, stack)
+        return False
+
+    def _frontier(self, taken: int) -> tuple[int, list[int]]:
+        """What may be next of those that must be: it was invoked before any of the others was answered. And the first
+        of those answers."""
+        limit, candidates = NEVER, []
+        at = (~taken & (taken + 1)).bit_length() - 1
+        while at < len(self._required) and self._required[at].invoked < limit:
+            if not taken >> at & 1:
+                candidates.append(at)
+                limit = min(limit, self._required[at].answered or NEVER)
+            at += 1
+        return limit, candidates
+
+    def _take_reads(self, taken: int, state: State) -> tuple[int, int, list[int]]:
+        """Take all that fit."""
+        while True:
+            limit, candidates = self._frontier(taken)
+            fitting = [at for at in candidates if self._fits(state, self._required[at])]
+            if not fitting:
+                return taken, limit, candidates
+            for at in fitting:
+                taken |= 1 << at
+
+    def _fits(self, state: State, op: Operation) -> bool:
+        """Whether it is a read that tells nothing new."""
+        return op.reads and self._read_in(state, op) == state
+
+    def _branch(self, present: Configuration, limit: int, candidates: list[int], stack: list[Configuration]) -> None:
+        """What may come next: at the end of the stack what is likeliest."""
+        taken, writes, used, state = present
+        for number, each in enumerate(self._classes):
+            if used[number] < bisect_left(each.invoked, limit):
+                after = self._written(state, each.write, each.version)
+                if after is not None and after[:2] != state[:2]:
+                    counts = (*used[:number], used[number] + 1, *used[number + 1 :])
+                    stack.append(Configuration(taken, writes, counts, after))
+        for at in candidates:
+            after = self._read_in(state, self._required[at]) if self._required[at].reads else None
+            if after is not None:
+                stack.append(Configuration(taken | 1 << at, writes, used, after))
+        following = self._writes[writes] if writes < len(self._writes) else None
+        if following in candidates:
+            after = self._written(state, self._required[following], self._versions[following])
+            if after is not None:
+                stack.append(Configuration(taken | 1 << following, writes + 1, used, after))
+
+    # -- a register -----------------------------------------------------------------------------------------------
+
+    def _may_have(self, state: State, version: bytes) -> bool:
+        """Whether a key with this state may have this version."""
+        if state.value is Some.ANY:
+            return True
+        if state.value is Some.UNSEEN and state.version is None:
+            return version > state.floor and version not in self._known
+        return state.value is not None and state.version == version
+
+    def _written(self, state: State, op: Operation, version: bytes | None) -> State | None:
+        """The state after a write that is stored; None: it could not have been."""
+        floor = state.floor
+        if op.expected == ABSENT:
+            if state.value is not None and state.value is not Some.ANY:
+                return None
+        elif op.expected is not None:
+            if not self._may_have(state, op.expected):
+                return None
+            floor = max(floor, op.expected)
+        if version is not None:
+            if version <= floor:
+                return None
+            floor = version
+        if op.value is None:
+            return State(None, None, floor)
+        return State(Some.UNSEEN if version is None else op.value, version, floor)
+
+    def _read_in(self, state: State, op: Operation) -> State | None:
+        """What is known of a state after such a read; None: it does not fit."""
+        if op.refused and (op.version or ABSENT) == op.expected:
+            return None  # it should have been stored
+        if op.version is None:
+            return State(None, None, state.floor) if state.value in (None, Some.ANY) else None
+        if not self._may_have(state, op.version):
+            return None
+        value = state.value
+        if value is Some.ANY:
+            value = self._value_of.get(op.version, Some.UNSEEN)
+        if op.kind == "get" and value != op.value:
+            return None
+        return State(value, op.version, max(state.floor, op.version))
+
+
+def _text(data: bytes | None) -> str:
+    if data is None:
+        return "-"
+    if not data:
+        return "absent"
+    return data.hex().lstrip("0") if len(data) == 16 else repr(data)[1:]

@@ -1,0 +1,120 @@
+"""Keys of a compacted topic on three nodes under every fault there is a name for: what clients see of each key is
+explained by one order of all operations, and in the end all replicas hold what was written last, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandq.broker.host import GroupHost
+from sandq.model import offsets
+from sandq.partition import commands as c
+from sandq.partition.producers import Producers
+from sandq.raft import Group
+from tests.simulation.keys_world import KeysWorld
+from tests.simulation.linearizable import NotLinearizable, Operation
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+STEPS = 1000
+"""14 seconds, and what healing takes."""
+SEEDS = 24
+
+
+def run_world(seed: int, steps: int = STEPS) -> KeysWorld:
+    world = KeysWorld(seed)
+    try:
+        world.live(steps)
+        world.heal()
+    finally:
+        world.close()
+    return world
+
+
+def run_worlds(seeds: range) -> list[KeysWorld]:
+    worlds = []
+    for seed in seeds:
+        try:
+            worlds.append(run_world(seed))
+        except BaseException as error:
+            error.add_note(f"replay with: run_world({seed})")
+            raise
+    return worlds
+
+
+def operations_of(world: KeysWorld) -> list[Operation]:
+    return [operation for history in world.clients.histories.values() for operation in history]
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_worlds(block: int) -> None:
+    worlds = run_worlds(range(block * SEEDS // 3, (block + 1) * SEEDS // 3))
+    for what, least in (("crashes", 20), ("snapshots", 0), ("elections", 20), ("compared", 100), ("led_twice", 50)):
+        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+    operations = [operation for world in worlds for operation in operations_of(world)]
+    swaps = [op for op in operations if op.kind == "cas" and op.answered is not None]
+    for least, found in (
+        (800, [op for op in operations if op.kind == "get"]),
+        (200, [op for op in swaps if op.refused]),
+        (100, [op for op in swaps if not op.refused]),
+        (60, [op for op in swaps if not op.refused and op.expected]),
+        (100, [op for op in operations if op.kind == "delete" and op.answered is not None]),
+        (100, [op for op in operations if op.answered is None]),
+    ):
+        assert len(found) > least, f"too little is done: {found[:1]}"
+    assert sum(world.clients.resent for world in worlds) > 50
+    assert sum(world.replayed.compactor.forgotten > offsets.FIRST for world in worlds) > len(worlds) // 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_worlds(block: int) -> None:
+    run_worlds(range(100_000 + 25 * block, 100_025 + 25 * block))
+
+
+def test_a_seed_replays() -> None:
+    first, second = run_world(3), run_world(3)
+    assert [str(op) for op in operations_of(first)] == [str(op) for op in operations_of(second)]
+    assert first.clock.ms == second.clock.ms
+
+
+# -- faults to be found ----------------------------------------------------------------------------------------------
+
+
+def reads_ask_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Who leads answers, though it may be that another one leads by now."""
+
+    def begin_read(host: GroupHost) -> None:
+        host.check_ready()
+
+    patch.setattr(GroupHost, "begin_read", begin_read)
+
+
+def leads_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A new leader answers before it knows what was acknowledged before it."""
+    patch.setattr(Group, "term_start", property(lambda group: 0))
+
+
+def conditions_are_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    def parse(cls: type[c.Append], fields: Any) -> c.Append:
+        return cls(*fields[:5])  # as if no message named a version
+
+    patch.setattr(c.Append, "parse", classmethod(parse))
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [(reads_ask_nobody, 0), (leads_at_once, 2), (conditions_are_for_nothing, 0)],
+)
+def test_what_no_order_explains_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(NotLinearizable):
+        run_worlds(range(seed, seed + 40))
+
+
+def test_a_batch_that_is_stored_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Producers, "answered", lambda *args: None)
+    with pytest.raises(AssertionError, match=r"has another answer|stored twice"):
+        run_worlds(range(40))
