@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.settings import COMPACTED
+from sandq.partition import commands as c
 from sandq.partition.changes import Changes, Watch
 from sandq.partition.view import Row
 
 from .broker import Broker
-from .reading import Question, T
+from .host import GroupHost
+from .replica import PartitionReplica
+
+T = TypeVar("T")
 
 
 class Keyed:
@@ -21,16 +27,14 @@ class Keyed:
         self, topic: str, partition: int, stale: bool, keys: Sequence[bytes], max_bytes: int
     ) -> tuple[list[bytes | None], int]:
         """As `PartitionReplica.values`; and how old that is (ms)."""
-        now_ms = self._broker.clock.now_ms
-        return await self._ask(topic, partition, stale, lambda replica: replica.values(keys, now_ms(), max_bytes))
+        return await self._ask(topic, partition, stale, lambda replica, now_ms: replica.values(keys, max_bytes, now_ms))
 
     async def scan(
         self, topic: str, partition: int, stale: bool, start: bytes, stop: bytes | None, limit: int, max_bytes: int
     ) -> tuple[tuple[list[Row], bytes | None], int]:
         """As `PartitionReplica.scan`; and how old that is (ms)."""
-        now_ms = self._broker.clock.now_ms
         return await self._ask(
-            topic, partition, stale, lambda replica: replica.scan(start, stop, limit, max_bytes, now_ms())
+            topic, partition, stale, lambda replica, now_ms: replica.scan(start, stop, limit, max_bytes, now_ms)
         )
 
     async def changes(
@@ -41,10 +45,23 @@ class Keyed:
         host = self._broker.partition(topic, partition).host
         return await self._broker.watching.changes(host, watch, max_messages, max_bytes, wait_ms / 1000)
 
-    async def _ask(self, topic: str, partition: int, stale: bool, question: Question[T]) -> tuple[T, int]:
+    async def _ask(
+        self, topic: str, partition: int, stale: bool, question: Callable[[PartitionReplica, int], T]
+    ) -> tuple[T, int]:
         self._check_kind(topic)
-        host, reading = self._broker.partition(topic, partition).host, self._broker.reading
-        return await reading.ask_stale(host, question) if stale else (await reading.ask(host, question), 0)
+        host, reading, clock = self._broker.partition(topic, partition).host, self._broker.reading, self._broker.clock
+        if stale:
+            return await reading.ask_stale(host, lambda replica: question(replica, clock.now_ms()))
+        await self._tell_the_time(host)
+        return await reading.ask(host, lambda replica: question(replica, 0)), 0
+
+    async def _tell_the_time(self, host: GroupHost) -> None:
+        """A value is gone for readers when it is for who swaps it: by the time in the log. By the clock a reader would
+        see it gone before a swap of it that is under way, and stands before its end, succeeds."""
+        status, now_ms = host.status, self._broker.clock.now_ms()
+        if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
+            with suppress(Overloaded, StorageFailed):  # reading goes on without it
+                await host.call(c.Clock())
 
     def _check_kind(self, topic: str) -> None:
         kind = self._broker.topic(topic).record.kind

@@ -134,9 +134,10 @@ class PartitionReplica:
         """Messages whose second lies there: start <= second < stop (apply thread)."""
         return self.machine.log.counts.between(start_s, stop_s, self._view)
 
-    def values(self, keys: Sequence[bytes], now_ms: int, max_bytes: int) -> list[bytes | None]:
+    def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
         """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
-        reaches `max_bytes` (apply thread; a compacted topic's)."""
+        reaches `max_bytes` (apply thread; a compacted topic's). What is over is not there: by the time of the last
+        entry, or by a later one that is given."""
         machine = self.machine
         assert isinstance(machine, CompactedPartition)
         rows: list[bytes | None] = []
@@ -150,9 +151,9 @@ class PartitionReplica:
         return rows
 
     def scan(
-        self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int
+        self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
     ) -> tuple[list[Row], bytes | None]:
-        """As `KeyTable.scan` (apply thread; a compacted topic's)."""
+        """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's)."""
         machine = self.machine
         assert isinstance(machine, CompactedPartition)
         late_ms = max(now_ms, machine.now_ms)

@@ -115,8 +115,8 @@ class CompactedPartition(TimerPartition):
         return self._latest(self.applied_index + 1, 0)
 
     @property
-    def _live_keys(self) -> int:
-        return self.keys.live
+    def _keys_status(self) -> tuple[int, int | None]:
+        return self.keys.live, self.keys.next_expiry_ms
 
     # -- upkeep ---------------------------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ class Status:
     """Of this process alone."""
     keys: int = 0
     """That have a value, of a compacted topic."""
+    keys_expire_ms: int | None = None
+    """When the time of some value is over."""
 
 
 class TimerPartition:
@@ -171,12 +173,12 @@ class TimerPartition:
             self.book.settings,
             tuple([self._group_status(group, view) for group in self.book.groups.values()]),
             self.book.totals.counted(),
-            self._live_keys,
+            *self._keys_status,
         )
 
     @property
-    def _live_keys(self) -> int:
-        return 0
+    def _keys_status(self) -> tuple[int, int | None]:
+        return 0, None
 
     def _group_status(self, group: Group, view: View) -> GroupStatus:
         next_ms = _next_ms(group, view)

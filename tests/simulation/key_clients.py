@@ -41,11 +41,8 @@ BYTES = 1 << 20
 class KeyClients:
     """What all of them know, and what the world asks of them."""
 
-    def __init__(
-        self, rng: random.Random, clock: VirtualClock, nodes: dict[str, ClusterNode], *, margin_ms: int, clients: int
-    ) -> None:
-        """`margin_ms`: how far the clock of a node is from the true time, at most."""
-        self.rng, self.clock, self.margin_ms = rng, clock, margin_ms
+    def __init__(self, rng: random.Random, clock: VirtualClock, nodes: dict[str, ClusterNode], *, clients: int) -> None:
+        self.rng, self.clock = rng, clock
         self.histories: dict[bytes, list[Operation]] = {key: [] for key in (*KEYS, BRIEF)}
         self.events = count(1)
         self.values = count()
@@ -71,6 +68,12 @@ class KeyClients:
         gone = {id(operation) for operation in operations}
         for key, history in self.histories.items():
             self.histories[key] = [operation for operation in history if id(operation) not in gone]
+
+    def expires(self, write: Write, version: bytes | None) -> None:
+        """What was written is deleted some time, if it is still there then. Its version is not known: whatever is."""
+        kind = "delete" if version is None else "cas"
+        ended = Operation(kind, write.operation.invoked, expected=version, client="time")
+        self.histories[write.key].append(ended)
 
     def gone(self, node: ClusterNode) -> None:
         for client in self.clients:
@@ -233,10 +236,10 @@ class Reading:
         replica = node.replica
 
         def values() -> list[bytes | None]:
-            return replica.values(self.keys, node.clock.now_ms(), BYTES)
+            return replica.values(self.keys, BYTES)
 
         def scan() -> list[bytes | None]:
-            found, following = replica.scan(b"", None, len(KEYS) + 2, BYTES, node.clock.now_ms())
+            found, following = replica.scan(b"", None, len(KEYS) + 2, BYTES)
             assert following is None
             return [dict(found).get(key) for key in self.keys]
 
@@ -276,8 +279,6 @@ class Reading:
             operation.answered = at
             if value is not None:
                 operation.value, operation.version = value.value, value.version
-                late_ms = self._began_ms - all_of_them.margin_ms - value.expires_ms
-                assert not value.expires_ms or late_ms < 0, f"{value.value!r} is seen {late_ms} ms after its time"
             self.client.learn(key, operation.version)
         self.client.ended(self)
 
@@ -348,6 +349,9 @@ class Writing:
 
     def give_up(self) -> None:
         """Its outcome stays unknown."""
+        for write in self.writes:
+            if write.ttl_ms is not None:
+                self.client.all.expires(write, None)
         self.client.begin_epoch()
         self._end()
 
@@ -369,6 +373,8 @@ class Writing:
             operation.refused = position in refused
             operation.version = None if operation.refused and version == NO_VERSION else version
             assert not (operation.refused and write.expected is None), "refused without a condition"
+            if write.ttl_ms is not None and not operation.refused:
+                all_of_them.expires(write, version)
             holds = None if write.value is None and not operation.refused else operation.version
             self.client.learn(write.key, holds)
         self._end()

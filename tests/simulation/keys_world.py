@@ -21,7 +21,7 @@ from sandq.raft import core
 from sandq.storage.stores import MemoryStores
 from tests.simulation import linearizable
 from tests.simulation.cluster_node import ClusterNode, topic_of
-from tests.simulation.cluster_world import DRIFT_MS, HEALED_MS, NAMES, ClusterWorld
+from tests.simulation.cluster_world import HEALED_MS, NAMES, ClusterWorld
 from tests.simulation.key_clients import BRIEF, KEYS, KeyClients, versions_of
 from tests.simulation.stepped import SteppedEvent
 
@@ -61,7 +61,7 @@ class KeysWorld(ClusterWorld):
 
     def make_clients(self) -> KeyClients:
         clients = self.rng.choice((3, 5, 8))
-        return KeyClients(self.rng, self.clock, self.nodes, margin_ms=DRIFT_MS, clients=clients)
+        return KeyClients(self.rng, self.clock, self.nodes, clients=clients)
 
     def disturb(self) -> None:
         """More often than elsewhere one who leads is cut off for a while, and does not know: that is who may tell what
@@ -100,7 +100,7 @@ class KeysWorld(ClusterWorld):
         self.compare()
         for key in KEYS:
             assert any(op.invoked > healed for op in self.clients.histories[key]), "nobody could read in the end"
-        linearizable.check({key: self.clients.histories[key] for key in KEYS})
+        linearizable.check(self.clients.histories)
         self._check_state(self._replay())
 
     # -- a replay -------------------------------------------------------------------------------------------------
