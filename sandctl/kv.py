@@ -79,7 +79,7 @@ def get(topic: str, keys: tuple[str, ...], only_value: bool, stale: bool) -> Non
         record = entry_record(entries[0])
         show_one(without_long_value(record) if settings().output == "table" else record)
     if stale:
-        click.echo(f"sandctl: as it was {found.stale_ms} ms ago, or later", err=True)
+        _say_age(found.stale_ms)
     missing = [name for name, entry in zip(names, found, strict=True) if entry is None]
     for name in missing:
         say(f"sandctl: no value: {key_name(name)}", err=True)
@@ -226,6 +226,8 @@ def scan(
             consistency=_consistency(stale),
         )
         await show_stream(rows, lambda entry: entry_record(entry, value=not keys_only), columns, limit)
+        if stale:
+            _say_age(rows.stale_ms)
 
     run(work)
 
@@ -247,6 +249,10 @@ def _show_entries(entries: Sequence[Entry]) -> None:
             show_rows(rows, {name: name for name in _COLUMNS})
     else:
         show_rows([entry_record(entry) for entry in entries], {})
+
+
+def _say_age(stale_ms: int) -> None:
+    click.echo(f"sandctl: as it was {stale_ms} ms ago, or later", err=True)
 
 
 def _consistency(stale: bool) -> str:

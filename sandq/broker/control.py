@@ -192,6 +192,12 @@ class Control:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
         return found
 
+    async def hold(self, topic: str, partition: int, name: str, offset: bytes | None, ttl_ms: int | None) -> bytes:
+        """Up to where the log is trimmed by now."""
+        host = self._broker.partition(topic, partition).host
+        trimmed: bytes = await host.call(c.Hold(check_name("hold", name), offset, ttl_ms or 0))
+        return trimmed
+
     async def topic_stats(self, topic: str) -> list[dict[str, Any]]:
         led = self._broker.led(topic)
         await read_all([delivery.host for delivery in led])
@@ -207,6 +213,7 @@ class Control:
                 "now_ms": delivery.host.status.now_ms,
                 "applied_index": delivery.host.status.applied_index,
                 "groups": len(delivery.host.status.groups),
+                "holds": [hold._asdict() for hold in delivery.host.status.holds],
                 "members": _members(delivery.host),
             }
             for delivery in led

@@ -27,8 +27,6 @@ RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
-COMPACT_ROWS = 100_000
-"""So many deleted rows are compacted away: a scan that begins before them walks over each."""
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
@@ -55,13 +53,12 @@ class PartitionDelivery:
         clock: GuardedClock,
         timers: Timers,
         lease_ahead_ms: int,
-        compact: Callable[[], None] = lambda: None,
+        look: Callable[[Status], None] = lambda status: None,
         stats: TopicStats | None = None,
     ) -> None:
-        """`compact()`: many rows of the partition were deleted; it is called once until `compacted`."""
+        """`look`: called with each status, also where another node leads."""
         self.host = host
-        self._compact = compact
-        self._compacting = False
+        self._look = look
         self.partition = partition
         self.stats = stats or TopicStats(NodeStats())
         self._clock = clock
@@ -142,6 +139,7 @@ class PartitionDelivery:
             return
         status: Status = self.host.status
         self.groups = {group.name: group for group in status.groups}
+        self._look(status)
         if not self.host.works:
             return
         for name in list(self._pumps):
@@ -151,16 +149,9 @@ class PartitionDelivery:
                 self._end_group(name)
         self._expire(status)
         self._set_upkeep(status)
-        if status.deleted >= COMPACT_ROWS and not self._compacting:
-            self._compacting = True
-            self._compact()
         if self.watchers:
             for watcher in list(self.watchers):
                 watcher(self)
-
-    def compacted(self) -> None:
-        """The compaction asked for is done."""
-        self._compacting = False
 
     def touch(self, name: str) -> int:
         """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""

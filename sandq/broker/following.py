@@ -27,7 +27,8 @@ from .deliverer import PartitionDelivery
 from .engine import METADATA_GROUP, Engine
 from .host import GroupHost
 from .publisher import Place
-from .replica import MetadataView, PartitionReplica
+from .reclaiming import Reclaiming
+from .replica import MetadataView
 from .runner import Runner
 from .stats import NodeStats, TopicStats
 from .timers import Timers
@@ -183,7 +184,7 @@ class Following:
             self._clock,
             self._timers,
             self._config.delivery.lease_ahead_ms,
-            lambda: self._nursery.start_soon(self._compact, host),
+            Reclaiming(host, self._engine, self._runner, self._nursery).look,
             stats,
         )
 
@@ -214,17 +215,6 @@ class Following:
         self.sweep_soon()
 
     # -- space ----------------------------------------------------------------------------------------------------
-
-    async def _compact(self, host: GroupHost) -> None:
-        """Let the store forget what was deleted of a partition."""
-        replica = host.replica
-        assert isinstance(replica, PartitionReplica)
-        with suppress(StorageFailed):
-            start, stop = await self._runner.ask(replica.take_deleted)
-            await self._runner.on_maintenance(partial(self._engine.stores.compact, start, stop))
-        delivery = self._catalog.by_group.get(host.number)
-        if delivery is not None:
-            delivery.compacted()
 
     def sweep_soon(self) -> None:
         self._nursery.start_soon(self.sweep)

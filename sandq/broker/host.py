@@ -91,6 +91,8 @@ class GroupHost:
         self.sending: dict[str, Sending] = {}
         """How far those snapshots are."""
         self._closed: SandqError | None = None
+        self._stands: Unavailable | None = None
+        """Nothing is applied any more."""
         self._encode = encode
         self._passes = passes
         self._backlog = backlog
@@ -262,21 +264,22 @@ class GroupHost:
 
     async def _applied(self, index: int) -> None:
         while self.status.applied_index < index:
+            if self._stands is not None:
+                raise self._stands
             await self.changed()
             if self._closed is not None:
                 raise self._closed
 
     async def catch_up(self) -> float:
-        """Wait until what is known here to be committed is applied. How long ago (seconds) that was certainly all that
-        had been acknowledged. Raises NotLeader when that was never known here."""
+        """Wait until what is known here to be committed is applied. How long before this call (seconds) that was
+        certainly all that had been acknowledged. Raises NotLeader when that was never known here, Unavailable."""
         age_s = self.group.age_s()
         if self._closed is not None:
             raise self._closed
         if age_s is None:
             raise self.not_leader()
-        began = trio.current_time()
         await self._applied(self.group.commit_index)
-        return age_s + trio.current_time() - began
+        return age_s
 
     async def changed(self) -> None:
         """Wait until something has been applied, or the node has begun or ceased to lead."""
@@ -345,6 +348,8 @@ class GroupHost:
             self.close(error)
         else:
             self._drop(self._in_flight, TimedOut(f"the outcome is unknown: {error.message}"))
+            self._stands = Unavailable(f"this node cannot go on: {error.message}")
+            self.look()
 
     def close(self, error: SandqError) -> None:
         """The group is gone: nothing more will be taken or applied."""

@@ -9,6 +9,7 @@ there was.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -25,8 +26,8 @@ T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
 """Asked on the apply thread."""
 
-ROUND_MOST = 10_000
-"""Questions that wait for one round."""
+WAITING_MOST = 10_000
+"""Questions of one group that are not answered yet."""
 
 
 class _Asked(Generic[T]):
@@ -53,6 +54,7 @@ class Reading:
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
         """By group: rounds that are to begin when this turn of the loop is over."""
+        self._waiting: Counter[_Key] = Counter()
 
     async def ask(self, host: GroupHost, question: Question[T]) -> T:
         """The linearizable answer. Raises NotLeader, Overloaded, StorageFailed, and what the question raises."""
@@ -64,12 +66,14 @@ class Reading:
         return await self._ask(_Key(host, True), question)
 
     async def _ask(self, key: _Key, question: Question[T]) -> tuple[T, int]:
+        waiting = self._waiting[key]
+        if waiting >= WAITING_MOST:
+            raise Overloaded(f"{waiting} reads wait for the same partition; ask again in a moment")
+        self._waiting[key] = waiting + 1
         coming = self._coming.get(key)
         if coming is None:
             coming = self._coming[key] = []
             self.nursery.start_soon(self._round, key)
-        elif len(coming) >= ROUND_MOST:
-            raise Overloaded(f"{len(coming)} reads wait for the same partition; ask again in a moment")
         asked = _Asked(question)
         coming.append(asked)
         await asked.answered.wait()
@@ -88,6 +92,9 @@ class Reading:
             answers = await self._runner.ask(lambda: _answers(key.host, asked))
         except Exception as error:
             answers = [outcome.Error(error) for _ in asked]
+        self._waiting[key] -= len(asked)
+        if not self._waiting[key]:
+            del self._waiting[key]
         stale_ms = math.ceil((age_s + trio.current_time() - began) * 1000) if key.stale else 0
         for one, answer in zip(asked, answers, strict=True):
             one.settle(answer, stale_ms)

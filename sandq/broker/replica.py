@@ -119,10 +119,10 @@ class PartitionReplica:
     def status(self) -> Any:
         return self.machine.status(self._view)
 
-    def take_deleted(self) -> tuple[bytes, bytes]:
-        """Absolute keys between which many rows were deleted, for a compaction (apply thread)."""
-        start, stop = self.machine.log.take_deleted()
-        return self._rows.prefix + start, self._rows.prefix + stop
+    def take_garbage(self) -> list[tuple[bytes, bytes]]:
+        """Absolute keys between which rows were deleted, for a compaction (apply thread)."""
+        prefix = self._rows.prefix
+        return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
     def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""

@@ -30,21 +30,33 @@ class _Watcher:
         self.watch = watch
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.is_behind = True
-        """There may be more than has been looked at."""
+        self.deadline_s = deadline_s
+        self.index = -1
+        """All that was applied up to there has been looked at; -1: there is more."""
         self.found: outcome.Outcome[Changes] | None = None
         self.answered = trio.Event()
-        self.deadline_s = deadline_s
 
-    def looked(self, found: outcome.Outcome[Changes], now_s: float) -> None:
-        """What there is for it, if only that there is nothing."""
+    def looked(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
+        """What there is for it among what was applied up to an index, if only that there is nothing."""
         if isinstance(found, outcome.Value):
-            through, mark, pieces, self.is_behind, _ = found.value
+            through, mark, pieces, is_behind, _ = found.value
             if not pieces and self.watch.after is not None and now_s < self.deadline_s:
                 self.watch = self.watch._replace(after=through, mark=mark)
+                self.index = -1 if is_behind else index
                 return
+        self.settle(found)
+
+    def settle(self, found: outcome.Outcome[Changes]) -> None:
         self.found = found
         self.answered.set()
+
+    def is_over(self, index: int, now_s: float) -> bool:
+        """Whether it has waited long enough, and there is nothing for it: it is told how far."""
+        after, mark = self.watch.after, self.watch.mark
+        if self.index < index or now_s < self.deadline_s or after is None or mark is None:
+            return False
+        self.settle(outcome.Value(Changes(after, mark, [], False, 0)))
+        return True
 
 
 class Watching:
@@ -81,38 +93,35 @@ class Watching:
     async def _serve(self, host: GroupHost, watchers: list[_Watcher]) -> None:
         try:
             while watchers:
+                host.check_ready()
                 index = host.status.applied_index
-                await self._visit(host, watchers)
-                await _until_news(host, index, watchers)
+                asked = [watcher for watcher in watchers if watcher.index < index][:VISIT_WATCHERS]
+                if asked:
+                    await self._visit(host, watchers, asked, index)
+                else:
+                    await _until_news(host, watchers)
+        except Exception as error:
+            for watcher in watchers:
+                watcher.settle(outcome.Error(error))
         finally:
             del self._watchers[host]
 
-    async def _visit(self, host: GroupHost, watchers: list[_Watcher]) -> None:
-        asked = watchers[:VISIT_WATCHERS]
-        found: Sequence[outcome.Outcome[Changes]]
-        try:
-            host.check_ready()
-            found = await self._runner.ask(lambda: _look(host, asked))
-        except Exception as error:
-            asked = list(watchers)
-            found = [outcome.Error(error) for _ in asked]
+    async def _visit(self, host: GroupHost, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
+        found = await self._runner.ask(lambda: _look(host, asked))
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
-            watcher.looked(one, now_s)
+            watcher.looked(one, index, now_s)
         looked = set(asked[: len(found)])
         waiting = [watcher for watcher in watchers if watcher.found is None]
         watchers[:] = sorted(waiting, key=looked.__contains__)
 
 
-async def _until_news(host: GroupHost, index: int, watchers: list[_Watcher]) -> None:
-    """Wait until there may be something for one of them, or its time is over."""
-    if not watchers:
-        return
-    if host.status.applied_index != index or any(watcher.is_behind for watcher in watchers):
-        await trio.lowlevel.checkpoint()
-        return
+async def _until_news(host: GroupHost, watchers: list[_Watcher]) -> None:
+    """Wait until there may be something for one of them, or its time is over: then it needs no other look."""
     with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
         await host.changed()
+    index, now_s = host.status.applied_index, trio.current_time()
+    watchers[:] = [watcher for watcher in watchers if not watcher.is_over(index, now_s)]
 
 
 def _look(host: GroupHost, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:

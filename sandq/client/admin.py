@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sandq.client.calls import ask_topic, call
+from sandq.client.calls import ask_topic, call, call_leader, each, fresh_topic
 from sandq.client.cluster import Cluster
 from sandq.client.connection import Build
 from sandq.client.jobs import run_job
@@ -14,9 +14,18 @@ from sandq.client.options import parse_server
 from sandq.client.points import Start, start_of
 from sandq.client.stored import JobResult
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, InvalidSetting, NotFound, ProtocolError, SandqError, UnknownGroup
+from sandq.model.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    NotFound,
+    ProtocolError,
+    SandqError,
+    UnknownGroup,
+    UnknownPartition,
+)
+from sandq.model.limits import FIXED
 from sandq.model.names import check_name
-from sandq.model.times import TIME_MAX_MS, duration_ms, format_duration
+from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
@@ -35,6 +44,7 @@ from sandq.protocol.requests_admin import (
     GroupList,
     GroupSeek,
     GroupUpdate,
+    Hold,
     NodeChange,
     TopicCreate,
     TopicDelete,
@@ -163,6 +173,46 @@ class Admin:
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
         await self._of_group(topic, request.frame)
 
+    async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
+        """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on
+        or until the hold is renewed by its name, or released. Up to where each of these partitions is trimmed by now:
+        where that is above the offset that was given, what lies between is gone.
+
+        Offsets may go back. Conflict when a partition has too many holds; InvalidRequest for a compacted topic. A
+        TimedOut or ConnectionLost leaves open where it was done; asking again does no harm.
+        """
+        at = {partition: offset_model.from_text(text) for partition, text in offsets.items()}
+        ttl_ms = duration_ms(ttl)
+        if not FIXED.hold_least_ms <= ttl_ms <= FIXED.hold_most_ms:
+            least, most = format_duration(FIXED.hold_least_ms), format_duration(FIXED.hold_most_ms)
+            raise InvalidRequest(f"ttl: {least} to {most} is expected, not {format_duration(ttl_ms)}")
+        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
+        for partition in at:
+            if type(partition) is not int or not 0 <= partition < count:
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}; it has {count}", topic=topic)
+        return await self._hold(topic, name, at, ttl_ms)
+
+    async def release(self, topic: str, name: str) -> None:
+        """End a hold in all partitions, where there is one."""
+        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
+        await self._hold(topic, name, dict.fromkeys(range(count)), None)
+
+    async def _hold(
+        self, topic: str, name: str, offsets: Mapping[int, bytes | None], ttl_ms: int | None
+    ) -> dict[int, str]:
+        check_name("hold", name)
+
+        async def one(partition: int) -> bytes:
+            request = Hold(topic, partition, name, offsets[partition], ttl_ms)
+            trimmed = _field(await call_leader(self._cluster, topic, partition, request.frame))
+            if type(trimmed) is not bytes or len(trimmed) != offset_model.OFFSET_BYTES:
+                raise ProtocolError(f"HOLD reply: {str(trimmed)[:100]}")
+            return trimmed
+
+        partitions = sorted(offsets)
+        found = await each(one, partitions)
+        return {partition: offset_model.to_text(trimmed) for partition, trimmed in zip(partitions, found, strict=True)}
+
     async def forecast(self, topic: str, unit: str = "minute", count: int = 60) -> Forecast:
         """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
         of the current one."""
@@ -253,7 +303,7 @@ class Admin:
 
     async def _of_all_leaders(self, topic: str, build: Build) -> list[dict[str, Any]]:
         rows = [row for frame in await self._ask_leaders(topic, build) for row in _rows(frame, dict)]
-        return [{name: _shown(value) for name, value in row.items()} for row in rows]
+        return [_shown(row) for row in rows]
 
     async def _of_group(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
         """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
@@ -314,7 +364,11 @@ def _map(frame: Frame) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    """Offsets as text; everything else as it is."""
+    """Offsets as text, also within rows; everything else as it is."""
+    if type(value) is list:
+        return [_shown(one) for one in value]
+    if type(value) is dict:
+        return {name: _shown(one) for name, one in value.items()}
     return offset_model.to_text(value) if type(value) is bytes and len(value) == offset_model.OFFSET_BYTES else value
 
 

@@ -40,8 +40,15 @@ _AT_ONCE = 16
 """Requests of one `each` that are under way together."""
 
 
+_REPLICA_SHARE = 0.2
+"""Who holds a partition and hangs costs a stale read so much of its time, not all: there are others to ask."""
+
+
 class _Route(Protocol):
     """Where a request goes."""
+
+    share: float
+    """Of the time for an answer, what the node that was picked last may take."""
 
     def pick(self, attempt: int) -> Connection | None: ...
 
@@ -112,6 +119,8 @@ async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]
 class _Node:
     """One node, or whichever is connected; a node that names another is believed."""
 
+    share = 1.0
+
     def __init__(self, cluster: Cluster, node_id: str | None) -> None:
         self._cluster = cluster
         self._node_id = node_id
@@ -131,6 +140,8 @@ class _Node:
 
 class _Leader:
     """The leader of a partition: the one that was hinted at last, once, else what metadata says."""
+
+    share = 1.0
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
         self._cluster = cluster
@@ -165,10 +176,12 @@ class _Replica:
         self._leader = _Leader(cluster, topic, partition)
         self._asked: set[str] = set()
         self._is_last = False
+        self.share = 1.0
 
     def pick(self, attempt: int) -> Connection | None:
         left = self._left()
         self._is_last = not left
+        self.share = 1.0 if self._is_last else _REPLICA_SHARE
         if not left:
             return self._leader.pick(attempt)
         picked = random.choice(left)
@@ -213,7 +226,7 @@ async def _call(
         if connection is None:
             break
         try:
-            return await connection.call(build, timeout_s=min(max(left_s, 0.001), timeout_s))
+            return await connection.call(build, timeout_s=min(max(left_s, 0.001), timeout_s * route.share))
         except SandqError as error:
             at_once = route.failed(error)
             if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):

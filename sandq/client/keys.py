@@ -178,7 +178,8 @@ class Keys:
         what `watch.position` gave. What is written after the block was entered is seen. Changes of one key come in
         their order, each once, also across reconnects and failovers.
 
-        `latest=False` is every change; HistoryGone when some of them are compacted away (the topic's `history`).
+        `latest=False` is every change; HistoryGone when some of them are compacted away (the topic's `history`), also
+        for a watch from "earliest" that is overtaken by that.
         `latest=True` leaves out what a later change of the key has overtaken: from "earliest" on, the present values
         come first. HistoryGone then says that deletions may be missed (`tombstone_retention`).
         """

@@ -100,6 +100,8 @@ class Scan:
         self._keys = keys
         self._left = limit
         self._stale = stale
+        self.stale_ms = 0
+        """Of the pages read so far, the age of the oldest: a stale scan shows every write from before that."""
         self._page_rows, self._page_bytes = PAGE_ROWS, PAGE_BYTES
         self._sources: list[_Source] | None = None
         self._ready: list[Entry] = []  # the next one last
@@ -186,6 +188,7 @@ class Scan:
         if following is not None and (source.next is None or following <= source.next):
             raise ProtocolError("KV_SCAN reply: next does not lie behind the start")
         source.next = following
+        self.stale_ms = max(self.stale_ms, stale_ms)
         source.rows += [Entry(key, value, source.partition, stale_ms) for key, value in rows]
         if self._left is None or len(source.rows) < self._left:
             self._ask(source)

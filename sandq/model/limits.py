@@ -76,5 +76,10 @@ class FixedLimits:
     # A producer sends a batch whose answer was lost again for so long, at most.
     producer_retry_ms: int = 900_000
 
+    # Holds of a partition, and how long one may be without being renewed.
+    holds: int = 64
+    hold_least_ms: int = 1000
+    hold_most_ms: int = 366 * 86_400_000
+
 
 FIXED = FixedLimits()

@@ -52,7 +52,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     mark = compactor.removed if asked.every else compactor.forgotten
     if asked.after is None:
         return Changes(machine.end(), mark, [], False, 0)
-    if offsets.FIRST < asked.after < mark != asked.mark:
+    if offsets.FIRST < asked.after < mark != asked.mark and not _has_last(machine, asked, view):
         raise HistoryGone(
             f"partition {machine.partition}: changes behind {offsets.to_text(asked.after)} are gone, up to "
             f"{offsets.to_text(mark)}: they were compacted. Watch from the earliest on, or what is latest of each key"
@@ -67,6 +67,12 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
         pieces = [part for piece in pieces if (part := _wanted(piece, machine, asked, view)) is not None]
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
     return Changes(through, mark, pieces, is_behind, looked_bytes)
+
+
+def _has_last(machine: CompactedPartition, asked: Watch, view: View) -> bool:
+    """Whether who watches one key has seen its last write."""
+    key, after = asked.start, asked.after
+    return asked.stop == key + b"\0" and after is not None and machine.keys.is_latest(key, after, view)
 
 
 def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View) -> Piece | None:

@@ -40,6 +40,7 @@ class CommandType(IntEnum):
     TOUCH = 17
     START_JOB = 18
     STOP_JOB = 19
+    HOLD = 20
 
 
 What = list[list[Any]] | None
@@ -246,6 +247,16 @@ class StartJob(Command):
 class StopJob(Command):
     type: ClassVar[int] = CommandType.STOP_JOB
     job_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Command):
+    """Keep what stands above an offset from being trimmed, for `ttl_ms` from the stamp on; None: no longer."""
+
+    type: ClassVar[int] = CommandType.HOLD
+    name: str
+    offset: bytes | None
+    ttl_ms: int = 0
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

@@ -33,12 +33,14 @@ CHANGED = "changed"
 """Why a conditioned write is refused; with it comes the version that there is, or `NO_VERSION`."""
 NO_VERSION = bytes(offsets.OFFSET_BYTES)
 COMPACTION = b"c"
+RESTING_MS = 10_000
+"""When compaction has nothing to do for so long, it has done what there was."""
 
 
 class CompactedPartition(TimerPartition):
     def __init__(self, partition: int, settings: dict[str, Any]) -> None:
         super().__init__(partition, settings)
-        self.keys = KeyTable()
+        self.keys = KeyTable(self.log.garbage)
         self.compactor = Compactor(self.log, self.book, self.keys)
 
     def write_state(self, view: View) -> None:
@@ -61,7 +63,7 @@ class CompactedPartition(TimerPartition):
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
         writes = Writes.of(batch)
-        self.compactor.appended(self.now_ms)
+        self.compactor.appended(self.now_ms, batch.count)
         if command.split:
             return self._store_if(index, place, batch, writes, view)
         return self._store_all(index, place, batch, writes, view)
@@ -105,6 +107,13 @@ class CompactedPartition(TimerPartition):
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
             raise _not_here()
+        if isinstance(command, c.Hold):
+            raise InvalidRequest(
+                "a compacted topic is not trimmed but compacted, which no hold stops: "
+                "its `history` says how long every write stays"
+            )
+        if isinstance(command, c.Configure):
+            self.compactor.look_anew(self.now_ms)
         return super()._other(index, place, command, view)
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
@@ -115,8 +124,10 @@ class CompactedPartition(TimerPartition):
         return self._latest(self.applied_index + 1, 0)
 
     @property
-    def _keys_status(self) -> tuple[int, int | None]:
-        return self.keys.live, self.keys.next_expiry_ms
+    def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        due_ms = self.compactor.due_ms
+        is_resting = due_ms is None or due_ms > self.now_ms + RESTING_MS
+        return self.keys.live, self.keys.bytes, self.keys.next_expiry_ms, is_resting
 
     # -- upkeep ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +142,7 @@ class CompactedPartition(TimerPartition):
         if over:
             deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
             self._store_all(index, place + used, deletions, Writes.of(deletions), view)
-            self.compactor.appended(self.now_ms)
+            self.compactor.appended(self.now_ms, len(over))
         return used + len(over)
 
 

@@ -1,10 +1,13 @@
 """Compaction: of every key the log of a compacted topic keeps the last write, and what was written lately.
 
 A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. A write that
-another one of its key came after goes; so does a deletion that is older than `tombstone_retention`. What stays keeps
-its offset, so groups and watchers go on where they were. A row with a message that some group holds stays as it is
-until the next pass. Behind it no deletion goes in that pass: it may be of what stayed, and who reads from the beginning
-would hear of the value, and never that it is gone.
+another one of its key came after goes. What stays keeps its offset, so groups and watchers go on where they were. A row
+with a message that some group holds stays as it is until the next pass.
+
+A deletion goes `tombstone_retention` after the end of a pass that took out everything that it deleted, and not after it
+was made: whoever began before that end may have read the value, and has so long to come to the deletion. A pass that
+left a row as it was (it is *behind* from there on) may have left such a thing, and takes out no deletion behind that
+row: who reads from the beginning would hear of the value, and never that it is gone.
 """
 
 from __future__ import annotations
@@ -28,15 +31,24 @@ from .writes import Writes
 STEP_ROWS = 1000
 STEP_MESSAGES = 5000
 STEP_BYTES = 4 << 20
+STEP_FACTOR = 2
+"""A step goes through so many more messages for each that was written since the last one: so it keeps up ..."""
+STEP_MOST = 65_536
+"""... but not through more than these."""
 LOOK_MS = 1000
 """Between two looks whether a pass is worth it."""
 IDLE_MS = 5000
 """After so long without a write a pass is worth it whatever there is to lose."""
-NEW_LEAST = 100_000
+PASS_MS = 600_000
+"""And after so long without a pass."""
+NEW_LEAST = 1000
 NEW_FACTOR = 4
-"""Before that a pass waits for so many new messages, and for so many times as many as the last one left."""
+"""Before that a pass waits for so many new messages, and for so many times as many as the last one left; ..."""
+BYTES_LEAST = 64 << 20
+BYTES_FACTOR = 2
+"""... or until the log has so many bytes, and so many times as many as the values of all keys."""
 AGAIN_MS = 60_000
-"""After a pass that had to keep what was held: before deletions are looked at again."""
+"""After a pass that is behind: until the next one."""
 
 
 class Compactor:
@@ -44,9 +56,10 @@ class Compactor:
         self.due_ms: int | None = None
         """When to look next."""
         self.forgotten = offsets.FIRST
-        """Deletions at or below this offset may be gone: who reads on from before it may have missed one."""
+        """Deletions at or below this may be gone: who reads on from before it may have missed one. It rises with each
+        that goes."""
         self.removed = offsets.FIRST
-        """Of what stood up to here something may be gone: who reads on from before it may have missed that."""
+        """The same, of any write."""
         self._log = log
         self._book = book
         self._keys = keys
@@ -57,10 +70,21 @@ class Compactor:
         """The pass, or the last one, goes up to this second."""
         self._left = 0
         """Messages that the last pass left."""
-        self._kept_ms: int | None = None
-        """When the earliest of the deletions was made that the pass, or the last one, kept."""
-        self._is_behind = False
-        """The pass has kept, for it was held, what nobody wants: deletions behind it stay."""
+        self._keeps = False
+        """Deletions are among them."""
+        self._behind_s: int | None = None
+        """From this second on the pass, or the last one, has kept, for it was held, what nobody wants."""
+        self._fresh = 0
+        """Messages that were written since the last step."""
+        self._ended_ms = 0
+        """The last pass."""
+        self._ripening: tuple[int, int] | None = None
+        """Up to which second a pass has taken out all that it should, and when it ended: deletions from before are to
+        go ..."""
+        self._ripe_s = 0
+        """... as those from before this second are."""
+        self._again_ms: int | None = None
+        """When there is something to do for a pass although nothing was written."""
 
     def state(self) -> tuple[object, ...]:
         return (
@@ -71,19 +95,31 @@ class Compactor:
             self._at,
             self._until_s,
             self._left,
-            self._kept_ms,
-            self._is_behind,
+            self._keeps,
+            self._behind_s,
+            self._fresh,
+            self._ended_ms,
+            self._ripening,
+            self._ripe_s,
+            self._again_ms,
         )
 
     def load(self, state: list[object]) -> None:
-        self.due_ms, self.forgotten, self.removed, self._wrote_ms, *rest = state  # type: ignore[assignment]
-        self._at, self._until_s, self._left, self._kept_ms, self._is_behind = rest  # type: ignore[assignment]
+        self.due_ms, self.forgotten, self.removed, self._wrote_ms, self._at, *rest = state  # type: ignore[assignment]
+        self._until_s, self._left, self._keeps, self._behind_s, self._fresh, *rest = rest  # type: ignore[assignment]
+        self._ended_ms, ripening, self._ripe_s, self._again_ms = rest  # type: ignore[assignment]
+        self._ripening = None if ripening is None else (ripening[0], ripening[1])  # type: ignore[index]
 
-    def appended(self, now_ms: int) -> None:
-        """There is more than before."""
+    def appended(self, now_ms: int, count: int) -> None:
+        """There are so many messages more."""
         self._wrote_ms = now_ms
+        self._fresh += count
         if self.due_ms is None or self.due_ms > now_ms + LOOK_MS:
             self.due_ms = now_ms + LOOK_MS
+
+    def look_anew(self, now_ms: int) -> None:
+        """Other settings may have given it something to do."""
+        self.due_ms = self._again_ms = now_ms
 
     def step(self, now_ms: int, view: View) -> None:
         """A bounded part of a pass, when one is worth it."""
@@ -108,72 +144,91 @@ class Compactor:
     def _begins(self, now_ms: int, view: View) -> bool:
         """Whether a pass is worth it; then it begins."""
         until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
-        new = self._log.counts.between(self._until_s, until_s, view)
-        enough = new > 0 if self._is_quiet(now_ms) else new >= max(NEW_LEAST, NEW_FACTOR * self._left)
-        if not enough and not self._forgets(now_ms):
+        is_again = self._again_ms is not None and self._again_ms <= now_ms
+        if not is_again and not self._is_worth_it(now_ms, until_s, view):
             return False
-        self._at, self._until_s, self._left, self._kept_ms = offsets.FIRST, until_s, 0, None
-        self._is_behind = False
+        if self._ripening is not None and self._ripening[1] + self._retention_ms <= now_ms:
+            self._ripe_s, self._ripening = self._ripening[0], None
+        self._at, self._until_s, self._left = offsets.FIRST, until_s, 0
+        self._keeps, self._behind_s = False, None
         return True
 
-    def _forgets(self, now_ms: int) -> bool:
-        """Whether deletions that the last pass kept are old enough by now, and have been for a while: of those that
-        come one after the other many go at once."""
-        retention_ms = self._retention_ms
-        return self._kept_ms is not None and self._kept_ms + retention_ms + retention_ms // 16 < now_ms
+    def _is_worth_it(self, now_ms: int, until_s: int, view: View) -> bool:
+        log, keys = self._log, self._keys
+        if log.state.messages == keys.live and not keys.deletions:
+            return False  # each is the last of its key
+        new = log.counts.between(self._until_s, until_s, view)
+        if not new:
+            return False
+        if self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS:
+            return True
+        is_large = log.state.bytes >= max(BYTES_LEAST, BYTES_FACTOR * keys.bytes)
+        return is_large or new >= max(NEW_LEAST, NEW_FACTOR * self._left)
 
     def _next_look_ms(self, now_ms: int) -> int | None:
         times = []
         if self._log.state.messages > self._left:
             idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS)
             times.append(max(idle_ms, self._wrote_ms + self._history_ms + 1000) if self._is_quiet(now_ms) else idle_ms)
-        if self._kept_ms is not None:
-            times.append(max(self._kept_ms + self._retention_ms * 17 // 16 + 1, now_ms + LOOK_MS))
+        if self._again_ms is not None:
+            times.append(max(self._again_ms, now_ms + LOOK_MS))
         return min(times, default=None)
 
     def _is_quiet(self, now_ms: int) -> bool:
         return now_ms - self._wrote_ms >= IDLE_MS
 
+    def _ends(self, now_ms: int) -> None:
+        """A pass is through."""
+        self._at, self._ended_ms, self._again_ms = None, now_ms, None
+        if self._ripening is None:
+            self._ripening = self._until_s if self._behind_s is None else self._behind_s, now_ms
+        if self._behind_s is not None:
+            self._again_ms = now_ms + AGAIN_MS
+        elif self._keeps:
+            self._again_ms = self._ripening[1] + self._retention_ms
+
     # -- a pass ---------------------------------------------------------------------------------------------------
 
     def _pass_on(self, now_ms: int, view: View) -> None:
         assert self._at is not None
-        start = rows.after(rows.log_key(self._at))
         stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
-        found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
         held = _Held(self._book)
+        most, self._fresh = min(STEP_MESSAGES + STEP_FACTOR * self._fresh, STEP_MOST), 0
         seen = 0
-        for row in found:
-            if seen >= STEP_MESSAGES:
+        while seen < most:
+            found = view.scan(rows.after(rows.log_key(self._at)), stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
+            for row in found:
+                entry = rows.log_entry(*row)
+                self._left += self._clean(row, entry, held, view)
+                self._at = rows.last_of(entry)
+                seen += entry.length
+                if seen >= most:
+                    return
+            if len(found) < STEP_ROWS and sum([len(value) for _, value in found]) < STEP_BYTES:
+                self._ends(now_ms)
                 return
-            entry = rows.log_entry(*row)
-            self._left += self._clean(row, entry, held, now_ms, view)
-            self._at = rows.last_of(entry)
-            seen += entry.length
-        if len(found) < STEP_ROWS and sum([len(value) for _, value in found]) < STEP_BYTES:
-            self._at = None
 
-    def _clean(self, row: Row, entry: LogEntry, held: _Held, now_ms: int, view: View) -> int:
+    def _clean(self, row: Row, entry: LogEntry, held: _Held, view: View) -> int:
         """Take out of a row what is not wanted any more. How many messages it has then."""
         count, run = entry.length, offsets.run(entry.first, entry.length)
         writes = _writes(row, entry, view)
-        wanted = [self._is_wanted(offset, *write, now_ms, view) for offset, write in zip(run, writes, strict=True)]
+        wanted = [self._is_wanted(offset, *write, view) for offset, write in zip(run, writes, strict=True)]
         gone = [at for at, is_wanted in enumerate(wanted) if not is_wanted]
         if not gone:
             return count
         if held.any_between(entry.first, run[-1]):
-            self._is_behind = True
-            self._keeps(now_ms - self._retention_ms + AGAIN_MS)
+            if self._behind_s is None:
+                self._behind_s = offsets.deliver_ms(entry.first) // 1000
             return count
         for at in gone:
             key, is_deletion = writes[at]
             if is_deletion and self._keys.is_latest(key, run[at], view):
                 self._keys.forget_deletion(key, view)
-                self.forgotten = max(self.forgotten, run[at])
-        self.removed = max(self.removed, run[gone[-1]])
+                self.forgotten = _risen(self.forgotten, run[at])
+        self.removed = _risen(self.removed, run[gone[-1]])
         created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
         fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
-        self._log.delete_row(row[0], view)
+        self._log.delete_row(row[0], len(row[1]), view)
         view.delete(rows.PAYLOAD + entry.first)
         size = 0
         for offset, each, is_wanted in zip(run, fields, wanted, strict=True):
@@ -185,23 +240,13 @@ class Compactor:
         self._count([run[at] for at in gone], entry, size, view)
         return count - len(gone)
 
-    def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, now_ms: int, view: View) -> bool:
+    def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, view: View) -> bool:
         if not self._keys.is_latest(key, offset, view):
             return False
-        if not is_deletion:
+        if is_deletion and (self._behind_s is not None or offsets.deliver_ms(offset) // 1000 >= self._ripe_s):
+            self._keeps = True
             return True
-        made_ms = offsets.deliver_ms(offset)
-        if self._is_behind:
-            self._keeps(max(made_ms, now_ms - self._retention_ms + AGAIN_MS))
-            return True
-        if made_ms + self._retention_ms > now_ms:
-            self._keeps(made_ms)
-            return True
-        return False
-
-    def _keeps(self, made_ms: int) -> None:
-        """A deletion of then stays in this pass."""
-        self._kept_ms = made_ms if self._kept_ms is None else min(self._kept_ms, made_ms)
+        return not is_deletion
 
     def _count(self, gone: list[bytes], entry: LogEntry, size: int, view: View) -> None:
         """These messages of a row are no more, and what is left of it has another size."""
@@ -218,6 +263,11 @@ class Compactor:
             if passed and reader.taken[0] == made_ms // 1000:
                 reader.taken = reader.taken[0], reader.taken[1] - passed
                 self._book.put_group(group, view)
+
+
+def _risen(mark: bytes, offset: bytes) -> bytes:
+    """A mark for what goes at an offset: not below it, and not the one before, which some may have seen."""
+    return offset if offset > mark else (int.from_bytes(mark, "big") + 1).to_bytes(offsets.OFFSET_BYTES, "big")
 
 
 class _Held:

@@ -21,6 +21,7 @@ import struct
 from typing import NamedTuple
 
 from . import rows
+from .garbage import Garbage
 from .view import Row, View
 
 VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
@@ -31,6 +32,10 @@ _NEVER = bytes(8)
 _, _VALUE_STOP = rows.tag_bounds(VALUE)
 SWEEP_KEYS = 1000
 """Values that are taken away in one step because their time is over."""
+SWEEP_BYTES = 4 << 20
+"""Of their keys."""
+SCAN_ROWS = 256
+"""Rows that are read at once: their keys are not counted until they are there."""
 KNOWN_KEYS = 8192
 """Keys that were written lately, of which is kept in memory what the next write has to know of the last: half of what a
 write costs is to look for it among the rows. Twice as many are kept at most."""
@@ -63,7 +68,7 @@ class Value(NamedTuple):
 
 
 class KeyTable:
-    def __init__(self) -> None:
+    def __init__(self, garbage: Garbage | None = None) -> None:
         self.live = 0
         """Keys that have a value."""
         self.bytes = 0
@@ -73,6 +78,7 @@ class KeyTable:
         self.next_expiry_ms: int | None = None
         """When the time of some value may be over."""
         self._swept_ms = 0
+        self._garbage = garbage if garbage is not None else Garbage()
         # A cache, never state: whatever it holds, the answers are those of the rows. Two generations.
         self._young: dict[bytes, Known] = {}
         self._old: dict[bytes, Known] = {}
@@ -129,6 +135,7 @@ class KeyTable:
         size, expires_ms, _ = value
         self.live -= 1
         self.bytes -= size
+        self._garbage.overwritten(VALUE, size)
         if expires_ms:
             view.delete(_expiry_key(expires_ms, key))
 
@@ -154,10 +161,12 @@ class KeyTable:
             return []
         # From where the last one ended: a scan from the start would walk over every row deleted so far.
         start, stop = _expiry_key(self._swept_ms, b""), rows.tag_bounds(EXPIRY)[1]
-        found = view.scan(start, stop, limit=SWEEP_KEYS + 1, max_bytes=1 << 40)
+        found, is_cut = _scan(view, start, stop, SWEEP_KEYS, SWEEP_BYTES)
         due = [(_expiry_of(key), key[7:]) for key, _ in found]
-        over = [key for at_ms, key in due[:SWEEP_KEYS] if at_ms <= now_ms]
-        self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else None
+        over = [key for at_ms, key in due if at_ms <= now_ms]
+        # Cut: there are more, and perhaps due as well.
+        following = due[-1][0] if is_cut else None
+        self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else following
         self._swept_ms = due[len(over) - 1][0] if over else self._swept_ms
         return over
 
@@ -182,12 +191,32 @@ class KeyTable:
         self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, now_ms: int, view: View
     ) -> tuple[list[Row], bytes | None]:
         """Keys with start <= key < stop (None: to the last) and their values' rows, in order; at most `limit`, and not
-        beyond the one that reaches `max_bytes`. And the key to go on from; None: there are no more."""
+        beyond the one that reaches `max_bytes`, keys included. And the key to go on from; None: there are no more."""
         end = _VALUE_STOP if stop is None else VALUE + stop
-        found = view.scan(VALUE + start, end, limit=limit, max_bytes=max_bytes)
-        is_cut = len(found) >= limit or sum([len(row) for _, row in found]) >= max_bytes
-        following = found[-1][0][1:] + b"\0" if is_cut and found else None
+        found, is_cut = _scan(view, VALUE + start, end, limit, max_bytes)
+        following = found[-1][0][1:] + b"\0" if is_cut else None
         return [(key[1:], row) for key, row in found if row[8:16] == _NEVER or not _is_over(row, now_ms)], following
+
+
+def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> tuple[list[Row], bool]:
+    """Rows in order, at most `limit`, and not beyond the one that reaches `max_bytes`, keys included; and whether there
+    may be more."""
+    found: list[Row] = []
+    size = 0
+    while True:
+        most = min(SCAN_ROWS, limit - len(found))
+        part = view.scan(start, stop, limit=most, max_bytes=max_bytes - size)
+        found += part
+        size += sum([len(key) + len(row) for key, row in part])
+        if len(found) >= limit or size >= max_bytes:
+            break
+        if len(part) < most:
+            return found, False
+        start = part[-1][0] + b"\0"
+    while size - len(found[-1][0]) - len(found[-1][1]) >= max_bytes:
+        key, row = found.pop()
+        size -= len(key) + len(row)
+    return found, True
 
 
 def _is_over(row: bytes, now_ms: int) -> bool:

@@ -21,6 +21,7 @@ from .book import GroupBook
 from .counts import Counts
 from .delivery import Message, decode_fields, load_message
 from .forget import CANCEL_MEMORY_MS, Forgetter
+from .garbage import Garbage
 from .log_reader import row_holding
 from .rows import Fields, LogEntry
 from .unique import CANCELLED as CANCELLED_KEY
@@ -78,11 +79,9 @@ class MessageLog:
         self.partition = partition
         self.state = LogState()
         self.counts = Counts()
-        self.deleted = 0
-        """Log rows that were deleted since `take_deleted`; of this process alone."""
+        self.garbage = Garbage()
         self.taken_out: Callable[[int], None] = lambda now_ms: None
         """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
-        self._deleted_span = (offsets.LAST, offsets.FIRST)
         self._book = book
         book.is_trimmed = lambda offset: offset <= self.state.trimmed
         self._unique = unique
@@ -265,19 +264,10 @@ class MessageLog:
         self._book.totals.moved += 1
         return offset
 
-    def delete_row(self, key: bytes, view: View) -> None:
-        """Delete a log row."""
+    def delete_row(self, key: bytes, size: int, view: View) -> None:
+        """Delete a log row, of about that many bytes."""
         view.delete(key)
-        self.deleted += 1
-        first, last = self._deleted_span
-        self._deleted_span = (min(first, key[1:]), max(last, key[1:]))
-
-    def take_deleted(self) -> tuple[bytes, bytes]:
-        """The keys (start, stop) between which rows were deleted, and begin anew. Whoever reads there walks over them
-        until the store is compacted."""
-        first, last = self._deleted_span
-        self.deleted, self._deleted_span = 0, (offsets.LAST, offsets.FIRST)
-        return rows.log_key(first), rows.after(rows.log_key(last))
+        self.garbage.deleted(key, size)
 
     def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
@@ -300,7 +290,7 @@ class MessageLog:
     ) -> None:
         offset = found.offset
         if rows.LOG_HEADER.unpack_from(found.value)[2] == 1:
-            self.delete_row(found.key, view)
+            self.delete_row(found.key, len(found.value), view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self.taken_out(now_ms)

@@ -7,6 +7,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "d" group u32, offset 16           dead message of a group
     "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
     "g" group u32                      group
+    "h" name                           hold
     "i" id 16                          where a moved message is now
     "j" job id 16                      job
     "k" group u32, offset 16           message of a group that the log need not keep for it
@@ -45,6 +46,7 @@ from .view import Row, View
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED = b"g", b"l", b"a", b"w", b"d", b"k", b"b"
 JOB = b"j"
+HOLD = b"h"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2
@@ -104,6 +106,10 @@ def group_key(group_id: int) -> bytes:
 
 def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
     return WAITING + group_id.to_bytes(4, "big") + due_ms.to_bytes(6, "big") + seq.to_bytes(8, "big")
+
+
+def hold_key(name: str) -> bytes:
+    return HOLD + name.encode()
 
 
 def producer_key(producer_id: int) -> bytes:

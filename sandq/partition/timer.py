@@ -26,6 +26,7 @@ from .granting import Granter
 from .group_admin import GroupAdmin
 from .groups import Group
 from .holdings import Lease
+from .holds import Hold, Holds
 from .jobs import Jobs
 from .log import LogState, MessageLog, Stored
 from .pending import Pending
@@ -42,6 +43,7 @@ Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settling.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
+Hold: up to where the log is trimmed.
 Of any: the SandqError that refused it."""
 
 
@@ -79,16 +81,22 @@ class Status:
     trimmed: bytes
     bytes: int
     dead: int
-    deleted: int
+    garbage_rows: int
     """Log rows that were deleted and are still in the way of who reads there."""
+    garbage_bytes: int
+    """That the store keeps, though nobody needs them any more."""
     settings: dict[str, Any]
     groups: tuple[GroupStatus, ...]
     counted: Counted = field(compare=False)
     """Of this process alone."""
     keys: int = 0
     """That have a value, of a compacted topic."""
+    keys_bytes: int = 0
     keys_expire_ms: int | None = None
     """When the time of some value is over."""
+    is_resting: bool = False
+    """What there is to be compacted of the log is."""
+    holds: tuple[Hold, ...] = ()
 
 
 class TimerPartition:
@@ -108,7 +116,8 @@ class TimerPartition:
         self._granter = Granter(self.book)
         self._settler = Settler(self.book)
         self._admin = GroupAdmin(self.log, self.book, self.jobs)
-        self._trimmer = Trimmer(self.log, self.book)
+        self.holds = Holds()
+        self._trimmer = Trimmer(self.log, self.book, self.holds)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -149,6 +158,7 @@ class TimerPartition:
             self.book.load(view)
             self.jobs.load(view)
             self.producers.load(view)
+            self.holds.load(view)
         return self
 
     # -- what the host asks ---------------------------------------------------------------------------------------
@@ -169,16 +179,18 @@ class TimerPartition:
             self.log.state.trimmed,
             self.log.state.bytes,
             sum(group.dead.total() for group in self.book.groups.values()),
-            self.log.deleted,
+            self.log.garbage.rows,
+            self.log.garbage.bytes,
             self.book.settings,
             tuple([self._group_status(group, view) for group in self.book.groups.values()]),
             self.book.totals.counted(),
             *self._keys_status,
+            self.holds.all,
         )
 
     @property
-    def _keys_status(self) -> tuple[int, int | None]:
-        return 0, None
+    def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        return 0, 0, None, False
 
     def _group_status(self, group: Group, view: View) -> GroupStatus:
         next_ms = _next_ms(group, view)
@@ -223,7 +235,7 @@ class TimerPartition:
 
     def _upkeep_ms(self) -> int | None:
         forgotten_ms = (self.forgetter.next_ms, self.producers.next_ms)
-        times = (self._trimmer.due_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
+        times = (self._trimmer.due_ms, self.holds.next_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
         return min((at for at in times if at is not None), default=None)
 
     # -- apply ----------------------------------------------------------------------------------------------------
@@ -312,6 +324,8 @@ class TimerPartition:
                 return self.jobs.start(command.job_id, command.kind, command.arguments, index, now_ms, view).shown()
             case c.StopJob():
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
+            case c.Hold():
+                return self._hold(command, view)
             case c.Configure():
                 self.book.settings = command.settings
                 self._trimmer.settled(now_ms)
@@ -340,12 +354,22 @@ class TimerPartition:
             outcomes.append(self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view))
         return outcomes
 
+    def _hold(self, command: c.Hold, view: View) -> bytes:
+        before = self.holds.lowest
+        self.holds.change(command, self.now_ms, view)
+        if self.holds.lowest > before:
+            self._trimmer.settled(self.now_ms)
+        return self.log.state.trimmed
+
     def _upkeep(self, index: int, place: int, view: View) -> int:
         """A bounded part of all that is to be done. The places it used."""
         while self._admin.drop_idle(index, self.now_ms, view):
             self._trimmer.settled(self.now_ms)
         self.forgetter.sweep(self.now_ms, view)
         self.producers.forget(self.now_ms, view)
+        if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
+            self.holds.drop(self.now_ms, view)
+            self._trimmer.settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
 

@@ -2,7 +2,8 @@
 
 With `delete_on_ack` that is what was acked by all groups at least `retention` ago; else what is older than `retain`,
 or in excess of `retain_bytes`. A message that some group is not done with is never trimmed; one that is leased or waits
-for long is copied into rows of that group's own, so that it does not keep the log behind it.
+for long is copied into rows of that group's own, so that it does not keep the log behind it. Nor is anything trimmed
+above a hold.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from . import rows
 from .book import GroupBook
 from .groups import Group
 from .holdings import Lease, Waiting
+from .holds import Holds
 from .log import MessageLog
 from .log_reader import FILL_TOMBSTONES, tombstones
 from .rows import LogEntry
@@ -32,12 +34,13 @@ LEAST_PAUSE_MS = 1000
 
 
 class Trimmer:
-    def __init__(self, log: MessageLog, book: GroupBook) -> None:
+    def __init__(self, log: MessageLog, book: GroupBook, holds: Holds) -> None:
         self.due_ms: int | None = None
         """When to trim next."""
         self._log = log
         log.taken_out = self.settled
         self._book = book
+        self._holds = holds
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
 
@@ -135,6 +138,9 @@ class Trimmer:
     def _trim(self, limit: bytes, now_ms: int, view: View) -> bool:
         """Delete rows below `limit`, a bounded number. Whether there may be more."""
         state = self._log.state
+        # What is trimmed already no hold brings back.
+        held = max(self._holds.lowest, state.trimmed)
+        limit = min(limit, rows.after(held))
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
         found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
@@ -146,7 +152,8 @@ class Trimmer:
         more = bool(found)
         for (key, value), entry in zip(found, entries, strict=True):
             last = rows.last_of(entry)
-            if _last_left(entry, gone) >= limit or self._is_wanted(entry, now_ms):
+            # Of a row with a hold within it not even the tombstones at its end go: `trimmed` would come above the hold.
+            if _last_left(entry, gone) >= limit or last > held or self._is_wanted(entry, now_ms):
                 more = False
                 break
             if last > complete:
@@ -174,7 +181,7 @@ class Trimmer:
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
-        self._log.delete_row(key, view)
+        self._log.delete_row(key, len(value), view)
         state.messages -= entry.length - gone
         state.bytes -= entry.size - gone * entry.unit
         state.trimmed = rows.last_of(entry)

@@ -84,6 +84,7 @@ class Type(IntEnum):
     GROUP_DELETE = 43
     GROUP_UPDATE = 44
     DEAD_LIST = 45
+    HOLD = 46
     CLUSTER_INFO = 48
     CLUSTER_CLOCK = 49
     CLUSTER_INIT = 50

@@ -17,6 +17,7 @@
     GROUP_SEEK     [array of [partition, cursor bin16]]
     GROUP_DELETE   []
     GROUP_UPDATE   []
+    HOLD           [trimmed bin16]
     CLUSTER_INFO   [map]
     CLUSTER_CLOCK  [map]
     CLUSTER_INIT   [cluster uuid]

@@ -9,6 +9,7 @@ GROUP_SEEK     42 [topic, group, to]
 GROUP_DELETE   43 [topic, group]
 GROUP_UPDATE   44 [topic, group, settings map]
 DEAD_LIST      45 [topic, partition, group, reason | nil, limit 1..1000, after bin16 | nil, values bool]
+HOLD           46 [topic, partition, name, offset bin16 | nil, ttl_ms | nil]
 CLUSTER_INFO   48 []
 CLUSTER_CLOCK  49 ["show" | "accept"]
 CLUSTER_INIT   50 []
@@ -28,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sandq.model.limits import FIXED
 from sandq.protocol.fields import PARTITION_MAX, U32_MAX, Field, Shape, check_choice, check_offset
 from sandq.protocol.frames import Frame, Type, encode_frame
 from sandq.protocol.requests import START, check_start
@@ -235,6 +237,38 @@ class DeadList(NamedTuple):
 
     def frame(self, request_id: int) -> bytes:
         return encode_frame(Type.DEAD_LIST, request_id, *self)
+
+
+_HOLD = Shape(
+    "HOLD",
+    Field("topic", str),
+    Field("partition", int, maximum=PARTITION_MAX),
+    Field("name", str),
+    Field("offset", bytes, optional=True),
+    Field("ttl_ms", int, optional=True, minimum=FIXED.hold_least_ms, maximum=FIXED.hold_most_ms),
+)
+
+
+class Hold(NamedTuple):
+    """Keep what stands above an offset from being trimmed, for a time; without an offset, no longer: then the time is
+    nil, too."""
+
+    topic: str
+    partition: int
+    name: str
+    offset: bytes | None
+    ttl_ms: int | None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Hold:
+        _HOLD.check(frame)
+        check_offset(_HOLD, 4, frame[5])
+        if (frame[5] is None) != (frame[6] is None):
+            raise _HOLD.wrong(5, "expected int with an offset, and nil without one")
+        return cls._make(frame[2:])
+
+    def frame(self, request_id: int) -> bytes:
+        return encode_frame(Type.HOLD, request_id, *self)
 
 
 _CLUSTER_INFO = Shape("CLUSTER_INFO")

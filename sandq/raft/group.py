@@ -355,6 +355,9 @@ class Group:
 
     def _state_changed(self, before: int, after: int) -> None:
         if before == LEADER:
+            age_s = self._led_age_s()
+            if age_s is not None:
+                self._inputs.complete_s = hooks.now_s() - age_s
             self._stepped_down()
         if after == LEADER:
             self._round_s = -math.inf

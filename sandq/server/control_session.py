@@ -52,6 +52,7 @@ class ControlSession:
             Type.GROUP_SEEK: self._group_seek,
             Type.GROUP_DELETE: self._group_delete,
             Type.GROUP_UPDATE: self._group_update,
+            Type.HOLD: self._hold,
             Type.TOPIC_CREATE: self._topic_create,
             Type.TOPIC_UPDATE: self._topic_update,
             Type.TOPIC_DELETE: self._topic_delete,
@@ -229,6 +230,10 @@ class ControlSession:
     def _topic_stats(self, frame: Frame) -> None:
         topic = admin.TopicStats.parse(frame).topic
         self._start(frame, lambda: self._control.topic_stats(topic))
+
+    def _hold(self, frame: Frame) -> None:
+        asked = admin.Hold.parse(frame)
+        self._start(frame, lambda: self._control.hold(*asked))
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 

@@ -169,6 +169,8 @@ class Admin(Face[AsyncAdmin]):
     seek_group = blocking(AsyncAdmin.seek_group)
     delete_group = blocking(AsyncAdmin.delete_group)
     update_group = blocking(AsyncAdmin.update_group)
+    hold = blocking(AsyncAdmin.hold)
+    release = blocking(AsyncAdmin.release)
     forecast = blocking(AsyncAdmin.forecast)
     cluster = blocking(AsyncAdmin.cluster)
     init_cluster = blocking(AsyncAdmin.init_cluster)

@@ -192,7 +192,7 @@ def _shown(bench: Bench) -> Status:
     """Its status, without what counts for one process only, or is not known exactly after a start."""
     status = bench.status()
     groups = tuple(replace(group, generation=0, ready=0) for group in status.groups)
-    return replace(status, deleted=0, groups=groups)
+    return replace(status, garbage_rows=0, garbage_bytes=0, groups=groups)
 
 
 def _comparable(bench: Bench) -> dict[bytes, Any]:

@@ -20,12 +20,12 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from tests.property.partition_bed import GROUPS, numbers, positions, steps
 from tests.property.partition_group_model import Job
-from tests.property.partition_producers import Producers
+from tests.property.partition_holds import Holding
 from tests.property.partition_words import Lease
 from tests.unit.partition.bench import FOREVER_MS, T
 
 
-class Walk(Producers):
+class Walk(Holding):
     # -- groups ---------------------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(GROUPS), to=positions)
@@ -292,8 +292,20 @@ class Walk(Producers):
             first = [m.name for m in found if m.row == found[0].row]
             # Beyond what was cancelled at its end the cursors come with the next message only.
             last = max(offset for offset in self.model.ever if offset[:12] == found[0].offset[:12])
-            if all(group.start > last for group in self.model.groups.values()):
+            if all(group.start > last for group in self.model.groups.values()) and not self.is_held(last):
                 assert not all(self.model.is_done(name) for name in first), f"{first} could go"
+
+    @precondition(lambda self: self.model.groups and self.model.ever)
+    @rule(held=numbers)
+    def all_is_acked_and_some_of_it_held(self, held: int) -> None:
+        self.hold("one", held, 400_000)
+        for number in range(len(self.model.groups)):
+            self.lease(number, [("d", 6)], 0, 30_000)
+            self.agrees()
+        for lease in [lease for lease in self.model.leases.values() if lease.live]:
+            assert self.apply(c.Ack([(lease.token, None)])) == [self.model.ack(lease.token, None)]
+            self.agrees()
+        self.what_may_go_goes()
 
     # -- to its end -----------------------------------------------------------------------------------------------
 

@@ -87,6 +87,12 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.DEAD_LIST, "t", 0, "g", "boredom", 10, None, True), "reason"),
     ("INVALID", (Type.DEAD_LIST, "t", 0, "g", None, 0, None, True), "limit"),
     ("INVALID", (Type.DEAD_LIST, "t", 0, "g", None, 10, b"after", True), "after"),
+    ("INVALID", (Type.HOLD, "t", 0, "h", b"offset", 1000), "16 bytes"),
+    ("INVALID", (Type.HOLD, "t", 0, "h", ID, 999), "1000..31622400000"),
+    ("INVALID", (Type.HOLD, "t", 0, "h", ID, 31_622_400_001), "1000..31622400000"),
+    ("INVALID", (Type.HOLD, "t", 0, "h", ID, None), "with an offset"),
+    ("INVALID", (Type.HOLD, "t", 0, "h", None, 1000), "without one"),
+    ("INVALID_NAME", (Type.HOLD, "t", 0, "no hold", ID, 1000), "hold name"),
     ("INVALID", (Type.GROUP_SEEK, "t", "g", "yesterday"), "latest"),
     ("INVALID", (Type.GROUP_SEEK, "t", "g", b"offset"), "16 bytes"),
     ("INVALID", (Type.GROUP_SEEK, "t", "g", None), "to"),
@@ -135,6 +141,7 @@ OF_A_PARTITION: list[tuple[Any, ...]] = [
     (Type.JOB_STATUS, JOB),
     (Type.JOB_STOP, JOB),
     (Type.DEAD_LIST, "g", None, 10, None, True),
+    (Type.HOLD, "h", ID, 1000),
 ]
 OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.FORECAST, "hour", 1),

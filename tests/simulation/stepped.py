@@ -166,7 +166,7 @@ class Stepped:
         view = View(rows)
         for group in live.book.groups.values():
             group.generation = 0  # of the process, not of the state
-        live.log.deleted = 0  # likewise
+        live.log.garbage.take()  # likewise
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
         assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"

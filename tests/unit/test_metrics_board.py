@@ -14,7 +14,7 @@ def group(name: str, *, ready: int = 0, leased: int = 0, oldest_ms: int | None =
 
 
 def partition(*groups: GroupStatus, later: int = 0, came_due: int = 0, **counted: int) -> PartitionSeen:
-    status = Status(1, 0, 0, None, None, 5, later, b"", 50, 0, 0, {}, groups, Counted(**counted))
+    status = Status(1, 0, 0, None, None, 5, later, b"", 50, 0, 0, 0, {}, groups, Counted(**counted))
     return PartitionSeen(status, came_due, {"g": 2})
 
 

@@ -83,11 +83,13 @@ async def list_(
 
     keys = gateway_of(request).client.kv(topic)
     rows = keys.scan(**bounds, limit=limit if lines or limit is None else limit + 1, consistency=consistency)
+    if lines and consistency == "stale":
+        raise InvalidRequest("consistency: stale goes with pages: of lines nobody could tell at first how old they are")
     if lines or limit is None:
         return await as_lines(request, rows, shown)
     page, following = await page_of(rows, limit)
     if consistency == "stale":
-        response.headers[STALE_MS] = str(max((entry.stale_ms for entry in page), default=0))
+        response.headers[STALE_MS] = str(rows.stale_ms)
     next_ = None if following is None else text_of("next", following.key, encoding)
     return {"keys": [shown(entry) for entry in page], "next": next_}
 

@@ -167,3 +167,36 @@ def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
     bench.restart()
     assert look(bench).mark == mark
     assert bench.get("a", at=HOUR) == "2"
+
+
+def test_what_goes_below_where_something_went_before_is_told_too() -> None:
+    bench = KeyBench()
+    bench.set("early", "1")
+    bench.set("a", "1", at=1)
+    bench.set("a", "2", at=2)
+    compacted(bench, HOUR)
+    began = look(bench, limit=1)
+    assert seen(began) == [("early", "1")] or began.is_behind
+    first = look(bench, limit=1)
+    bench.set("early", "2", at=2 * HOUR)
+    bench.set("early", "3", at=2 * HOUR + 1)
+    compacted(bench, 3 * HOUR)
+    assert look(bench).mark > first.mark, "early=1 stood below a=1, which went before"
+    before = offsets.pack(offsets.deliver_ms(first.through) - 1, 0, 0, 0)
+    with pytest.raises(HistoryGone):
+        look(bench, before, mark=first.mark)
+
+
+def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> None:
+    bench = KeyBench()
+    version = bench.set("a", "1")
+    for n in range(5):
+        bench.set("b", str(n), at=1 + n)
+    compacted(bench, HOUR)
+    with pytest.raises(HistoryGone):
+        look(bench, version)
+    for every in (True, False):
+        assert seen(look(bench, version, start="a", stop="a\0", every=every)) == []
+    bench.set("a", "2", at=2 * HOUR)
+    bench.set("b", "6", at=2 * HOUR)
+    assert seen(look(bench, version, start="a", stop="a\0", every=False)) == [("a", "2")]

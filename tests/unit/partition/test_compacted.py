@@ -7,6 +7,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest
+from sandq.model.settings import COMPACTED, parse_settings
 from sandq.partition import commands as c
 from sandq.partition import compaction
 from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
@@ -271,10 +272,56 @@ class TestCompaction:
         bench.restart()
         bench.ack(held.token, at=5 * HOUR)
         self.compact(bench, at=8 * HOUR)
+        assert [(key, value) for _, key, value in bench.log()] == [("b", "1"), ("a", None)], (
+            "the value was read until now"
+        )
+        self.compact(bench, at=10 * HOUR + 60_000)
         assert [(key, value) for _, key, value in bench.log()] == [("b", "1")]
 
+    def test_who_began_to_read_before_a_pass_comes_to_the_deletion(self) -> None:
+        bench = KeyBench(tombstone_retention="1h")
+        bench.set("a", "1")
+        bench.set("a", None, at=1)
+        bench.set("b", "1", at=2)
+        reader = bench.log()[0]  # at 20 h; then it takes its time
+        assert reader[1:] == ("a", "1")
+        self.compact(bench, at=20 * HOUR)
+        assert [(key, value) for _, key, value in bench.log()] == [("a", None), ("b", "1")], "old as it is, it stays"
+        self.compact(bench, at=20 * HOUR + 3_500_000)
+        assert [key for _, key, _ in bench.log()] == ["a", "b"]
+        self.compact(bench, at=21 * HOUR + 100_000)
+        assert [key for _, key, _ in bench.log()] == ["b"]
+
+    def test_a_pass_comes_in_time_however_little_is_written(self) -> None:
+        bench = KeyBench(history="1m")
+        for n in range(1200):
+            bench.set("a", str(n), at=n * 2000)
+            bench.trim(at=n * 2000)
+        assert bench.status().messages < 400, "40 minutes, a write every two seconds"
+
+    def test_a_pass_comes_before_the_log_is_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compaction, "BYTES_LEAST", 100_000)
+        bench = KeyBench(history="0s")
+        for n in range(100):
+            bench.set("a", "x" * 10_000, at=n * 1000)
+            bench.trim(at=n * 1000)
+        assert bench.status().bytes < 150_000
+
+    def test_other_settings_are_looked_at_at_once(self) -> None:
+        bench = KeyBench(history="30d", tombstone_retention="30d")
+        for n in range(20):
+            bench.set("a", str(n), at=n)
+        bench.set("b", None, at=30)
+        self.compact(bench, at=HOUR)
+        assert bench.status().messages == 21
+        settings = parse_settings({"history": "0s", "tombstone_retention": "0s"}, COMPACTED).record()
+        bench.apply(HOUR + 50_000, c.Configure(settings))
+        self.compact(bench, at=HOUR + 51_000)
+        assert [(key, value) for _, key, value in bench.log()] == [("a", "19")]
+
     def test_bounded_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compaction, "STEP_ROWS", 3)
+        monkeypatch.setattr(compaction, "STEP_MESSAGES", 3)
+        monkeypatch.setattr(compaction, "STEP_FACTOR", 0)
         bench = KeyBench()
         for n in range(50):
             bench.set("a", str(n), at=n)
@@ -288,6 +335,24 @@ class TestCompaction:
         bench.restart()
         self.compact(bench, at=HOUR)
         assert [value for _, _, value in bench.log()] == ["49"]
+
+    def test_it_keeps_up_with_what_is_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"STEP_MESSAGES": 3, "STEP_ROWS": 2, "NEW_LEAST": 20, "LOOK_MS": 1}.items():
+            monkeypatch.setattr(compaction, name, value)
+        bench = KeyBench(history="0s")
+        left = []
+        for n in range(100):
+            for _ in range(10):
+                bench.write(("a", str(n)), ("b", str(n)), at=n * 1000)
+            bench.upkeep(at=n * 1000)
+            left.append(bench.status().messages)
+        assert max(left[:10]) >= max(left[20:]), "one step for so many writes is enough"
+        monkeypatch.setattr(compaction, "STEP_MOST", 5)
+        bench.write(*[("a", "1")] * 100, at=101_000)
+        bench.upkeep(at=200_000)
+        before = bench.status().messages
+        bench.upkeep(at=200_000)
+        assert before - bench.status().messages <= 100, "a row at a time, whatever was written"
 
     def test_under_load_it_waits_until_it_is_worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "NEW_LEAST", 20)

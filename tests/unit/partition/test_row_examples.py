@@ -24,6 +24,7 @@ from sandq.partition.delivery import Message, kept_messages, load_message
 from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
 from sandq.partition.groups import Group
 from sandq.partition.holdings import Lease, Waiting
+from sandq.partition.holds import Hold
 from sandq.partition.jobs import Job
 from sandq.partition.producers import Producers
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
@@ -244,8 +245,13 @@ def test_keys() -> None:
         None,
         T // 1000 - 60,
         3,
-        None,
         False,
+        None,
+        5,
+        T,
+        (T // 1000 - 60, T),
+        0,
+        None,
     )
     again = view_of()
     partition.write_state(again)
@@ -270,6 +276,19 @@ def test_producers() -> None:
     with pytest.raises(OutOfSequence):
         producers.answered(again, T + FIXED.producer_retry_ms, dropped)
     assert producers.answered(again, T + FIXED.producer_retry_ms + 1, dropped) is None
+
+
+def test_hold() -> None:
+    bench = Bench()
+    bench.apply(0, c.Hold("spark", OFFSET, 3_600_000))
+    assert bench.rows(rows.HOLD) == [(example("hold-key"), example("hold-row"))]
+    assert Hold.load(example("hold-key"), example("hold-row")) == ("spark", OFFSET, T + 3_600_000)
+
+
+def test_entry_of_holds() -> None:
+    commands = (c.Hold("spark", OFFSET, 3_600_000), c.Hold("old", None))
+    assert c.Entry(T, commands).encode() == example("entry-holds")
+    assert tuple(c.Entry.decode(example("entry-holds")).commands) == commands
 
 
 def test_entry() -> None:
@@ -301,7 +320,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {keys.VALUE, keys.EXPIRY, keys.STATE, COMPACTION}
-    assert len(tags) == 22
+    assert len(tags) == 23
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

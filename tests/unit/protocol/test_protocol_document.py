@@ -56,6 +56,8 @@ def test_examples_decode(name: str) -> None:
         ("group-update", requests_admin.GroupUpdate),
         ("group-delete", requests_admin.GroupDelete),
         ("dead-list", requests_admin.DeadList),
+        ("hold", requests_admin.Hold),
+        ("hold-release", requests_admin.Hold),
         ("node-change", requests_admin.NodeChange),
         ("transfer", requests_admin.Transfer),
     ],

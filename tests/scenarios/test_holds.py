@@ -1,0 +1,117 @@
+"""A named hold keeps what its reader has yet to read, through a restart, until its time is over or it is released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import Conflict, InvalidName, InvalidRequest, InvalidTime, UnknownPartition, UnknownTopic
+from sandq.node import Serving, run_node
+from tests.scenarios.hand_clock import HandClock
+from tests.scenarios.small_node import small_config
+from tests.scenarios.working import connected, stored_messages, take, waits_until_trimmed
+
+NOTHING = "0" * 26
+
+
+async def _fetched(api: sandq.Client) -> list[sandq.StoredMessage]:
+    return [message async for message in api.fetch("t", 0)]
+
+
+async def _all_acked(api: sandq.Client, count: int) -> list[str]:
+    """Their offsets, in order."""
+    for number in range(count):
+        await api.produce("t", b"%d" % number)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        return [message.offset for message in await take(subscription, count)]
+
+
+async def _holds(api: sandq.Client) -> list[Any]:
+    return [row["holds"] for row in await api.admin.stats("t")]
+
+
+async def test_what_is_held_is_read_after_a_restart(tmp_path: Path, hand: HandClock) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:
+        await api.admin.create_topic("t")
+        assert await api.admin.hold("t", "report", {0: NOTHING}, ttl="1h") == {0: NOTHING}
+        offsets = await _all_acked(api, 5)
+        assert await api.admin.hold("t", "report", {0: offsets[1]}, ttl="1h") == {0: NOTHING}
+        await waits_until_trimmed(api, left=3)
+        until_ms = node.broker.clock.now_ms() + 3_600_000
+        ((held,),) = await _holds(api)
+        assert (held["name"], held["offset"]) == ("report", offsets[1]) and 0 <= until_ms - held["until_ms"] <= 60_000
+    async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:
+        assert await _holds(api) == [[held]]
+        assert [message.value for message in await _fetched(api)] == [b"2", b"3", b"4"]
+        # Back to the beginning: the answer tells that something is lost, and up to where.
+        assert await api.admin.hold("t", "report", {0: offsets[0]}, ttl="1h") == {0: offsets[1]}
+        assert await stored_messages(api) == 3
+        await api.admin.hold("t", "report", {0: offsets[3]}, ttl="1h")
+        await waits_until_trimmed(api, left=1)
+        hand.forward(3_601)
+        await waits_until_trimmed(api)
+        assert await _holds(api) == [[]]
+
+
+async def test_released_it_keeps_nothing(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    assert await api.admin.hold("t", "a", {0: NOTHING, 1: NOTHING}) == {0: NOTHING, 1: NOTHING}
+    await api.admin.hold("t", "b", {1: NOTHING})
+    await _all_acked(api, 20)
+    await trio.sleep(0.3)
+    assert await stored_messages(api) == 20
+    await api.admin.release("t", "b")
+    assert [[hold["name"] for hold in holds] for holds in await _holds(api)] == [["a"], ["a"]]
+    await api.admin.release("t", "a")
+    await api.admin.release("t", "a")
+    await waits_until_trimmed(api)
+
+
+async def test_what_is_wrong_is_said(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    await api.admin.create_topic("keys", kind="compacted")
+    with pytest.raises(InvalidRequest, match="compacted"):
+        await api.admin.hold("keys", "h", {0: NOTHING})
+    with pytest.raises(InvalidRequest, match="compacted"):
+        await api.admin.release("keys", "h")
+    with pytest.raises(InvalidName, match="hold"):
+        await api.admin.hold("t", "no name", {0: NOTHING})
+    with pytest.raises(InvalidRequest, match="not an offset"):
+        await api.admin.hold("t", "h", {0: "yesterday"})
+    for ttl in ("0.9s", "367d"):
+        with pytest.raises(InvalidRequest, match="1s to 366d"):
+            await api.admin.hold("t", "h", {0: NOTHING}, ttl=ttl)
+    with pytest.raises(InvalidTime):
+        await api.admin.hold("t", "h", {0: NOTHING}, ttl="soon")
+    for partition in (1, -1, "0"):
+        with pytest.raises(UnknownPartition):
+            await api.admin.hold("t", "h", {partition: NOTHING})  # type: ignore[dict-item]
+    with pytest.raises(UnknownTopic):
+        await api.admin.hold("nowhere", "h", {0: NOTHING})
+    assert await api.admin.hold("t", "h", {}) == {}
+    assert await _holds(api) == [[]]
+
+
+async def test_there_are_so_many_at_most(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    for number in range(64):
+        await api.admin.hold("t", f"h{number}", {0: NOTHING})
+    with pytest.raises(Conflict, match="64 holds"):
+        await api.admin.hold("t", "one-more", {0: NOTHING})
+
+
+async def test_by_the_blocking_client(node: Serving) -> None:
+    def blocking() -> Any:
+        with sandq.sync.connect(f"127.0.0.1:{node.client_port}") as client:
+            client.admin.create_topic("t")
+            assert client.admin.hold("t", "h", {0: NOTHING}, ttl=60) == {0: NOTHING}
+            (row,) = client.admin.stats("t")
+            client.admin.release("t", "h")
+            return row["holds"][0]["offset"]
+
+    assert await trio.to_thread.run_sync(blocking) == NOTHING
