@@ -41,7 +41,10 @@ BESIDE = {
     "sandq.errors": {"sandq.model"},
     "sandq.sync": {"sandq.sync", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol"},
-    "sandq.spark": {"sandq.spark", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.sync"},
+    "sandq.spark": {
+        *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
+        *("sandq.model", "sandq.protocol"),
+    },
     "sandctl": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors"},
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }
@@ -56,6 +59,9 @@ IMPURE_MODULES = {
 FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 MAY_READ = {"sandq.model.config": {"read_text"}}
+# They come with the extra sandq[spark]: all else runs without.
+EXTRA = {"pyarrow", "pyspark"}
+MAY_USE_EXTRA = ("sandq.spark", "sandctl.pipeline", "pyspark_sandq")
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 
@@ -142,6 +148,8 @@ def check_imports(module: str, source: str, is_package: bool = False) -> list[st
         why = _allowed(module, target) if root in ("sandq", "sandctl") else None
         if root == "pysyncobj" and not within(module, "sandq.raft"):
             why = "only sandq.raft may import pysyncobj"
+        if root in EXTRA and not any(within(module, package) for package in MAY_USE_EXTRA):
+            why = f"only {', '.join(MAY_USE_EXTRA)} may import {root}"
         if root in PICKLES:
             why = "pickle is nowhere allowed"
         if why is not None:
@@ -262,6 +270,11 @@ def test_there_is_something_to_check() -> None:
         ("sandq.node", "from sandq.novelty import thing\nimport sandctl"),
         ("sandq.broker.host", "import pysyncobj"),
         ("sandctl.main", "def f():\n    from pysyncobj.node import Node"),
+        ("sandq.client.fetching", "from sandq.spark import columns"),
+        ("sandq.sync", "from sandq.spark import reading"),
+        ("sandq.spark.reading", "from sandq.partition import log"),
+        ("sandq.client.fetching", "import pyarrow as pa"),
+        ("sandq.broker.host", "from pyspark.sql import SparkSession"),
         ("sandq.raft.group", "import pickle"),
         ("sandq.testing.embedded", "from pickle import loads"),
     ],
@@ -295,6 +308,7 @@ def test_the_top_imports_the_client_only() -> None:
         ),
         ("sandq.sync", "from sandq.client import Client"),
         ("sandq.spark.source", "import sandq\nfrom sandq.client import Client"),
+        ("sandq.spark.columns", "import pyarrow as pa\nfrom sandq.protocol.replies_messages import Piece"),
         ("sandq.testing.embedded", "from sandq.node import run\nfrom sandctl.main import main"),
         ("sandctl.main", "import sandq\nfrom sandq import connect\nfrom sandq.model import times"),
         ("sandctl.pipeline", "def run():\n    from sandq.spark import jobs"),

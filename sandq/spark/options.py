@@ -1,0 +1,312 @@
+"""The options of the source, as Spark hands them over: text by name, in any case. They follow Spark's Kafka connector.
+
+    sandq.bootstrap.servers   "host:port,host:port"; 127.0.0.1:7170
+    subscribe                 topics: "orders,payments"       \\
+    subscribePattern          a regular expression             | one of these
+    assign                    JSON {"orders": [0, 1]}         /
+    startingOffsets           "earliest" | "latest" (streams only) | JSON {"orders": {"0": offset or a word of these}}
+    endingOffsets             "latest" | the same JSON; not for streams
+    startingTimestamp         an instant: RFC 3339 or epoch milliseconds; instead of startingOffsets
+    endingTimestamp           likewise, excluded; not for streams
+    maxOffsetsPerTrigger      messages of one micro-batch, about; for streams only
+    minPartitions             tasks at least
+    failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
+    includeHeaders            true: the column `headers`
+
+A partition that a JSON of offsets does not name begins at its earliest, and ends at its latest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from sandq.client.options import DEFAULT_SERVER, parse_server
+from sandq.model import offsets as offset_model
+from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.names import check_name
+from sandq.model.times import instant_ms
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+TASKS_MAX: Final = 10_000
+"""Tasks of one batch; more would only be overhead for Spark's scheduler."""
+OFFSETS_MAX: Final = 10**12
+_SHOWN_CHARS: Final = 80
+
+SERVERS: Final = "sandq.bootstrap.servers"
+OPTIONS: Final = (
+    SERVERS,
+    *("subscribe", "subscribePattern", "assign"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders"),
+)
+_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
+_TOPICS: Final = OPTIONS[1:4]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Which partitions are read: named topics, those whose whole name matches a pattern, or certain partitions."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def wants(self, topic: str, partition: int) -> bool:
+        """Whether a partition is among them."""
+        if self.assigned:
+            return partition in self.assigned.get(topic, ())
+        return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading begins or ends: by partition if `offsets` names it, else at the instant, else at the word."""
+
+    word: str
+    instant_ms: int | None = None
+    offsets: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    def of(self, topic: str, partition: int) -> str | int:
+        """EARLIEST, LATEST, an instant (epoch ms), or the text of an offset."""
+        named = self.offsets.get(topic, {}).get(partition)
+        if named is not None:
+            return named
+        return self.word if self.instant_ms is None else self.instant_ms
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a read was asked for."""
+
+    topics: Topics
+    servers: tuple[str, ...] = (DEFAULT_SERVER,)
+    starting: Bound = Bound(EARLIEST)
+    ending: Bound = Bound(LATEST)
+    has_ending: bool = False
+    max_offsets_per_trigger: int | None = None
+    min_partitions: int = 1
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+
+    def check_batch(self) -> None:
+        """InvalidSetting when there is something that only a stream can do."""
+        mistakes = []
+        if self.starting.word == LATEST and self.starting.instant_ms is None:
+            mistakes.append("startingOffsets: a batch cannot begin at 'latest'; nothing would be read")
+        if _names_word(self.starting, LATEST):
+            mistakes.append("startingOffsets: a batch cannot begin at 'latest' of a partition")
+        if self.max_offsets_per_trigger is not None:
+            mistakes.append("maxOffsetsPerTrigger: it is for streams; endingOffsets bounds a batch")
+        _refuse(mistakes)
+
+    def check_stream(self) -> None:
+        """InvalidSetting when there is something that only a batch can do."""
+        if self.has_ending:
+            _refuse(["endingOffsets and endingTimestamp: a stream has no end; they are for spark.read"])
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """The options of a read. InvalidSetting names every mistake."""
+    parsing = _Parsing(options)
+    found = SourceOptions(
+        topics=parsing.topics(),
+        servers=parsing.one(SERVERS, _servers, (DEFAULT_SERVER,)),
+        starting=parsing.bound("starting", EARLIEST),
+        ending=parsing.bound("ending", LATEST),
+        has_ending=any(parsing.has(name) for name in ("endingOffsets", "endingTimestamp")),
+        max_offsets_per_trigger=parsing.one("maxOffsetsPerTrigger", _count(OFFSETS_MAX), None),
+        min_partitions=parsing.one("minPartitions", _count(TASKS_MAX), 1),
+        fail_on_data_loss=parsing.one("failOnDataLoss", _truth, True),
+        include_headers=parsing.one("includeHeaders", _truth, False),
+    )
+    if _names_word(found.ending, EARLIEST):
+        parsing.mistakes.append("endingOffsets: nothing ends at 'earliest'")
+    _refuse(parsing.mistakes)
+    return found
+
+
+class _Parsing:
+    """The options by their proper names, and what is wrong with them."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.mistakes: list[str] = []
+        self._texts: dict[str, str] = {}
+        for given, text in options.items():
+            name = _BY_LOWER.get(given.lower())
+            if name is None:
+                self.mistakes.append(_unknown(given))
+            elif name in self._texts:
+                self.mistakes.append(f"{name}: it is given twice, in different case")
+            else:
+                self._texts[name] = text.strip()
+
+    def has(self, name: str) -> bool:
+        return name in self._texts
+
+    def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        """An option's value; its default when it is not given, or is wrong."""
+        if name not in self._texts:
+            return default
+        try:
+            return parse(self._texts[name])
+        except InvalidRequest as error:
+            self.mistakes.append(f"{name}: {error.message}")
+            return default
+
+    def topics(self) -> Topics:
+        given = [name for name in _TOPICS if self.has(name)]
+        if len(given) != 1:
+            has = f"{' and '.join(given)} are given" if given else "none of them is given"
+            self.mistakes.append(f"one of subscribe, subscribePattern and assign says what is read; {has}")
+        return Topics(
+            self.one("subscribe", _names, ()),
+            self.one("subscribePattern", _pattern, None),
+            self.one("assign", _assigned, {}),
+        )
+
+    def bound(self, which: str, default: str) -> Bound:
+        offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+        if self.has(offsets) and self.has(timestamp):
+            self.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
+        found = self.one(offsets, lambda text: _bound(text, default), Bound(default))
+        at_ms = self.one(timestamp, instant_ms, None)
+        return found if at_ms is None else Bound(default, at_ms)
+
+
+def _refuse(mistakes: list[str]) -> None:
+    if mistakes:
+        raise InvalidSetting("sandq source: " + "; ".join(mistakes))
+
+
+def _unknown(given: str) -> str:
+    if given.lower() == "path":
+        return "path: nothing is read from a path; call load() without one, and name the topic with subscribe"
+    shown = _shown(given)
+    if given.lower().startswith("kafka."):
+        return f"{shown}: that is an option of Kafka's source; the brokers are named with {SERVERS}"
+    close = difflib.get_close_matches(given.lower(), _BY_LOWER, n=1)
+    if not close:
+        # sandq.subscribe, or servers alone
+        close = [name for name in _BY_LOWER if name in given.lower() or (len(given) > 3 and given.lower() in name)]
+    hint = f"did you mean {_BY_LOWER[close[0]]}?" if close else f"there are {', '.join(OPTIONS)}"
+    return f"{shown}: no such option; {hint}"
+
+
+def _names_word(bound: Bound, word: str) -> bool:
+    return any(place == word for places in bound.offsets.values() for place in places.values())
+
+
+# ------------------------------------------------------------------------------------------------ single values
+
+
+def _shown(value: object) -> str:
+    shown = str(value)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    servers = tuple(part.strip() for part in text.split(","))
+    for server in servers:
+        parse_server(server)
+    return servers
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = [check_name("topic", part.strip()) for part in text.split(",")]
+    return tuple(dict.fromkeys(names))
+
+
+def _pattern(text: str) -> str | None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidRequest(f"{_shown(text)} is not a regular expression: {error}") from None
+    if not text:
+        raise InvalidRequest("an empty pattern matches no topic")
+    return text
+
+
+def _count(most: int) -> Callable[[str], int | Any]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18 and 1 <= int(text) <= most):
+            raise InvalidRequest(f"a whole number within 1..{most} is expected, not {_shown(text)!r}")
+        return int(text)
+
+    return parse
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidRequest(f"true or false is expected, not {_shown(text)!r}")
+    return text.lower() == "true"
+
+
+def _json(text: str, form: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text, object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise InvalidRequest(f"JSON like {form} is expected, not {_shown(text)!r}")
+    for topic in found:
+        check_name("topic", topic)
+    return found
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InvalidRequest("the JSON has a name twice")
+    return found
+
+
+def _partition(topic: str, partition: object) -> int:
+    text = str(partition)
+    fits = text.isascii() and text.isdecimal() and len(text) <= 4 and str(int(text)) == text
+    if isinstance(partition, bool) or not fits or int(text) > offset_model.PARTITION_MAX:
+        raise InvalidRequest(f"{_shown(partition)!r} is no partition of {topic}: 0 to {offset_model.PARTITION_MAX}")
+    return int(text)
+
+
+def _assigned(text: str) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for topic, partitions in _json(text, '{"orders": [0, 1]}').items():
+        if not isinstance(partitions, list) or not partitions:
+            raise InvalidRequest(f"{topic}: a list of partitions is expected, not {_shown(partitions)!r}")
+        if not all(type(partition) is int for partition in partitions):
+            raise InvalidRequest(f"{topic}: partitions are numbers, not {_shown(partitions)!r}")
+        found[topic] = tuple(sorted({_partition(topic, partition) for partition in partitions}))
+    return found
+
+
+def _bound(text: str, default: str) -> Bound:
+    if text.lower() in (EARLIEST, LATEST):
+        if text.lower() == EARLIEST and default == LATEST:
+            raise InvalidRequest("nothing ends at 'earliest'")
+        return Bound(text.lower())
+    if not text.startswith("{"):
+        raise InvalidRequest(f"'earliest', 'latest' or JSON of offsets is expected, not {_shown(text)!r}")
+    offsets = {}
+    for topic, places in _json(text, '{"orders": {"0": "01J...26 characters"}}').items():
+        if not isinstance(places, dict):
+            raise InvalidRequest(f"{topic}: offsets by partition are expected, not {_shown(places)!r}")
+        offsets[topic] = {_partition(topic, key): _place(topic, key, place) for key, place in places.items()}
+    return Bound(default, None, offsets)
+
+
+def _place(topic: str, partition: str, place: object) -> str:
+    if place in (EARLIEST, LATEST):
+        return str(place)
+    try:
+        return offset_model.to_text(offset_model.from_text(place))  # type: ignore[arg-type]  # it refuses what is none
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{topic}, partition {partition}: {error.message}") from None

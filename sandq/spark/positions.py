@@ -1,0 +1,134 @@
+"""How far a stream has come: a cursor for each partition, as the JSON that Spark keeps in its checkpoint.
+
+    {"version": 1, "topics": {"7": {"0": "01J...", "1": "01J..."}}}        topic number, partition, cursor
+
+A cursor is the text of the first offset that was not read: it is where a range ends (without it), and the next one
+begins (with it). Topics go by their number, which is never reused, so a topic that was deleted and made again is not
+mistaken for the one that was read. The JSON is sorted: Spark compares it as text.
+
+Checkpoints hold it: VERSION is raised when it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sandq.model import offsets as offset_model
+from sandq.model.errors import InvalidRequest
+
+VERSION: Final = 1
+
+
+class Place(NamedTuple):
+    """A partition of a topic, by the topic's number."""
+
+    number: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of topic number {self.number}"
+
+
+class Step(NamedTuple):
+    """What is between two positions in one partition: from `start` on, without `end`; 16 bytes each."""
+
+    place: Place
+    start: bytes
+    end: bytes
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Cursors (16 bytes) by partition."""
+
+    cursors: Mapping[Place, bytes]
+
+    @classmethod
+    def parse(cls, found: object) -> Positions:
+        """From what `to_json` gave; InvalidRequest unless it is that."""
+        if not isinstance(found, dict) or not isinstance(found.get("topics"), dict):
+            raise InvalidRequest(f'a position like {{"version": 1, "topics": ...}} is expected, not {str(found)[:100]}')
+        if found.get("version") != VERSION:
+            raise InvalidRequest(
+                f"the position is of version {found.get('version')!r}, this sandq reads {VERSION}: the checkpoint was "
+                "written by another one"
+            )
+        cursors = {}
+        for number, partitions in found["topics"].items():
+            if not isinstance(partitions, dict):
+                raise InvalidRequest(f"position: cursors by partition are expected of topic {number!r}")
+            for partition, text in partitions.items():
+                place = Place(_number("topic number", number), _number("partition", partition))
+                cursors[place] = offset_model.from_text(text)
+        return cls(cursors)
+
+    def to_json(self) -> dict[str, Any]:
+        """What may be written as JSON; positions that are equal give the same text."""
+        topics: dict[str, dict[str, str]] = {}
+        for place in sorted(self.cursors):
+            text = offset_model.to_text(self.cursors[place])
+            topics.setdefault(str(place.number), {})[str(place.partition)] = text
+        return {"version": VERSION, "topics": topics}
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(sorted(self.cursors))
+
+    def is_behind(self, other: Positions) -> bool:
+        """Whether something is to be read between this and the other one; False when nothing is, or they cross."""
+        try:
+            return bool(steps(self, other))
+        except InvalidRequest:
+            return False
+
+    def merged(self, other: Positions) -> Positions:
+        """The further cursor of each partition that either knows."""
+        found = dict(self.cursors)
+        for place, cursor in other.cursors.items():
+            found[place] = max(cursor, found.get(place, cursor))
+        return Positions(found)
+
+    def without(self, places: set[Place]) -> Positions:
+        """Those of the other partitions."""
+        return Positions({place: cursor for place, cursor in self.cursors.items() if place not in places})
+
+
+def added(start: Positions, end: Positions) -> list[Place]:
+    """Partitions that the later one has beside those of the earlier one: they were added, or a topic was."""
+    return sorted(end.cursors.keys() - start.cursors.keys())
+
+
+def lost(start: Positions, end: Positions) -> list[Place]:
+    """Partitions that only the earlier one has: their topic was deleted, or is not asked for any more."""
+    return sorted(start.cursors.keys() - end.cursors.keys())
+
+
+def steps(start: Positions, end: Positions, beginnings: Mapping[Place, bytes] | None = None) -> list[Step]:
+    """What is to be read from one position to the other, where that is something, in the order of partitions.
+
+    A partition that was added is read from its entry in `beginnings`, else from the very first offset. InvalidRequest
+    names the partitions in which the start lies behind the end: the checkpoint is of another topic, or the data went
+    back, and reading on would give messages twice or leave some out.
+    """
+    crossed = [place for place in start if place in end.cursors and start.cursors[place] > end.cursors[place]]
+    if crossed:
+        first = crossed[0]
+        more = f" (and {len(crossed) - 1} more)" if len(crossed) > 1 else ""
+        raise InvalidRequest(
+            f"{first}{more}: the start {offset_model.to_text(start.cursors[first])} lies behind the end "
+            f"{offset_model.to_text(end.cursors[first])}"
+        )
+    begin = beginnings or {}
+    found = []
+    for place in end:
+        at = start.cursors.get(place, begin.get(place, offset_model.FIRST))
+        if at < end.cursors[place]:
+            found.append(Step(place, at, end.cursors[place]))
+    return found
+
+
+def _number(what: str, text: object) -> int:
+    if not (isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise InvalidRequest(f"position: {str(text)[:40]!r} is no {what}")
+    return int(text)

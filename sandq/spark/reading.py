@@ -1,0 +1,145 @@
+"""Reading one task's part of a partition, blocking, as Arrow's record batches; nothing is leased or acknowledged.
+
+The next page is on its way while the last one is made into columns. The client asks again when a leader fails; what is
+checked here is that nothing was left out without a word:
+
+- the range is closed, as the node that answers knows it: no message can still come to lie in it;
+- the topic is the one that was planned for, not another one of its name;
+- nothing of it was trimmed before it was read. A node says with a page how far it has trimmed (`trimmed`), as of the
+  same moment: what is trimmed behind the reader's back later is no loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sandq.client.calls import call_leader
+from sandq.client.cluster import Cluster
+from sandq.model import offsets as offset_model
+from sandq.model.errors import HistoryGone, ProtocolError, Unavailable, UnknownTopic
+from sandq.protocol.replies_messages import FetchReply
+from sandq.protocol.requests_messages import Fetch
+from sandq.spark.columns import BATCH_ROWS, Rows
+from sandq.spark.planning import Task
+from sandq.sync import Client, connect
+
+log = logging.getLogger("sandq.spark")
+
+PAGE_MESSAGES: Final = BATCH_ROWS
+PAGE_BYTES: Final = 4 << 20
+CLIENT_NAME: Final = "sandq-spark"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a node answered, and how far it had trimmed the partition then (None: it does not say)."""
+
+    reply: FetchReply
+    trimmed: bytes | None = None
+
+
+Ask = Callable[[bytes], Page]
+"""A page from a cursor on, within the task; blocking."""
+
+
+def read_task(
+    task: Task, servers: tuple[str, ...], *, include_headers: bool = False, fail_on_data_loss: bool = True
+) -> Iterator[Any]:
+    """The messages of a task (pyarrow.RecordBatch, with `columns.schema`), through a client of its own.
+
+    HistoryGone: data was trimmed before it was read (a warning instead, unless `fail_on_data_loss`). UnknownTopic: the
+    topic was deleted. Unavailable, TimedOut and their like: no leader answered within the client's timeout; the task
+    may be tried again.
+    """
+    with connect(*servers, name=CLIENT_NAME) as client:
+        yield from read_pages(
+            task, asking(client, task), include_headers=include_headers, fail_on_data_loss=fail_on_data_loss
+        )
+
+
+def read_pages(task: Task, ask: Ask, *, include_headers: bool = False, fail_on_data_loss: bool = True) -> Iterator[Any]:
+    """The same, through any `ask`, which is called in a thread."""
+    rows = Rows(task.topic, task.partition, include_headers=include_headers)
+    for cursor, page in _pages(task, ask):
+        _check_trimmed(task, cursor, page, fail_on_data_loss)
+        _check_closed(task, page)
+        for piece in page.reply.pieces:
+            rows.add(piece)
+            if rows.is_full:
+                yield rows.take()
+    if rows.count:
+        yield rows.take()
+
+
+def asking(client: Client, task: Task) -> Ask:
+    """Asks the partition's leader, wherever it moves meanwhile."""
+    cluster = client._inner._cluster
+
+    def ask(cursor: bytes) -> Page:
+        return client._bridge.call(lambda: _fetch(cluster, task, cursor))
+
+    return ask
+
+
+async def _fetch(cluster: Cluster, task: Task, cursor: bytes) -> Page:
+    request = Fetch(task.topic, task.partition, cursor, task.end, PAGE_MESSAGES, PAGE_BYTES)
+    await cluster.topic(task.topic)
+    frame = await call_leader(cluster, task.topic, task.partition, request.frame)
+    record = cluster.record(task.topic)
+    if record is not None and record.number != task.number:
+        raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+    reply = FetchReply.parse(frame)
+    # The reply of FETCH does not say it yet.
+    return Page(reply, getattr(reply, "trimmed", None))
+
+
+def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
+    """(cursor that was asked from, page), one page ahead."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
+    try:
+        cursor = task.start
+        coming: Future[Page] | None = pool.submit(ask, cursor) if cursor < task.end else None
+        while coming is not None:
+            page, asked = coming.result(), cursor
+            coming = None
+            following = page.reply.next
+            if following is not None and following <= asked:
+                raise ProtocolError("FETCH reply: next does not lie behind the start")
+            if following is not None and following < task.end:
+                cursor = following
+                coming = pool.submit(ask, cursor)
+            yield asked, page
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_closed(task: Task, page: Page) -> None:
+    closed = offset_model.pack(page.reply.closed_ms, 0, 0, 0)
+    if closed < task.end:
+        raise Unavailable(
+            f"{task}: the node that leads it knows it closed up to {offset_model.to_text(closed)} only; messages may "
+            "still come to lie behind that"
+        )
+
+
+def _check_trimmed(task: Task, cursor: bytes, page: Page, fail: bool) -> None:
+    # From the very first offset on is no claim that something was there.
+    if page.trimmed is None or page.trimmed < cursor or cursor == offset_model.FIRST:
+        return
+    gone = min(page.trimmed, task.end)
+    what = (
+        f"topic {task.topic!r}, partition {task.partition}: messages from {offset_model.to_text(cursor)} up to "
+        f"{offset_model.to_text(gone)} were trimmed before they were read"
+    )
+    if fail:
+        raise HistoryGone(
+            f"{what}. With failOnDataLoss=false that is a warning and reading goes on behind them; a longer retention "
+            "of the topic prevents it",
+            topic=task.topic,
+            partition=task.partition,
+        )
+    log.warning("%s; reading goes on behind them", what)

@@ -1,0 +1,231 @@
+"""Pieces of a log as Arrow's columns, against a reference that goes message by message."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.client.fetching import open_piece
+from sandq.errors import InvalidRequest, ProtocolError
+from sandq.model import offsets
+from sandq.model.batch import Column, encode, headers_pack, headers_unpack
+from sandq.protocol.replies_messages import Piece
+from sandq.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, record_batches, schema
+from sandq.spark.texts import texts_of_column, texts_of_run, times_of_column
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MS = 1_700_000_000_000
+BASE = offsets.pack(MS, 77, 5, 3)
+
+
+def at(ms: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def expected(pieces: Sequence[Piece], *, include_headers: bool) -> list[dict[str, Any]]:
+    """What the client's own iterator makes of each message."""
+    rows = []
+    for piece in pieces:
+        found, positions = open_piece("piece", piece)
+        values = found.values()
+        for position in positions:
+            row: dict[str, Any] = {
+                "key": found.key(position),
+                "value": values[position],
+                "topic": "t",
+                "partition": 3,
+                "offset": offsets.to_text(found.offset(position)),
+                "timestamp": at(found.created_ms(position)),
+                "deliver_at": at(offsets.deliver_ms(found.offset(position))),
+                "message_id": offsets.to_text(found.id(position)),
+            }
+            if include_headers:
+                cell = found.headers(position)
+                row["headers"] = None if cell is None else as_headers(cell)
+            rows.append(row)
+    return rows
+
+
+def as_headers(cell: bytes) -> list[dict[str, Any]]:
+    return [{"key": key, "value": header_bytes(value)} for key, value in headers_unpack(cell).items()]
+
+
+def got(pieces: Sequence[Piece], *, include_headers: bool = False) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for batch in record_batches(pieces, "t", 3, include_headers=include_headers):
+        batch.validate(full=True)
+        assert batch.schema.equals(schema(include_headers=include_headers), check_metadata=True)
+        rows += batch.to_pylist()
+    return rows
+
+
+cells = st.one_of(st.none(), st.binary(max_size=12))
+some_headers = st.dictionaries(
+    st.text(max_size=4), st.one_of(st.none(), st.binary(max_size=4), st.text(max_size=4), st.integers(0, 9)), max_size=3
+)
+an_offset = st.builds(
+    offsets.pack, st.integers(0, 2**47), st.integers(0, 2**48 - 1), st.integers(0, 2**20 - 100), st.just(3)
+)
+
+
+@st.composite
+def live_ranges(draw: st.DrawFn, count: int) -> list[list[int]] | None:
+    if draw(st.booleans()):
+        return None
+    bounds = sorted(draw(st.sets(st.integers(0, count), max_size=8)))
+    return [[first, stop - first] for first, stop in zip(bounds[::2], bounds[1::2], strict=False)]
+
+
+@st.composite
+def a_piece(draw: st.DrawFn) -> Piece:
+    count = draw(st.integers(1, 40))
+
+    def column(of: st.SearchStrategy[Any]) -> list[Any]:
+        found: list[Any] = draw(st.lists(of, min_size=count, max_size=count))
+        return found
+
+    columns: dict[int, list[Any]] = {Column.VALUE: column(cells)}
+    if draw(st.booleans()):
+        columns[Column.KEY] = column(cells)
+    if draw(st.booleans()):
+        columns[Column.HEADERS] = [headers_pack(headers) for headers in column(some_headers)]
+    batch = encode(columns, compress=draw(st.booleans()))
+    return Piece(
+        draw(an_offset) if draw(st.booleans()) else b"".join(column(an_offset)),
+        b"".join(column(an_offset)) if draw(st.booleans()) else None,
+        draw(st.integers(0, 2**47))
+        if draw(st.booleans())
+        else b"".join(ms.to_bytes(8, "little") for ms in column(st.integers(0, 2**47))),
+        draw(live_ranges(count)),
+        batch,
+    )
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without what Python's datetime cannot hold: the strategies stay below its end anyway."""
+    return [dict(sorted(row.items())) for row in rows]
+
+
+@given(st.lists(a_piece(), max_size=4), st.booleans())
+def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], include_headers: bool) -> None:
+    assert shown(got(pieces, include_headers=include_headers)) == shown(
+        expected(pieces, include_headers=include_headers)
+    )
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), max_size=30))
+def test_texts_of_any_offsets(column: list[bytes]) -> None:
+    joined = b"".join(column)
+    assert texts_of_column(joined).decode() == "".join(map(offsets.to_text, column))
+    times = [int.from_bytes(times_of_column(joined)[at : at + 8], "little") for at in range(0, 8 * len(column), 8)]
+    assert times == [offsets.deliver_ms(offset) for offset in column]
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1023, 1024, 1025, 3000])
+def test_texts_across_blocks_and_lanes(count: int) -> None:
+    chance = random.Random(count)
+    for partition in (0, 3, 1023, 1024, 4095):
+        place = chance.randrange(2**20 - count)
+        base = offsets.pack(chance.randrange(2**48), chance.randrange(2**48), place, partition)
+        run = offsets.run(base, count)
+        wanted = "".join(map(offsets.to_text, run))
+        assert texts_of_run(base, count).decode() == wanted, (count, partition)
+        assert texts_of_column(b"".join(run)).decode() == wanted, (count, partition)
+    last = offsets.pack(1, 1, 2**20 - count, 0)
+    assert len(texts_of_run(last, count)) == 26 * count
+    with pytest.raises(InvalidRequest):
+        texts_of_run(last, count + 1)
+
+
+def run_of(count: int, *, size: int = 10, live: list[list[int]] | None = None) -> Piece:
+    return Piece(BASE, None, MS - 1, live, encode({Column.VALUE: [b"%d" % n * size for n in range(count)]}))
+
+
+def test_the_schema_is_exact() -> None:
+    utc = pa.timestamp("us", tz="UTC")
+    plain = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32()}
+    plain |= {"offset": pa.string(), "timestamp": utc, "deliver_at": utc, "message_id": pa.string()}
+    assert [(field.name, field.type) for field in schema()] == list(plain.items())
+    assert all(field.nullable for field in schema(include_headers=True))
+    assert schema(include_headers=True).names == [*list(plain)[:6], "headers", "deliver_at", "message_id"]
+    assert str(schema(include_headers=True).field("headers").type) == (
+        "list<element: struct<key: string, value: binary>>"
+    )
+
+
+def test_a_null_is_not_empty() -> None:
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [None, b"", b"x"], Column.KEY: [b"", None, b"k"]}))
+    rows = got([piece])
+    assert [row["value"] for row in rows] == [None, b"", b"x"]
+    assert [row["key"] for row in rows] == [b"", None, b"k"]
+
+
+def test_small_pieces_are_merged_and_large_ones_are_not_cut() -> None:
+    sizes = [len(batch) for batch in record_batches([run_of(900)] * 25, "t", 3)]
+    assert sizes == [10_800, 10_800, 900]
+    assert [len(batch) for batch in record_batches([run_of(30_000)], "t", 3)] == [30_000]
+    large = run_of(2, size=BATCH_BYTES // 3)
+    assert [len(batch) for batch in record_batches([large] * 3, "t", 3)] == [4, 2]
+    assert BATCH_ROWS == 10_000
+
+
+def test_nothing_at_all() -> None:
+    assert list(record_batches([], "t", 3)) == []
+    assert list(record_batches([run_of(5, live=[])], "t", 3)) == []
+    rows = Rows("t", 3)
+    rows.add(run_of(5))
+    assert len(rows.take()) == 5
+    rows.add(run_of(2))
+    assert len(rows.take()) == 2, "it begins anew"
+
+
+def test_many_live_ranges() -> None:
+    live = [[n, 1] for n in range(0, 1000, 2)]
+    pieces = [run_of(1000, live=live), run_of(1000, live=[[0, 3], [990, 10]])]
+    assert got(pieces) == expected(pieces, include_headers=False)
+
+
+def test_one_piece_is_wrapped_without_a_copy() -> None:
+    piece = run_of(100)
+    (batch,) = record_batches([piece], "t", 3)
+    held = pa.py_buffer(piece.batch)
+    data = batch.column("value").buffers()[2]
+    assert held.address <= data.address < held.address + held.size
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [(b"\xff", b"\xff"), ("ä", "ä".encode()), (None, None), (5, b"5"), (True, b"true"), (1.5, b"1.5"), ([1], b"[1]")],
+)
+def test_what_a_header_becomes(value: object, seen: bytes | None) -> None:
+    assert header_bytes(value) == seen
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        run_of(5)._replace(offsets=BASE * 4),
+        run_of(5)._replace(ids=BASE * 4),
+        run_of(5)._replace(created_ms=bytes(8 * 6)),
+        run_of(5, live=[[3, 3]]),
+        run_of(5)._replace(batch=b"nothing"),
+        run_of(5)._replace(batch=run_of(5).batch[:-1] + b"?"),
+    ],
+)
+def test_a_malformed_piece_is_refused(wrong: Piece) -> None:
+    with pytest.raises(ProtocolError):
+        list(record_batches([wrong], "t", 3))
+
+
+def test_headers_that_are_no_map_are_refused() -> None:
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""], Column.HEADERS: [b"\x01"]}))
+    with pytest.raises(InvalidRequest):
+        list(record_batches([piece], "t", 3, include_headers=True))
+    assert got([piece])[0]["value"] == b"", "who does not ask for them is not bothered"
