@@ -382,3 +382,29 @@ def test_of_a_key_that_comes_and_goes_one_deletion_is_kept() -> None:
     for at in range(0, 40_000, 1000):
         bench.upkeep(at=30 * HOUR + at)
     assert [key for _, key, _ in bench.log()] == ["lock"] and bench.machine.keys.deletions == 0
+
+
+def test_a_scan_counts_keys() -> None:
+    bench = KeyBench()
+    keys = [f"{n:03}" + "k" * 10_000 for n in range(600)]
+    bench.write(*[(key, "v") for key in keys])
+    found: list[str] = []
+    start: bytes | None = b""
+    while start is not None:
+        page, start = bench.machine.keys.scan(start, None, limit=1000, max_bytes=100_000, now_ms=T, view=bench.view)
+        assert (page or start is None) and sum([len(key) + len(row) for key, row in page[:-1]]) < 100_000
+        found += [key.decode() for key, _ in page]
+    assert found == keys
+
+
+def test_what_ends_at_once_is_deleted_by_and_by() -> None:
+    bench = KeyBench()
+    keys = [f"{n:03}" + "k" * 60_000 for n in range(200)]
+    for key in keys:
+        bench.set(key, "v", ttl=1000)
+    before = bench.status().messages
+    bench.upkeep(at=2000)
+    assert 0 < bench.status().messages - before < 80, "as many as have 4 MiB of keys"
+    for _ in range(5):
+        bench.upkeep(at=2000)
+    assert bench.all() == {} and bench.status().messages == before + 200

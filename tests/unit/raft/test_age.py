@@ -72,3 +72,15 @@ def test_a_new_leader_says_nothing_of_what_others_committed_until_it_has_committ
     table.heartbeat("b")
     table.settle()
     assert ages(table) == [0, 0, 0]
+
+
+def test_who_led_and_lost_the_others_grows_old_from_when_it_heard_them(table: Table) -> None:
+    leader = table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    for _ in range(40):
+        table.now_s += 0.25
+        table.tick("a")
+        table.queue.clear()
+    assert not leader.is_leader
+    assert leader.age_s() == 10, "not: it knows nothing"
