@@ -41,12 +41,15 @@ IDLE_MS = 5000
 """After so long without a write a pass is worth it whatever there is to lose."""
 PASS_MS = 600_000
 """And after so long without a pass."""
-NEW_LEAST = 1000
-NEW_FACTOR = 4
-"""Before that a pass waits for so many new messages, and for so many times as many as the last one left; ..."""
 BYTES_LEAST = 64 << 20
 BYTES_FACTOR = 2
-"""... or until the log has so many bytes, and so many times as many as the values of all keys."""
+"""And when the log has so many bytes, and so many times as many as the values of all keys ..."""
+REST_MS = 1
+"""... but not before so long after the last pass for each message that it left: it would go through all of them again
+for a few that are new."""
+NEW_LEAST = 1000
+NEW_FACTOR = 4
+"""At once after so many new messages, and so many times as many as the last pass left."""
 AGAIN_MS = 60_000
 """After a pass that is behind: until the next one."""
 
@@ -160,19 +163,25 @@ class Compactor:
         new = log.counts.between(self._until_s, until_s, view)
         if not new:
             return False
-        if self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS:
+        if new >= max(NEW_LEAST, NEW_FACTOR * self._left):
             return True
+        if now_ms < self._rested_ms:
+            return False
         is_large = log.state.bytes >= max(BYTES_LEAST, BYTES_FACTOR * keys.bytes)
-        return is_large or new >= max(NEW_LEAST, NEW_FACTOR * self._left)
+        return is_large or self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS
 
     def _next_look_ms(self, now_ms: int) -> int | None:
         times = []
         if self._log.state.messages > self._left:
-            idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS)
+            idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
             times.append(max(idle_ms, self._wrote_ms + self._history_ms + 1000) if self._is_quiet(now_ms) else idle_ms)
         if self._again_ms is not None:
             times.append(max(self._again_ms, now_ms + LOOK_MS))
         return min(times, default=None)
+
+    @property
+    def _rested_ms(self) -> int:
+        return self._ended_ms + REST_MS * self._left
 
     def _is_quiet(self, now_ms: int) -> bool:
         return now_ms - self._wrote_ms >= IDLE_MS
@@ -183,7 +192,7 @@ class Compactor:
         if self._ripening is None:
             self._ripening = self._until_s if self._behind_s is None else self._behind_s, now_ms
         if self._behind_s is not None:
-            self._again_ms = now_ms + AGAIN_MS
+            self._again_ms = max(now_ms + AGAIN_MS, self._rested_ms)
         elif self._keeps:
             self._again_ms = self._ripening[1] + self._retention_ms
 

@@ -96,7 +96,7 @@ class KeyTable:
 
     def put(self, key: bytes, value: Value, view: View) -> None:
         """Let a key have this value."""
-        before = self._young.get(key) or self._known(key, view)
+        before = self._known(key, view)
         if before is not None:
             self._forget(key, before, view)
         elif self.deletions:

@@ -307,6 +307,22 @@ class TestCompaction:
             bench.trim(at=n * 1000)
         assert bench.status().bytes < 150_000
 
+    def test_a_few_writes_are_not_worth_a_pass_through_many_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compaction, "REST_MS", 1000)
+        bench = KeyBench(history="0s")
+        bench.write(*[(f"k{n}", "1") for n in range(1000)])
+        bench.set("a", "1", at=1)
+        bench.set("a", "2", at=2)
+        self.compact(bench, at=20_000)
+        assert bench.status().messages == 1001
+        bench.set("a", "3", at=30_000)
+        self.compact(bench, at=60_000)
+        assert bench.status().messages == 1002
+        due_ms = bench.status().upkeep_ms
+        assert due_ms is not None and due_ms > T + 1_000_000, "and it is not looked again and again"
+        self.compact(bench, at=1_100_000)
+        assert bench.status().messages == 1001
+
     def test_other_settings_are_looked_at_at_once(self) -> None:
         bench = KeyBench(history="30d", tombstone_retention="30d")
         for n in range(20):
