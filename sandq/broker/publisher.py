@@ -70,8 +70,8 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
 
 
 def _check_values(batch: Batch) -> None:
-    if Column.VALUE in batch.columns and batch.buffers(Column.VALUE)[0] is None:
-        return
+    if batch.buffers(Column.VALUE)[0] is None:
+        return  # there are no nulls
     for position, value in enumerate(batch.values()):
         if value is None:
             raise InvalidRequest(

@@ -37,10 +37,9 @@ class Writes(NamedTuple):
             raise InvalidRequest(
                 f"a version has {offsets.OFFSET_BYTES} bytes; none at all mean that there is no value yet"
             )
-        values = batch.values() if Column.VALUE in columns else [None] * batch.count
         return cls(
             keys,  # type: ignore[arg-type]  # none of them is None
-            values,
+            batch.values(),
             batch.bytes_column(Column.HEADERS),
             batch.int_column(Column.TTL_MS),
         )

@@ -18,7 +18,7 @@ from sandq.model.partitioning import partition_for
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node, Partition
 from tests.unit.client.fake_keys import Write
-from tests.unit.client.fake_server import CUT, FakeServer
+from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
 from tests.unit.client.helpers import QUICK, until
 
 
@@ -307,8 +307,19 @@ def test_stale_reads_go_to_any_that_holds_the_partition(run: Any) -> None:
                 assert counts[0] and counts[1] and not counts[2], counts
                 found = await kv.get_many(numbered(3), consistency="stale")
                 assert found.stale_ms == 17
-                scanned = [entry async for entry in kv.scan(consistency="stale")]
+                scan = kv.scan(consistency="stale")
+                scanned = [entry async for entry in scan]
                 assert [(entry.key, entry.stale_ms) for entry in scanned] == [(key, 17) for key in numbered(3)]
+                nothing = kv.scan(prefix="none", consistency="stale")
+                assert [entry async for entry in nothing] == [] and scan.stale_ms == nothing.stale_ms == 17
+
+                # One that hangs costs a part of the time only.
+                two.script[Type.KV_GET] += [SILENCE]
+                for _ in range(100):
+                    assert await kv.get("k00001", consistency="stale") is not None
+                    if not two.script[Type.KV_GET]:
+                        break
+                assert not two.script[Type.KV_GET], "it was asked"
 
                 # Refused by all at first: the leader is asked at last, and as often as it takes.
                 two.script[Type.KV_GET] += [Unavailable("behind")] * 3
