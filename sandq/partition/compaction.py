@@ -158,8 +158,8 @@ class Compactor:
 
     def _is_worth_it(self, now_ms: int, until_s: int, view: View) -> bool:
         log, keys = self._log, self._keys
-        if log.state.messages == keys.live and not keys.deletions:
-            return False  # each is the last of its key
+        if not self._may_go:
+            return False
         new = log.counts.between(self._until_s, until_s, view)
         if not new:
             return False
@@ -172,12 +172,17 @@ class Compactor:
 
     def _next_look_ms(self, now_ms: int) -> int | None:
         times = []
-        if self._log.state.messages > self._left:
+        if self._may_go and self._log.state.messages > self._left:
             idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
             times.append(max(idle_ms, self._wrote_ms + self._history_ms + 1000) if self._is_quiet(now_ms) else idle_ms)
         if self._again_ms is not None:
             times.append(max(self._again_ms, now_ms + LOOK_MS))
         return min(times, default=None)
+
+    @property
+    def _may_go(self) -> bool:
+        """Whether there is anything in the log but the last value of each key."""
+        return self._log.state.messages != self._keys.live or self._keys.deletions > 0
 
     @property
     def _rested_ms(self) -> int:

@@ -87,10 +87,10 @@ class Broker(_Face):
         """A new client of this broker: `with b.client() as client:`."""
         return sandq.sync.connect(self.address)
 
-    def create_topic(self, name: str, *, partitions: int = 1, **settings: Any) -> None:
+    def create_topic(self, name: str, *, kind: str = "timer", partitions: int = 1, **settings: Any) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         _refuse_loops("create_topic")
-        self._node.call(self._node.create_topic, name, partitions, settings)
+        self._node.call(self._node.create_topic, name, kind, partitions, settings)
 
     def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
         """Until so many consumers take part in a group: those that another thread starts are not there at once. Raises
@@ -157,9 +157,9 @@ class AsyncBroker(_Face):
         """A new client of this broker: `async with b.client() as client:`."""
         return sandq.connect(self.address)
 
-    async def create_topic(self, name: str, *, partitions: int = 1, **settings: Any) -> None:
+    async def create_topic(self, name: str, *, kind: str = "timer", partitions: int = 1, **settings: Any) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
-        await self._call(self._node.create_topic, name, partitions, settings)
+        await self._call(self._node.create_topic, name, kind, partitions, settings)
 
     async def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
         """As `Broker.wait_for_consumers`; consumers that are tasks of this event loop need not be waited for."""

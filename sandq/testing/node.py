@@ -242,6 +242,6 @@ class EmbeddedNode:
                 await trio.sleep(_POLL_S)
         raise TimedOut(f"topic {topic!r}, group {group!r}: {found} of {count} consumers have come in {CONSUMERS_S:g} s")
 
-    async def create_topic(self, name: str, partitions: int, settings: dict[str, Any]) -> None:
-        await self.broker.administration.create_topic(name, "timer", partitions, 1, settings)
+    async def create_topic(self, name: str, kind: str, partitions: int, settings: dict[str, Any]) -> None:
+        await self.broker.administration.create_topic(name, kind, partitions, 1, settings)
         await self._idle()

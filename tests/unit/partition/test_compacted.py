@@ -323,6 +323,16 @@ class TestCompaction:
         self.compact(bench, at=1_100_000)
         assert bench.status().messages == 1001
 
+    def test_where_there_is_nothing_to_do_nothing_is_done(self) -> None:
+        bench = KeyBench()
+        bench.write(("a", "1"), ("b", "1"))
+        for at in (5000, 6000, 61_000, 120_000, HOUR):
+            bench.upkeep(at=at)
+        assert bench.status().upkeep_ms is None, "each is the last of its key"
+        bench.set("a", "2", at=2 * HOUR)
+        self.compact(bench, at=3 * HOUR)
+        assert bench.status().upkeep_ms is None and bench.status().messages == 2
+
     def test_other_settings_are_looked_at_at_once(self) -> None:
         bench = KeyBench(history="30d", tombstone_retention="30d")
         for n in range(20):

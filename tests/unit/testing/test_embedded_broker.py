@@ -366,3 +366,19 @@ def test_it_starts_fast() -> None:
         with sandq.testing.broker():
             took.append(time.perf_counter() - began)
     assert min(took) < 0.1
+
+
+def test_keys_end_in_its_time(b: Broker) -> None:
+    b.create_topic("config", kind="compacted", partitions=2)
+    with b.client() as client:
+        kv = client.kv("config")
+        version = kv.put("theme", "dark", ttl="3d")
+        kv.cas("theme", "light", expected=version, ttl="3d")
+        kv.put("port", "8080")
+        b.advance("2d")
+        assert [(entry.key, entry.value) for entry in kv.scan()] == [(b"port", b"8080"), (b"theme", b"light")]
+        with kv.watch("theme") as changes:
+            b.advance("1d")
+            assert kv.get("theme") is None
+            assert next(changes).deleted
+        assert [entry.key for entry in kv.scan()] == [b"port"]
