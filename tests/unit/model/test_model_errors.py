@@ -27,6 +27,8 @@ CONTRACT = {
     ("DUPLICATE_KEY", False, 409),
     ("TOO_LATE", False, 409),
     ("ALREADY_STORED", False, 409),
+    ("VERSION_CHANGED", False, 412),
+    ("HISTORY_GONE", False, 410),
     ("PRODUCER_FENCED", False, 409),
     ("RETRIABLE", True, 503),
     ("NOT_LEADER", True, 421),
