@@ -16,6 +16,7 @@ from sandq.partition.producers import Producers
 from sandq.raft import guards
 from tests.simulation.cluster_node import ClusterNode
 from tests.simulation.cluster_world import ClusterWorld
+from tests.simulation.seeds import run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1200
@@ -33,20 +34,9 @@ def run_world(seed: int, steps: int = STEPS) -> ClusterWorld:
     return world
 
 
-def run_worlds(seeds: range) -> list[ClusterWorld]:
-    worlds = []
-    for seed in seeds:
-        try:
-            worlds.append(run_world(seed))
-        except BaseException as error:
-            error.add_note(f"replay with: run_world({seed})")
-            raise
-    return worlds
-
-
 @pytest.mark.parametrize("block", range(5))
 def test_worlds(block: int) -> None:
-    worlds = run_worlds(range(block * SEEDS // 5, (block + 1) * SEEDS // 5))
+    worlds = run_each(run_world, range(block * SEEDS // 5, (block + 1) * SEEDS // 5))
     for what, least in (("crashes", 20), ("snapshots", 2), ("elections", 10), ("compared", 50)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     oracles = [world.clients.oracle for world in worlds]
@@ -59,7 +49,7 @@ def test_worlds(block: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(40))
 def test_many_worlds(block: int) -> None:
-    run_worlds(range(100_000 + 25 * block, 100_025 + 25 * block))
+    run_each(run_world, range(100_000 + 25 * block, 100_025 + 25 * block))
 
 
 def test_a_seed_replays() -> None:
@@ -133,4 +123,4 @@ def answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 def test_a_fault_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError):
-        run_worlds(range(seed, seed + 60))
+        run_each(run_world, range(seed, seed + 60))

@@ -17,6 +17,7 @@ from sandq.partition.producers import Producers
 from sandq.raft import Group
 from tests.simulation.keys_world import KeysWorld
 from tests.simulation.linearizable import NotLinearizable, Operation
+from tests.simulation.seeds import run_each
 from tests.simulation.stepped import VirtualClock
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -35,24 +36,13 @@ def run_world(seed: int, steps: int = STEPS) -> KeysWorld:
     return world
 
 
-def run_worlds(seeds: range) -> list[KeysWorld]:
-    worlds = []
-    for seed in seeds:
-        try:
-            worlds.append(run_world(seed))
-        except BaseException as error:
-            error.add_note(f"replay with: run_world({seed})")
-            raise
-    return worlds
-
-
 def operations_of(world: KeysWorld) -> list[Operation]:
     return [operation for history in world.clients.histories.values() for operation in history]
 
 
 @pytest.mark.parametrize("block", range(3))
 def test_worlds(block: int) -> None:
-    worlds = run_worlds(range(block * SEEDS // 3, (block + 1) * SEEDS // 3))
+    worlds = run_each(run_world, range(block * SEEDS // 3, (block + 1) * SEEDS // 3))
     for what, least in (("crashes", 20), ("snapshots", 0), ("elections", 20), ("compared", 100), ("led_twice", 50)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     operations = [operation for world in worlds for operation in operations_of(world)]
@@ -73,7 +63,7 @@ def test_worlds(block: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(40))
 def test_many_worlds(block: int) -> None:
-    run_worlds(range(100_000 + 25 * block, 100_025 + 25 * block))
+    run_each(run_world, range(100_000 + 25 * block, 100_025 + 25 * block))
 
 
 def test_a_seed_replays() -> None:
@@ -131,10 +121,10 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 def test_what_no_order_explains_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(NotLinearizable):
-        run_worlds(range(seed, seed + 40))
+        run_each(run_world, range(seed, seed + 40))
 
 
 def test_a_batch_that_is_stored_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Producers, "answered", lambda *args: None)
     with pytest.raises(AssertionError, match=r"has another answer|stored twice"):
-        run_worlds(range(40))
+        run_each(run_world, range(40))

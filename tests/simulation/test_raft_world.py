@@ -14,6 +14,7 @@ import pytest
 
 from sandq.raft import guards
 from tests.simulation.raft_world import RaftWorld
+from tests.simulation.seeds import run_each
 
 STEPS = 1500
 """45 seconds."""
@@ -32,20 +33,9 @@ def run_world(seed: int, steps: int = STEPS) -> RaftWorld:
     return world
 
 
-def run_worlds(seeds: range) -> list[RaftWorld]:
-    worlds = []
-    for seed in seeds:
-        try:
-            worlds.append(run_world(seed))
-        except BaseException as error:
-            error.add_note(f"replay with: run_world({seed})")
-            raise
-    return worlds
-
-
 @pytest.mark.parametrize("block", range(10))
 def test_worlds(block: int) -> None:
-    worlds = run_worlds(range(block * SEEDS // 10, (block + 1) * SEEDS // 10))
+    worlds = run_each(run_world, range(block * SEEDS // 10, (block + 1) * SEEDS // 10))
     for what, least in (("crashes", 100), ("snapshots", 100), ("changes", 50), ("reads", 500), ("elections", 80)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     assert sum(len(world.acked) for world in worlds) > 5000
@@ -54,7 +44,7 @@ def test_worlds(block: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(50))
 def test_many_worlds(block: int) -> None:
-    run_worlds(range(100_000 + 100 * block, 100_100 + 100 * block))
+    run_each(run_world, range(100_000 + 100 * block, 100_100 + 100 * block))
 
 
 @pytest.mark.parametrize("seed", [102734])
@@ -89,11 +79,11 @@ def test_without_a_guard_the_simulation_finds_its_fault(
     case of its own for each."""
     monkeypatch.setattr(guards, name, stands_for)
     with pytest.raises(AssertionError):
-        run_worlds(range(seed, seed + 60))
+        run_each(run_world, range(seed, seed + 60))
 
 
 def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7: members that answer for what is not on their disk yet."""
     monkeypatch.setattr("tests.simulation.raft_node.ANSWERS_BEFORE_SYNC", True)
     with pytest.raises(AssertionError):
-        run_worlds(range(1, 61))
+        run_each(run_world, range(1, 61))

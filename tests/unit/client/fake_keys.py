@@ -4,6 +4,7 @@ one. Nothing is compacted unless a test takes writes out (`compact`)."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
@@ -43,6 +44,7 @@ class FakeKeys:
     index: int
     topics: dict[str, TopicRecord]
     produced: list[Produce]
+    record: Callable[[str], TopicRecord]
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +56,6 @@ class FakeKeys:
         self.stale_ms = 17
         self.watching: list[tuple[Any, int, KvWatch]] = []
         self._answered: dict[tuple[int, ...], Offsets] = {}
-
-    def record(self, name: str) -> TopicRecord:
-        raise NotImplementedError
 
     def do_produce(self, connection: Any, frame: Frame) -> Any:
         request = Produce.parse(frame)

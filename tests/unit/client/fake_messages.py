@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,8 @@ class FakeMessages:
     index: int
     topics: dict[str, TopicRecord]
 
+    record: Callable[[str], TopicRecord]
+
     def __init__(self) -> None:
         self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.produced: list[Produce] = []
@@ -162,9 +164,6 @@ class FakeMessages:
             given.append(offset)
         run = given == offsets.run(given[0], len(given))
         return Offsets(given[0], len(given), None if run else b"".join(given), conflicts).fields()
-
-    def record(self, name: str) -> TopicRecord:
-        raise NotImplementedError
 
     # Looking.
 
