@@ -3,11 +3,13 @@ said of it. `tests/property/test_idempotent_producer.py` walks through all of th
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sandq.client import lanes
 from sandq.client.options import Options
-from sandq.model.errors import InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
+from sandq.model.errors import ConnectionLost, InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
 from sandq.model.limits import FIXED
 from sandq.model.sequence import number_of
 from sandq.partition import producers
@@ -74,6 +76,44 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
     bed.answer()
     assert len(bed.wire.requests) == 3
     assert heal(bed) == [*range(8)]
+
+
+# -- what is said of one whose time is over ---------------------------------------------------------------------------
+
+
+def test_no_answer_at_all_leaves_the_outcome_unknown(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.look(GONE_S)
+    assert isinstance(batch.error, TimedOut)
+    assert re.search("not confirmed in 10 s; the outcome is unknown: .*; last: no answer", batch.error.message)
+
+
+def test_one_that_was_refused_last_is_not_stored(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.read(Overloaded("full"))
+    bed.answer()
+    bed.look(GONE_S)
+    assert isinstance(batch.error, Overloaded)
+    assert re.search("not stored in 10 s .*last: full", batch.error.message)
+
+
+def test_one_that_was_refused_and_sent_again_may_be_stored(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.read(Overloaded("full"))
+    bed.answer()
+    bed.look(1)
+    assert len(bed.wire.requests) == 1
+    bed.look(GONE_S)
+    assert isinstance(batch.error, TimedOut)
+    assert re.search("outcome is unknown: .*last: full", batch.error.message)
+
+
+def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.cut(connect=False)
+    bed.look(GONE_S)
+    assert isinstance(batch.error, ConnectionLost)
+    assert "outcome is unknown" in batch.error.message
 
 
 # -- one is given up --------------------------------------------------------------------------------------------------
