@@ -4,13 +4,16 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
+SPARK_STAMP := .venv/.spark-up-to-date
 
 # Suites come as the project grows: those that are there are run.
 SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/interop tests/e2e \
                       tests/regressions)
-PACKAGES := $(wildcard sandq sandctl demo benchmarks)
+# Those through Spark run one after the other: their session takes both cores, and is made once.
+SPARK_SUITE := tests/spark
+PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup demo system test test-long check bench clean
+.PHONY: setup spark demo system test test-long check bench clean
 
 setup: $(STAMP)
 
@@ -24,16 +27,26 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+# The pipeline's extra, some 700 MB; Java comes from the system.
+spark: $(SPARK_STAMP)
+
+$(SPARK_STAMP): requirements-spark.lock $(STAMP)
+	@rm -f $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-spark.lock
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/python -m demo $(if $(INPUT),--input "$(INPUT)")
 
 system:
 	@tests/install-system-packages
 
-test: $(STAMP) system
+test: $(SPARK_STAMP) system
+	$(BIN)/pytest -rs $(SPARK_SUITE)
 	$(BIN)/pytest -n 2 --dist worksteal -rs $(SUITES)
 
-test-long: $(STAMP) system
+test-long: $(SPARK_STAMP) system
+	TEST_RANDOM=1 $(BIN)/pytest -rs -m "long or not long" $(SPARK_SUITE)
 	TEST_RANDOM=1 $(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)
 
 check: $(STAMP)
@@ -41,7 +54,7 @@ check: $(STAMP)
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/pytest -q tests/unit/test_floors.py
 
-bench: $(STAMP)
+bench: $(SPARK_STAMP)
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -22,7 +22,7 @@ from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
-from sandq.partition.delivery import Piece
+from sandq.partition.fetching import Extent, Fetched
 from sandq.partition.inspect import UNITS_S, Inspector
 
 from .broker import Broker
@@ -80,9 +80,23 @@ class Control:
         return await self._ask(topic, partition, lambda inspector: inspector.dead_page(*asked))
 
     async def fetch(
-        self, topic: str, partition: int, start: bytes, end: bytes | None, max_messages: int, max_bytes: int
-    ) -> tuple[list[Piece], bytes | None, int]:
-        """Pieces, where to go on, and the closed time (ms), below which nothing is inserted any more."""
+        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
+    ) -> Fetched:
+        """A page of the log, which ends at the closed time unless `pending`."""
+        await self._close(topic, partition, start, end)
+        return await self._ask(
+            topic, partition, lambda inspector: inspector.fetch(start, end, most, max_bytes, pending)
+        )
+
+    async def measure(
+        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int | None, pending: bool
+    ) -> Extent:
+        """How much there is of what `fetch` gives."""
+        await self._close(topic, partition, start, end)
+        return await self._ask(topic, partition, lambda inspector: inspector.measure(start, end, most, pending))
+
+    async def _close(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
+        """Let the closed time of a partition come up to now, where that is asked for."""
         host = self._broker.partition(topic, partition).host
         parts = offsets.unpack(start)
         if parts.place and parts.partition != partition:
@@ -94,7 +108,6 @@ class Control:
             until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
         if until_ms > host.status.now_ms:
             await self._move_clock(host, now_ms)
-        return await self._ask(topic, partition, lambda inspector: inspector.fetch(start, end, max_messages, max_bytes))
 
     async def _know_the_time(self, topic: str, partition: int) -> None:
         """In a partition in which nothing happens it is as late as at the last entry: what came due since would be

@@ -15,7 +15,7 @@ from sandq.client.checks import Headers, Value, refuse_later
 from sandq.client.cluster import Cluster
 from sandq.client.dead import DeadLetters
 from sandq.client.errands import Errands
-from sandq.client.fetching import Fetched
+from sandq.client.fetching import Extent, Fetched, Page, Stretch, measure, read_page
 from sandq.client.keys import Keys
 from sandq.client.options import DEFAULT_SERVER, Options, parse_server
 from sandq.client.pending import Messages, check_limit
@@ -195,15 +195,49 @@ class Client:
         end: Point | None = None,
         *,
         limit: int | None = None,
+        pending: bool = False,
     ) -> Fetched:
         """`async for message in client.fetch("orders", 0, start, end):` the log of a partition, read without a lease.
 
         `start` and `end` (which is not included) are instants or offsets; None is the beginning, and all that is
-        closed: where nothing can come to lie any more.
+        closed: where nothing can come to lie any more. `pending`: what is not closed as well, as it stands when it is
+        read; messages may be added, moved and cancelled there meanwhile.
         """
         self._check_open()
         check_limit(limit)
-        return Fetched(self._cluster, check_name("topic", topic), partition, start, end, limit)
+        stretch = Stretch.of(check_name("topic", topic), partition, start, end, pending)
+        return Fetched(self._cluster, stretch, limit)
+
+    async def page(
+        self,
+        topic: str,
+        partition: int,
+        start: Point | None = None,
+        end: Point | None = None,
+        *,
+        pending: bool = False,
+    ) -> Page:
+        """The first messages that `fetch` would give, as they are stored: for who makes columns of them, not rows.
+        To go on, ask again from `reply.next`."""
+        self._check_open()
+        return await read_page(self._cluster, Stretch.of(check_name("topic", topic), partition, start, end, pending))
+
+    async def measure(
+        self,
+        topic: str,
+        partition: int,
+        start: Point | None = None,
+        end: Point | None = None,
+        *,
+        limit: int | None = None,
+        pending: bool = False,
+    ) -> Extent:
+        """How many messages `fetch` would give, about, without reading them; or, with a `limit`, where so many of them
+        end: `reply.next`. That may be after fewer, to be asked on from there."""
+        self._check_open()
+        check_limit(limit)
+        stretch = Stretch.of(check_name("topic", topic), partition, start, end, pending)
+        return await measure(self._cluster, stretch, limit)
 
     def _check_open(self) -> None:
         if not self._is_open:

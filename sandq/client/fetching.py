@@ -1,9 +1,10 @@
-"""`client.fetch`: reading a partition's log without a lease; nothing changes by it."""
+"""`client.fetch`, `page` and `measure`: reading a partition's log without a lease; nothing changes by it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sandq.client.calls import call_leader, fresh_topic
 from sandq.client.chunks import positions_of
@@ -14,11 +15,77 @@ from sandq.client.stored import FetchedMessage
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, ProtocolError, UnknownPartition
 from sandq.protocol.fields import PARTITION_MAX
-from sandq.protocol.replies_messages import FetchReply, Piece
-from sandq.protocol.requests_messages import Fetch
+from sandq.protocol.replies_messages import Piece
+from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 
-_MAX_MESSAGES = 10_000
-_MAX_BYTES = 4 * 1024 * 1024
+PAGE_MESSAGES = 10_000
+PAGE_BYTES = 4 * 1024 * 1024
+
+
+class Stretch(NamedTuple):
+    """A part of a partition's log: from `start` on, without `end` (16 bytes each; None: all there is). `pending`: also
+    what is not closed, as it stands when it is read."""
+
+    topic: str
+    partition: int
+    start: bytes
+    end: bytes | None
+    pending: bool = False
+
+    @classmethod
+    def of(cls, topic: str, partition: int, start: Point | None, end: Point | None, pending: bool) -> Stretch:
+        """InvalidRequest, InvalidTime unless these can be."""
+        if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
+            raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
+        first = offset_of(start, offset_model.FIRST)
+        assert first is not None
+        return cls(topic, partition, first, offset_of(end, None), pending)
+
+
+class Page(NamedTuple):
+    """What a node gave of a stretch: `reply.pieces` are the messages as they are stored, `reply.next` (16 bytes) is
+    where to go on, None at the end. `number`: the topic's, which no later topic of its name has."""
+
+    number: int
+    reply: FetchReply
+
+
+class Extent(NamedTuple):
+    """How much a stretch holds, as `reply` says. `number`: the topic's."""
+
+    number: int
+    reply: MeasureReply
+
+
+async def read_page(cluster: Cluster, of: Stretch, most: int = PAGE_MESSAGES, max_bytes: int = PAGE_BYTES) -> Page:
+    """The first messages of a stretch. ProtocolError when they lead nowhere."""
+    number = await _number(cluster, of)
+    request = Fetch(of.topic, of.partition, of.start, of.end, most, max_bytes, of.pending)
+    reply = FetchReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
+    if reply.next is not None and reply.next <= of.start:
+        raise ProtocolError("FETCH reply: next does not lie behind the start")
+    return Page(number, reply)
+
+
+async def measure(cluster: Cluster, of: Stretch, most: int | None) -> Extent:
+    """How many messages a stretch has, and where the first `most` of them end."""
+    number = await _number(cluster, of)
+    request = Measure(of.topic, of.partition, of.start, of.end, most, of.pending)
+    reply = MeasureReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
+    if reply.next is not None and reply.next <= of.start:
+        raise ProtocolError("MEASURE reply: next does not lie behind the start")
+    return Extent(number, reply)
+
+
+async def _number(cluster: Cluster, of: Stretch) -> int:
+    """The topic's; UnknownPartition when it has no such partition."""
+    record = await cluster.topic(of.topic)
+    if of.partition >= len(record.partitions):
+        record = await fresh_topic(cluster, of.topic)
+    if of.partition >= len(record.partitions):
+        last = len(record.partitions) - 1
+        raise UnknownPartition(f"topic {of.topic!r} has partitions 0..{last}, there is no {of.partition}")
+    return record.number
 
 
 class Fetched:
@@ -28,16 +95,10 @@ class Fetched:
     One task iterates.
     """
 
-    def __init__(
-        self, cluster: Cluster, topic: str, partition: int, start: Point | None, end: Point | None, limit: int | None
-    ) -> None:
-        if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
-            raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
+    def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None) -> None:
         self._cluster = cluster
-        self._topic = topic
-        self._partition = partition
-        self._next = offset_of(start, offset_model.FIRST)
-        self._end = offset_of(end, None)
+        self._stretch: Stretch | None = stretch
+        self._topic, self._partition = stretch.topic, stretch.partition
         self._left = limit
         self._pieces: deque[Piece] = deque()
         self._rows: deque[FetchedMessage] = deque()
@@ -51,28 +112,18 @@ class Fetched:
         while not self._rows:
             if self._pieces:
                 self._rows.extend(self._cut(self._pieces.popleft()))
-            elif self._next is None:
+            elif self._stretch is None:
                 raise StopAsyncIteration
             else:
-                await self._read()
+                await self._read(self._stretch)
         if self._left is not None:
             self._left -= 1
         return self._rows.popleft()
 
-    async def _read(self) -> None:
-        record = await self._cluster.topic(self._topic)
-        if self._partition >= len(record.partitions):
-            record = await fresh_topic(self._cluster, self._topic)
-        if self._partition >= len(record.partitions):
-            last = len(record.partitions) - 1
-            raise UnknownPartition(f"topic {self._topic!r} has partitions 0..{last}, there is no {self._partition}")
-        assert self._next is not None
-        most = _MAX_MESSAGES if self._left is None else min(self._left, _MAX_MESSAGES)
-        request = Fetch(self._topic, self._partition, self._next, self._end, most, _MAX_BYTES)
-        reply = FetchReply.parse(await call_leader(self._cluster, self._topic, self._partition, request.frame))
-        if reply.next is not None and reply.next <= self._next:
-            raise ProtocolError("FETCH reply: next does not lie behind the start")
-        self._next = reply.next
+    async def _read(self, stretch: Stretch) -> None:
+        most = PAGE_MESSAGES if self._left is None else min(self._left, PAGE_MESSAGES)
+        reply = (await read_page(self._cluster, stretch, most)).reply
+        self._stretch = None if reply.next is None else stretch._replace(start=reply.next)
         self._pieces.extend(reply.pieces)
 
     def _cut(self, piece: Piece) -> list[FetchedMessage]:

@@ -13,8 +13,9 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 
 from . import commands as c
-from . import dead, rows
-from .delivery import Message, Piece
+from . import dead, fetching, rows
+from .delivery import Message
+from .fetching import Extent, Fetched
 from .groups import Group
 from .holdings import Lease, Waiting
 from .log import Found
@@ -28,8 +29,6 @@ LOOKED_AT = 1000
 """Messages that one page looks at, found or not."""
 PAGE_BYTES = 2 << 20
 ROW_BYTES = 256
-FETCH_BYTES = 16 << 20
-FETCH_MESSAGES = 65_536
 STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
@@ -242,22 +241,13 @@ class Inspector:
                 size += len(message.fields.get(Column.VALUE) or b"") if values else 256
         return shown, found[-1].offset if found else None
 
-    def fetch(
-        self, start: bytes, end: bytes | None, max_messages: int, max_bytes: int
-    ) -> tuple[list[Piece], bytes | None, int]:
-        """What stands in the log from `start` on, below `end` and below the closed time: pieces, the offset to begin
-        with next (None: nothing is left in the range), and the closed time (ms)."""
-        machine = self._machine
-        closed_ms = machine.now_ms
-        cursor = max(cursor_before(start), machine.log.state.trimmed)
-        reader = LogReader(cursor)
-        until_ms = closed_ms - 1 if end is None else min(closed_ms - 1, offsets.deliver_ms(end))
-        ranges, _ = reader.take(self._view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
-        if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
-            ranges = _below(ranges, end)
-            return machine.book.reader.pieces(self._view, ranges), None, closed_ms
-        following = _next(reader.cursor) if ranges else None
-        return machine.book.reader.pieces(self._view, ranges), following, closed_ms
+    def fetch(self, *asked: Any) -> Fetched:
+        """`asked`: as `fetching.fetch` takes it."""
+        return fetching.fetch(self._machine, self._view, *asked)
+
+    def measure(self, *asked: Any) -> Extent:
+        """`asked`: as `fetching.measure` takes it."""
+        return fetching.measure(self._machine, self._view, *asked)
 
     def job(self, job_id: bytes) -> Shown:
         """Raises NotFound."""
@@ -361,20 +351,3 @@ def _shown_dead(message: dead.DeadMessage, values: bool) -> Shown:
         "size": len(fields.get(Column.VALUE) or b""),
         "history": [list(one) for one in message.history],
     }
-
-
-def _next(offset: bytes) -> bytes:
-    """The next place: `cursor_before` of it is the offset itself."""
-    return (int.from_bytes(offset, "big") + (1 << 12)).to_bytes(16, "big")
-
-
-def _below(ranges: list[Range], end: bytes) -> list[Range]:
-    """What of the ranges (rising) lies below `end`."""
-    cut: list[Range] = []
-    for base, length in ranges:
-        if base >= end:
-            break
-        # How many places lie below `end`, whatever partition it names; of another time or entry, all of them.
-        inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
-        cut.append(Range(base, min(length, inside)))
-    return cut

@@ -75,6 +75,7 @@ class Type(IntEnum):
     FORECAST = 20
     JOB_STOP = 21
     LEASE = 22
+    MEASURE = 23
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

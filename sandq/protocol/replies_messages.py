@@ -1,6 +1,5 @@
 """What a server answers about stored messages: the fields after `[0, request id]`.
 
-    FETCH       [next bin16 | nil, closed_ms, piece...]    a piece: offsets, ids, created_ms, live, batch
     GET         [message]
     LIST        [messages array, next bin16 | nil]
     MOVE        [outcomes array]                           one per item
@@ -69,22 +68,7 @@ class Piece(NamedTuple):
     batch: bytes
 
 
-_FETCH = _shape("FETCH reply", Field("next", bytes, optional=True), Field("closed_ms", int, maximum=U48_MAX))
 _PIECE = _shape("reply, piece", *PIECE)
-
-
-class FetchReply(NamedTuple):
-    """A part of a partition's log. `next`: where to read on, None at the end of what was asked for."""
-
-    next: bytes | None
-    closed_ms: int
-    pieces: Sequence[Piece]
-
-    @classmethod
-    def parse(cls, frame: Frame) -> FetchReply:
-        _FETCH.check(frame)
-        check_offset(_FETCH, 1, frame[2])
-        return cls(frame[2], frame[3], parse_pieces(frame, 4))
 
 
 def parse_pieces(frame: Frame, place: int) -> list[Piece]:

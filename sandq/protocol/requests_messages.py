@@ -1,6 +1,5 @@
 """Requests about stored messages: what a producer asks about its own, readers, and jobs over many.
 
-    FETCH        8 [topic, partition, start bin16, end bin16 | nil, max_messages u32, max_bytes u32]
     GET         12 [topic, partition, target]
     LIST        13 [topic, partition, state | nil, from_ms, until_ms, key_prefix bin | nil, limit 1..1000,
                     after bin16 | nil, values bool]
@@ -63,38 +62,6 @@ UNITS: Final = ("second", "minute", "hour")
 _TOPIC: Final = Field("topic", str)
 _PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)
 _JOB_ID: Final = Field("job_id", bytes)
-
-_FETCH = Shape(
-    "FETCH",
-    _TOPIC,
-    _PARTITION,
-    Field("start", bytes),
-    Field("end", bytes, optional=True),
-    Field("max_messages", int, minimum=1, maximum=U32_MAX),
-    Field("max_bytes", int, minimum=1, maximum=U32_MAX),
-)
-
-
-class Fetch(NamedTuple):
-    """Read from `start` up to, without, `end` (None: all that is closed); no lease, nothing changes."""
-
-    topic: str
-    partition: int
-    start: bytes
-    end: bytes | None
-    max_messages: int
-    max_bytes: int
-
-    @classmethod
-    def parse(cls, frame: Frame) -> Fetch:
-        _FETCH.check(frame)
-        check_offset(_FETCH, 3, frame[4])
-        check_offset(_FETCH, 4, frame[5])
-        return cls._make(frame[2:])
-
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.FETCH, request_id, *self)
-
 
 _GET = Shape("GET", _TOPIC, _PARTITION, Field("target", list))
 

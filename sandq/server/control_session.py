@@ -14,6 +14,7 @@ from sandq.partition import delivery
 from sandq.partition.changes import Watch
 from sandq.protocol import requests_admin as admin
 from sandq.protocol import requests_keys as k
+from sandq.protocol import requests_log as r
 from sandq.protocol import requests_messages as m
 from sandq.protocol.frames import Frame, Type, encode_reply
 from sandq.protocol.replies_messages import Piece, encode_pieces
@@ -40,6 +41,7 @@ class ControlSession:
             Type.WHY: self._why,
             Type.LIST: self._list,
             Type.FETCH: self._fetch,
+            Type.MEASURE: self._measure,
             Type.FORECAST: self._forecast,
             Type.KV_GET: self._kv_get,
             Type.KV_SCAN: self._kv_scan,
@@ -112,13 +114,21 @@ class ControlSession:
         self._start(frame, lambda: self._control.dead_page(*asked))
 
     def _fetch(self, frame: Frame) -> None:
-        asked = m.Fetch.parse(frame)
+        asked = r.Fetch.parse(frame)
 
         async def fetch() -> bytes:
-            pieces, following, closed_ms = await self._control.fetch(*asked)
-            return encode_pieces(frame[1], (following, closed_ms), _sent(pieces))
+            found = await self._control.fetch(*asked)
+            return encode_pieces(frame[1], (found.next, found.closed_ms, found.trimmed), _sent(found.pieces))
 
         self._connection.start(frame[1], fetch)
+
+    def _measure(self, frame: Frame) -> None:
+        asked = r.Measure.parse(frame)
+
+        async def measure() -> tuple[Any, ...]:
+            return tuple(await self._control.measure(*asked))
+
+        self._start(frame, measure)
 
     def _forecast(self, frame: Frame) -> None:
         asked = m.Forecast.parse(frame)

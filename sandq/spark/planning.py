@@ -25,6 +25,7 @@ _UNKNOWN_MESSAGES: Final = 1
 @dataclass(frozen=True, slots=True)
 class Range:
     """A part of a partition's log: from `start` on, without `end` (16 bytes each). `messages` in it, if known, about.
+    `pending`: also what is not closed, as it stands when it is read.
 
     `number` is the topic's: it tells the topic from another one that is made under its name later.
     """
@@ -35,6 +36,7 @@ class Range:
     start: bytes
     end: bytes
     messages: int | None = None
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Task:
     partition: int
     start: bytes
     end: bytes
+    pending: bool = False
 
     def __str__(self) -> str:
         start, end = offset_model.to_text(self.start), offset_model.to_text(self.end)
@@ -67,7 +70,7 @@ def plan(ranges: Sequence[Range], min_partitions: int = 1) -> list[Task]:
     filled = [one for one in ordered if one.start < one.end]
     parts = _shares(filled, min(min_partitions, TASKS_MAX))
     return [
-        Task(one.topic, one.number, one.partition, start, end)
+        Task(one.topic, one.number, one.partition, start, end, one.pending)
         for one, count in zip(filled, parts, strict=True)
         for start, end in _split(one, count)
     ]

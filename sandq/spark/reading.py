@@ -3,10 +3,11 @@
 The next page is on its way while the last one is made into columns. The client asks again when a leader fails; what is
 checked here is that nothing was left out without a word:
 
-- the range is closed, as the node that answers knows it: no message can still come to lie in it;
+- the range is closed, as the node that answers knows it: no message can still come to lie in it (pending messages are
+  read as they stand);
 - the topic is the one that was planned for, not another one of its name;
-- nothing of it was trimmed before it was read. A node says with a page how far it has trimmed (`trimmed`), as of the
-  same moment: what is trimmed behind the reader's back later is no loss.
+- nothing of it was trimmed before it was read. A node says with a page how far it has trimmed, as of the same moment:
+  what is trimmed behind the reader's back later is no loss.
 """
 
 from __future__ import annotations
@@ -14,33 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 
-from sandq.client.calls import call_leader
-from sandq.client.cluster import Cluster
+from sandq.client import Page
 from sandq.model import offsets as offset_model
-from sandq.model.errors import HistoryGone, ProtocolError, Unavailable, UnknownTopic
-from sandq.protocol.replies_messages import FetchReply
-from sandq.protocol.requests_messages import Fetch
-from sandq.spark.columns import BATCH_ROWS, Rows
+from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
+from sandq.spark.columns import Rows
 from sandq.spark.planning import Task
 from sandq.sync import Client, connect
 
 log = logging.getLogger("sandq.spark")
 
-PAGE_MESSAGES: Final = BATCH_ROWS
-PAGE_BYTES: Final = 4 << 20
 CLIENT_NAME: Final = "sandq-spark"
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What a node answered, and how far it had trimmed the partition then (None: it does not say)."""
-
-    reply: FetchReply
-    trimmed: bytes | None = None
-
 
 Ask = Callable[[bytes], Page]
 """A page from a cursor on, within the task; blocking."""
@@ -77,24 +63,16 @@ def read_pages(task: Task, ask: Ask, *, include_headers: bool = False, fail_on_d
 
 def asking(client: Client, task: Task) -> Ask:
     """Asks the partition's leader, wherever it moves meanwhile."""
-    cluster = client._inner._cluster
+    end = offset_model.to_text(task.end)
 
     def ask(cursor: bytes) -> Page:
-        return client._bridge.call(lambda: _fetch(cluster, task, cursor))
+        start = offset_model.to_text(cursor)
+        page = client.page(task.topic, task.partition, start, end, pending=task.pending)
+        if page.number != task.number:
+            raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+        return page
 
     return ask
-
-
-async def _fetch(cluster: Cluster, task: Task, cursor: bytes) -> Page:
-    request = Fetch(task.topic, task.partition, cursor, task.end, PAGE_MESSAGES, PAGE_BYTES)
-    await cluster.topic(task.topic)
-    frame = await call_leader(cluster, task.topic, task.partition, request.frame)
-    record = cluster.record(task.topic)
-    if record is not None and record.number != task.number:
-        raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
-    reply = FetchReply.parse(frame)
-    # The reply of FETCH does not say it yet.
-    return Page(reply, getattr(reply, "trimmed", None))
 
 
 def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
@@ -107,8 +85,6 @@ def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
             page, asked = coming.result(), cursor
             coming = None
             following = page.reply.next
-            if following is not None and following <= asked:
-                raise ProtocolError("FETCH reply: next does not lie behind the start")
             if following is not None and following < task.end:
                 cursor = following
                 coming = pool.submit(ask, cursor)
@@ -118,6 +94,8 @@ def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
 
 
 def _check_closed(task: Task, page: Page) -> None:
+    if task.pending:
+        return
     closed = offset_model.pack(page.reply.closed_ms, 0, 0, 0)
     if closed < task.end:
         raise Unavailable(
@@ -128,9 +106,10 @@ def _check_closed(task: Task, page: Page) -> None:
 
 def _check_trimmed(task: Task, cursor: bytes, page: Page, fail: bool) -> None:
     # From the very first offset on is no claim that something was there.
-    if page.trimmed is None or page.trimmed < cursor or cursor == offset_model.FIRST:
+    trimmed = page.reply.trimmed
+    if trimmed < cursor or cursor == offset_model.FIRST:
         return
-    gone = min(page.trimmed, task.end)
+    gone = min(trimmed, task.end)
     what = (
         f"topic {task.topic!r}, partition {task.partition}: messages from {offset_model.to_text(cursor)} up to "
         f"{offset_model.to_text(gone)} were trimmed before they were read"

@@ -166,6 +166,8 @@ class Client(Face[AsyncClient]):
         return Leases(self._inner.leases(topic, group), self._bridge)
 
     fetch = iterating(AsyncClient.fetch)
+    page = blocking(AsyncClient.page)
+    measure = blocking(AsyncClient.measure)
 
 
 def connect(

@@ -56,10 +56,10 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.LIST, "t", 0, None, 0, MAX, b"k" * 65_537, 10, None, False), "key_prefix"),
     ("INVALID", (Type.LIST, "t", 0, None, 0, MAX, None, 10, b"after", False), "after"),
     ("INVALID", (Type.LIST, "t", 0, None, 0, MAX, None, 10, None, 1), "values"),
-    ("INVALID", (Type.FETCH, "t", 0, b"start", None, 10, 10), "start"),
-    ("INVALID", (Type.FETCH, "t", 0, ID, b"end", 10, 10), "end"),
-    ("INVALID", (Type.FETCH, "t", 0, ID, None, 0, 10), "max_messages"),
-    ("INVALID", (Type.FETCH, "t", 0, ID, None, 10, 0), "max_bytes"),
+    ("INVALID", (Type.FETCH, "t", 0, b"start", None, 10, 10, False), "start"),
+    ("INVALID", (Type.FETCH, "t", 0, ID, b"end", 10, 10, False), "end"),
+    ("INVALID", (Type.FETCH, "t", 0, ID, None, 0, 10, False), "max_messages"),
+    ("INVALID", (Type.FETCH, "t", 0, ID, None, 10, 0, False), "max_bytes"),
     ("INVALID", (Type.FORECAST, "t", "day", 10), "unit"),
     ("INVALID", (Type.FORECAST, "t", "hour", 0), "count"),
     ("INVALID", (Type.FORECAST, "t", "hour", 3601), "count"),
@@ -136,7 +136,7 @@ OF_A_PARTITION: list[tuple[Any, ...]] = [
     (Type.CANCEL, [KEY]),
     (Type.MOVE, [[KEY, 5, True]]),
     (Type.LIST, None, 0, MAX, None, 10, None, False),
-    (Type.FETCH, ID, None, 10, 10),
+    (Type.FETCH, ID, None, 10, 10, False),
     (Type.JOB_START, JOB, "cancel", CANCEL),
     (Type.JOB_STATUS, JOB),
     (Type.JOB_STOP, JOB),
@@ -188,7 +188,7 @@ async def test_ids_of_other_partitions_are_not_found(client: RawClient) -> None:
     assert (await client.call(Type.MOVE, "t", 0, [[foreign, 5, True]]))[2] == [["not_found", None]]
     assert (await client.call(Type.GET, "t", 1, foreign))[2]["value"] == b"m"
     # A place is a place: reading may begin at any, and then gives what this partition has behind it.
-    assert (await client.call(Type.FETCH, "t", 0, base, None, 10, 1000))[0] == Type.REPLY
+    assert (await client.call(Type.FETCH, "t", 0, base, None, 10, 1000, False))[0] == Type.REPLY
     assert (await client.call(Type.LIST, "t", 0, None, 0, MAX, None, 10, base, True))[2:] == [[], None]
 
 

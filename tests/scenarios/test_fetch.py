@@ -43,10 +43,10 @@ async def raw_fetch(
     client: RawClient, start: bytes = offsets.FIRST, end: bytes | None = None, messages: int = 1000, size: int = 1 << 20
 ) -> tuple[bytes | None, int, list[tuple[bytes, bytes | None]]]:
     """Next, closed ms, and (offset, value) of each message."""
-    reply: Frame = await client.call(Type.FETCH, "t", 0, start, end, messages, size)
+    reply: Frame = await client.call(Type.FETCH, "t", 0, start, end, messages, size, False)
     assert reply[0] == Type.REPLY, reply
     found: list[tuple[bytes, bytes | None]] = []
-    for at in range(4, len(reply), 5):
+    for at in range(5, len(reply), 5):
         column, _, _, live, raw = reply[at : at + 5]
         batch_values = Batch.parse(raw).values()
         count = len(batch_values)

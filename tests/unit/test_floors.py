@@ -45,6 +45,7 @@ BESIDE = {
         *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
         *("sandq.model", "sandq.protocol"),
     },
+    "pyspark_sandq": {"sandq.spark"},
     "sandctl": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors"},
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }

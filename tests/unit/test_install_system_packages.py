@@ -40,8 +40,9 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Root's, with apt-get, and without serf."""
+    """Root's, with apt-get and Java, and without serf."""
     machine = Machine(tmp_path)
+    machine.has("java")
     for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
         machine.has(program, does)
     return machine
@@ -56,6 +57,13 @@ def test_root_installs_and_nothing_is_started(machine: Machine) -> None:
     machine.has("apt-get", f'test -x "{machine.policy}" && ! "{machine.policy}"')
     assert machine.run() == (["apt-cache show serf", INSTALL], "")
     assert not machine.policy.exists()
+
+
+def test_java_is_installed_where_it_is_missing(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "java").unlink()
+    assert machine.run()[0][1] == f"{INSTALL} default-jre-headless"
+    machine.has("serf")
+    assert machine.run()[0][-1] == INSTALL.replace("serf", "default-jre-headless")
 
 
 def test_the_machines_own_policy_stays(machine: Machine) -> None:

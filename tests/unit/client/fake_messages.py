@@ -30,10 +30,10 @@ from sandq.protocol.replies_messages import (
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
 from sandq.protocol.requests_admin import DeadList, GroupDelete, GroupSeek, GroupUpdate, TopicUpdate
+from sandq.protocol.requests_log import Fetch
 from sandq.protocol.requests_messages import (
     BY_ID,
     Cancel,
-    Fetch,
     Forecast,
     Get,
     JobStart,
@@ -115,6 +115,7 @@ class FakeMessages:
         self.page_rows = 1_000_000
         self.groups: dict[str, dict[str, Any]] = {"g": {}}
         self.closed_ms = NOW_MS + 1
+        self.trimmed = offsets.FIRST
 
     def rows(self, topic: str, partition: int) -> list[Stored]:
         return sorted(self.stored[topic, partition], key=lambda row: row.offset)
@@ -204,7 +205,7 @@ class FakeMessages:
         count = min(request.max_messages, self.page_rows)
         pieces = [self.piece(rows[:count])] if rows else []
         following = rows[count].offset if len(rows) > count else None
-        connection.send(encode_pieces(frame[1], (following, self.closed_ms), pieces))
+        connection.send(encode_pieces(frame[1], (following, self.closed_ms, self.trimmed), pieces))
 
     @staticmethod
     def piece(rows: list[Stored]) -> Piece:

@@ -10,11 +10,17 @@ import pytest
 
 from sandq.model import errors
 from sandq.model.batch import Batch
-from sandq.protocol import requests, requests_admin
+from sandq.protocol import requests, requests_admin, requests_log
 from sandq.protocol import requests_messages as messages
 from sandq.protocol.frames import Frame, FrameReader, Type, decode_error
 from sandq.protocol.replies import Deliver, HelloReply, Offsets
-from sandq.protocol.replies_messages import FetchReply, ForecastReply, JobRecord, MessageRecord, outcomes, page
+from sandq.protocol.replies_messages import (
+    ForecastReply,
+    JobRecord,
+    MessageRecord,
+    outcomes,
+    page,
+)
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 HEX = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -41,7 +47,7 @@ def test_examples_decode(name: str) -> None:
         ("ack-bitmap", requests.Ack),
         ("credit", requests.Credit),
         ("subscribe-instant", requests.Subscribe),
-        ("fetch", messages.Fetch),
+        ("fetch", requests_log.Fetch),
         ("get", messages.Get),
         ("list", messages.List),
         ("move", messages.Move),
@@ -57,6 +63,7 @@ def test_examples_decode(name: str) -> None:
         ("group-delete", requests_admin.GroupDelete),
         ("dead-list", requests_admin.DeadList),
         ("hold", requests_admin.Hold),
+        ("measure", requests_log.Measure),
         ("hold-release", requests_admin.Hold),
         ("node-change", requests_admin.NodeChange),
         ("transfer", requests_admin.Transfer),
@@ -72,7 +79,8 @@ def test_replies_and_pushes() -> None:
     assert Offsets.parse(decode("produce-reply")).messages == 1
     assert type(decode_error(decode("error"))) is errors.NotLeader
     assert Offsets.parse(decode("produce-conflict")).conflicts == {1: "leased"}
-    (piece,) = FetchReply.parse(decode("fetch-reply")).pieces
+    (piece,) = requests_log.FetchReply.parse(decode("fetch-reply")).pieces
+    assert requests_log.MeasureReply.parse(decode("measure-reply")).messages == 1
     assert Batch.parse(piece.batch).values() == [b"hi"]
     assert MessageRecord.from_map(decode("get-reply")[2]).unique_key == b"order-7"
     assert page(decode("list-reply"), MessageRecord.from_map)[0] == []

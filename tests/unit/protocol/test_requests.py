@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import pack
 from sandq.protocol import requests, requests_admin, requests_keys
+from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.protocol.replies import (
@@ -46,8 +47,10 @@ EVERY: list[tuple[int, Any]] = [
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
     (Type.PING, requests.Ping()),
-    (Type.FETCH, messages.Fetch("t", 0, BASE, None, 1, 2**32 - 1)),
-    (Type.FETCH, messages.Fetch("t", 4095, BASE, BASE, 1000, 1)),
+    (Type.FETCH, log.Fetch("t", 0, BASE, None, 1, 2**32 - 1)),
+    (Type.MEASURE, log.Measure("t", 0, BASE)),
+    (Type.MEASURE, log.Measure("t", 4095, BASE, BASE, 1, True)),
+    (Type.FETCH, log.Fetch("t", 4095, BASE, BASE, 1000, 1, True)),
     (Type.GET, messages.Get("t", 0, [0, BASE])),
     (Type.LIST, messages.List("t", 0, None, 0, 2**48 - 1, None, 1000, None, False)),
     (Type.LIST, messages.List("t", 0, "waiting", 5, 6, b"customer-", 1, BASE, True)),
@@ -163,11 +166,15 @@ def test_credit_has_no_request_id() -> None:
         (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
         (requests_admin.ClusterClock, [49, 1, "set"], "expected 'show' or 'accept'"),
         (requests_admin.TopicCreate, [32, 1, "t", "timer", 1, 1, []], r"field 5 \(settings\): expected map, got array"),
-        (messages.Fetch, [8, 1, "t", 0, b"short", None, 1, 1], r"FETCH field 3 \(start\): expected 16 bytes, got 5"),
-        (messages.Fetch, [8, 1, "t", 0, BASE, b"", 1, 1], r"field 4 \(end\): expected 16 bytes, got 0"),
-        (messages.Fetch, [8, 1, "t", 0, None, None, 1, 1], r"field 3 \(start\): expected bin, got nil"),
-        (messages.Fetch, [8, 1, "t", 0, BASE, None, 0, 1], r"field 5 \(max_messages\): 0 is not within 1..42949"),
-        (messages.Fetch, [8, 1, "t", 0, BASE, None, 1, 2**32], r"field 6 \(max_bytes\)"),
+        (
+            log.Fetch,
+            [8, 1, "t", 0, b"short", None, 1, 1, False],
+            r"FETCH field 3 \(start\): expected 16 bytes, got 5",
+        ),
+        (log.Fetch, [8, 1, "t", 0, BASE, b"", 1, 1, True], r"field 4 \(end\): expected 16 bytes, got 0"),
+        (log.Fetch, [8, 1, "t", 0, None, None, 1, 1, True], r"field 3 \(start\): expected bin, got nil"),
+        (log.Fetch, [8, 1, "t", 0, BASE, None, 0, 1, True], r"field 5 \(max_messages\): 0 is not within 1..42949"),
+        (log.Fetch, [8, 1, "t", 0, BASE, None, 1, 2**32, True], r"field 6 \(max_bytes\)"),
         (messages.Get, [12, 1, "t", 0, [2, BASE]], r"GET field 3 \(target\): expected \[0, id\] or \[1, unique key\]"),
         (messages.Get, [12, 1, "t", 0, [True, BASE]], r"expected \[0, id\]"),
         (messages.Get, [12, 1, "t", 0, [0, b"short"]], "an id has 16 bytes, not 5"),

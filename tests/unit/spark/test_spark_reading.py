@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from sandq.errors import ConnectionLost, HistoryGone, ProtocolError, Unavailable
+from sandq.client import Page
+from sandq.errors import ConnectionLost, HistoryGone, Unavailable
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.protocol.replies_messages import FetchReply, Piece
+from sandq.protocol.replies_messages import Piece
+from sandq.protocol.requests_log import FetchReply
 from sandq.spark.planning import Task
-from sandq.spark.reading import Page, read_pages
+from sandq.spark.reading import read_pages
 
 MS = 1_700_000_000_000
 CLOSED_MS = MS + 1000
+NUMBER = 7
 
 
 def at(place: int) -> bytes:
@@ -32,7 +35,7 @@ class FakeLog:
         self.size = size
         self.closed_ms = CLOSED_MS
         self.end = count
-        self.trimmed: bytes | None = None
+        self.trimmed = offsets.FIRST
         self.asked: list[bytes] = []
         self.trims: dict[int, bytes] = {}  # what is trimmed before the page of a number is given
         self.threads: set[int] = set()
@@ -41,18 +44,18 @@ class FakeLog:
         self.threads.add(threading.get_ident())
         self.trimmed = self.trims.get(len(self.asked), self.trimmed)
         self.asked.append(cursor)
-        first = max(cursor, at(0) if self.trimmed is None else offsets.shift(self.trimmed, 1))
+        first = max(cursor, at(0), offsets.shift(self.trimmed, 1))
         start = offsets.distance(at(0), first) or 0
         stop = min(self.end, start + self.size)
         if start >= stop:
-            return Page(FetchReply(None, self.closed_ms, []), self.trimmed)
+            return Page(NUMBER, FetchReply(None, self.closed_ms, self.trimmed, []))
         batch = encode({Column.VALUE: [b"%d" % place for place in range(start, stop)]})
         piece = Piece(at(start), None, MS, None, batch)
-        return Page(FetchReply(at(stop), self.closed_ms, [piece]), self.trimmed)
+        return Page(NUMBER, FetchReply(at(stop), self.closed_ms, self.trimmed, [piece]))
 
 
 def task_of(start: bytes = offsets.FIRST, end: bytes = at(1000)) -> Task:
-    return Task("t", 7, 0, start, end)
+    return Task("t", NUMBER, 0, start, end)
 
 
 def values(batches: Sequence[Any]) -> list[int]:
@@ -153,12 +156,6 @@ def test_a_node_that_does_not_know_the_range_closed() -> None:
         read(log)
     log.closed_ms = MS + 1
     assert read(log) == [*range(5)]
-
-
-def test_a_next_that_does_not_go_on() -> None:
-    page = Page(FetchReply(at(5), CLOSED_MS, []))
-    with pytest.raises(ProtocolError, match="next"):
-        list(read_pages(task_of(at(5)), lambda cursor: page))
 
 
 def test_what_asking_raises_comes_out() -> None:
