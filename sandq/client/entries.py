@@ -35,9 +35,19 @@ class Entry:
         return offset_model.to_text(self._found.version)
 
     @property
+    def version_bytes(self) -> bytes:
+        """The version as 16 bytes."""
+        return self._found.version
+
+    @property
     def headers(self) -> dict[str, Any]:
         """A new dict each time; {} when there are none."""
         return headers_unpack(self._found.headers)
+
+    @property
+    def headers_bytes(self) -> bytes | None:
+        """The headers as they are stored: msgpack; None when there are none."""
+        return self._found.headers
 
     @property
     def expires_ms(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -22,7 +22,7 @@ from sandq.client.scanning import KeyRange, Scan
 from sandq.client.watch import Watch
 from sandq.client.watch_starts import NOW, WatchStart
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.partitioning import partition_for
 from sandq.model.times import Duration
 from sandq.protocol.replies import TopicRecord
@@ -147,10 +147,11 @@ class Keys:
         start: Value | None = None,
         stop: Value | None = None,
         limit: int | None = None,
+        partition: int | None = None,
         consistency: str = LINEARIZABLE,
     ) -> Scan:
         """`async for entry in kv.scan(prefix="user/"):` keys that have a value, in their order (of bytes), those of all
-        partitions.
+        partitions, or of one.
 
         Either those that begin with `prefix`, or those from `start` up to `stop`, which is not included. To go on
         behind an entry later, begin with `start=entry.key + b"\\0"`.
@@ -158,8 +159,13 @@ class Keys:
         check_limit(limit)
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
 
-        async def partitions() -> int:
-            return (await self._record()).initial_partitions
+        async def partitions() -> Sequence[int]:
+            count = (await self._record()).initial_partitions
+            if partition is None:
+                return range(count)
+            if not 0 <= partition < count:
+                raise UnknownPartition(f"topic {self.topic!r} has partitions 0..{count - 1}, there is no {partition}")
+            return (partition,)
 
         return Scan(self._cluster, self._tasks, self.topic, partitions, keys, limit, stale=stale)
 

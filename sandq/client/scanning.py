@@ -8,7 +8,7 @@ is two pages of each partition.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 
 import anyio
@@ -87,7 +87,7 @@ class Scan:
         cluster: Cluster,
         tasks: anyio.abc.TaskGroup,
         topic: str,
-        partitions: Callable[[], Awaitable[int]],
+        partitions: Callable[[], Awaitable[Sequence[int]]],
         keys: KeyRange,
         limit: int | None,
         *,
@@ -145,11 +145,12 @@ class Scan:
         return rows
 
     async def _begin(self) -> None:
-        count = await self._partitions()
+        partitions = await self._partitions()
+        count = len(partitions)
         most = min(PAGE_ROWS, ALL_ROWS // count)
         self._page_rows = max(_LEAST_ROWS, most) if self._left is None else max(1, min(most, self._left))
         self._page_bytes = max(_LEAST_BYTES, min(PAGE_BYTES, ALL_BYTES // count))
-        sources = [_Source(partition, self._keys.start) for partition in range(count)]
+        sources = [_Source(partition, self._keys.start) for partition in partitions]
         for source in sources:
             self._ask(source)
         self._sources = sources

@@ -142,7 +142,7 @@ class Rows:
             pa.repeat(pa.scalar(self._partition, pa.int32()), self.count),
             offsets,
             _times_array(self._created, self.count),
-            *([_headers_array(self._headers)] if self._with_headers else []),
+            *([headers_array(self._headers)] if self._with_headers else []),
             _times_array(self._deliver_at, self.count),
             _texts_array(self._ids, self.count) if self._has_ids else offsets,
         ]
@@ -235,8 +235,8 @@ def _times_array(times: Sequence[bytes], count: int) -> Any:
     return pa.Array.from_buffers(milliseconds, count, [None, pa.py_buffer(b"".join(times))]).cast(TIMES)
 
 
-def _headers_array(cells: Sequence[bytes | None]) -> Any:
-    """Messages without headers have a null. InvalidRequest when a cell is not a map with string keys."""
+def headers_array(cells: Sequence[bytes | None]) -> Any:
+    """The column `headers`; None has a null. InvalidRequest when a cell is not a packed map with string keys."""
     known: dict[bytes, list[tuple[str, bytes | None]]] = {}  # most messages have the headers of another one
     keys: list[str] = []
     values: list[bytes | None] = []

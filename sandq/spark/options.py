@@ -12,6 +12,10 @@
     minPartitions             tasks at least
     failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
     includeHeaders            true: the column `headers`
+    view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
+                              batches), "latest" (the present value of each key of a compacted topic; for batches)
+    holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
+                              and for how long after they were last heard of; 1d. "none" as a name: no hold
 
 A partition that a JSON of offsets does not name begins at its earliest, and ends at its latest.
 """
@@ -28,8 +32,9 @@ from typing import Any, Final, TypeVar
 from sandq.client.options import DEFAULT_SERVER, parse_server
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.limits import FIXED
 from sandq.model.names import check_name
-from sandq.model.times import instant_ms
+from sandq.model.times import duration_ms, format_duration, instant_ms
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -39,15 +44,27 @@ TASKS_MAX: Final = 10_000
 OFFSETS_MAX: Final = 10**12
 _SHOWN_CHARS: Final = 80
 
+LOG: Final = "log"
+PENDING: Final = "pending"
+ALL: Final = "all"
+LATEST_VALUES: Final = "latest"
+VIEWS: Final = (LOG, PENDING, ALL, LATEST_VALUES)
+NO_HOLD: Final = "none"
+HOLD_TTL_MS: Final = 86_400_000
+
 SERVERS: Final = "sandq.bootstrap.servers"
 OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders"),
+    *("view", "holdName", "holdTtl"),
 )
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 _TOPICS: Final = OPTIONS[1:4]
+_BOUNDS: Final = OPTIONS[4:8]
+_ENDINGS: Final = {"endingOffsets", "endingTimestamp"}
+_OF_STREAMS: Final = ("holdName", "holdTtl")
 
 T = TypeVar("T")
 
@@ -91,11 +108,16 @@ class SourceOptions:
     servers: tuple[str, ...] = (DEFAULT_SERVER,)
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
-    has_ending: bool = False
     max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    view: str = LOG
+    hold_name: str | None = None
+    """None: it is made from the options, so that it is the same after a restart."""
+    hold_ttl_ms: int = HOLD_TTL_MS
+    given: frozenset[str] = frozenset()
+    """Which options were named."""
 
     def check_batch(self) -> None:
         """InvalidSetting when there is something that only a stream can do."""
@@ -106,12 +128,22 @@ class SourceOptions:
             mistakes.append("startingOffsets: a batch cannot begin at 'latest' of a partition")
         if self.max_offsets_per_trigger is not None:
             mistakes.append("maxOffsetsPerTrigger: it is for streams; endingOffsets bounds a batch")
+        mistakes += [f"{name}: it is for streams; a batch holds nothing" for name in _OF_STREAMS if name in self.given]
+        if self.view == LATEST_VALUES:
+            told = [name for name in (*_BOUNDS, "minPartitions") if name in self.given]
+            mistakes += [f"{name}: the latest values are read whole, a task for each partition" for name in told]
+        if self.view == PENDING and any(self.ending.offsets) | any(self.starting.offsets):
+            mistakes.append("startingOffsets, endingOffsets: pending messages are bounded by timestamps")
         _refuse(mistakes)
 
     def check_stream(self) -> None:
         """InvalidSetting when there is something that only a batch can do."""
-        if self.has_ending:
-            _refuse(["endingOffsets and endingTimestamp: a stream has no end; they are for spark.read"])
+        mistakes = []
+        if self.given & _ENDINGS:
+            mistakes.append("endingOffsets and endingTimestamp: a stream has no end; they are for spark.read")
+        if self.view != LOG:
+            mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
+        _refuse(mistakes)
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -122,11 +154,14 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         servers=parsing.one(SERVERS, _servers, (DEFAULT_SERVER,)),
         starting=parsing.bound("starting", EARLIEST),
         ending=parsing.bound("ending", LATEST),
-        has_ending=any(parsing.has(name) for name in ("endingOffsets", "endingTimestamp")),
         max_offsets_per_trigger=parsing.one("maxOffsetsPerTrigger", _count(OFFSETS_MAX), None),
         min_partitions=parsing.one("minPartitions", _count(TASKS_MAX), 1),
         fail_on_data_loss=parsing.one("failOnDataLoss", _truth, True),
         include_headers=parsing.one("includeHeaders", _truth, False),
+        view=parsing.one("view", _view, LOG),
+        hold_name=parsing.one("holdName", lambda text: check_name("hold", text), None),
+        hold_ttl_ms=parsing.one("holdTtl", _hold_ttl, HOLD_TTL_MS),
+        given=parsing.names,
     )
     if _names_word(found.ending, EARLIEST):
         parsing.mistakes.append("endingOffsets: nothing ends at 'earliest'")
@@ -149,8 +184,9 @@ class _Parsing:
             else:
                 self._texts[name] = text.strip()
 
-    def has(self, name: str) -> bool:
-        return name in self._texts
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._texts)
 
     def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
         """An option's value; its default when it is not given, or is wrong."""
@@ -163,7 +199,7 @@ class _Parsing:
             return default
 
     def topics(self) -> Topics:
-        given = [name for name in _TOPICS if self.has(name)]
+        given = [name for name in _TOPICS if name in self._texts]
         if len(given) != 1:
             has = f"{' and '.join(given)} are given" if given else "none of them is given"
             self.mistakes.append(f"one of subscribe, subscribePattern and assign says what is read; {has}")
@@ -175,7 +211,7 @@ class _Parsing:
 
     def bound(self, which: str, default: str) -> Bound:
         offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-        if self.has(offsets) and self.has(timestamp):
+        if offsets in self._texts and timestamp in self._texts:
             self.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
         found = self.one(offsets, lambda text: _bound(text, default), Bound(default))
         at_ms = self.one(timestamp, instant_ms, None)
@@ -248,6 +284,21 @@ def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise InvalidRequest(f"true or false is expected, not {_shown(text)!r}")
     return text.lower() == "true"
+
+
+def _view(text: str) -> str:
+    if text.lower() not in VIEWS:
+        raise InvalidRequest(f"one of {', '.join(VIEWS)} is expected, not {_shown(text)!r}")
+    return text.lower()
+
+
+def _hold_ttl(text: str) -> int:
+    ttl_ms = duration_ms(text)
+    if not FIXED.hold_least_ms <= ttl_ms <= FIXED.hold_most_ms:
+        raise InvalidRequest(
+            f"{format_duration(FIXED.hold_least_ms)} to {format_duration(FIXED.hold_most_ms)} is expected"
+        )
+    return ttl_ms
 
 
 def _json(text: str, form: str) -> Mapping[str, Any]:

@@ -1,14 +1,14 @@
 """From what is to be read to tasks: one for each partition, more where `minPartitions` asks for more.
 
-A range is split by offsets, and an offset begins with its time: the parts are equal spans of time, and equal numbers of
-messages where those come evenly. So a range should begin where its first message is, not at the very first offset:
-between that and the first message lie decades.
+How a range is cut is the caller's to say. By time (an offset begins with it) the parts are equal spans, and equal
+numbers of messages where those come evenly; they are the same whenever the same range is cut. Such a range should begin
+where its first message is, not at the very first offset: between that and the first message lie decades.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -55,7 +55,17 @@ class Task:
         return f"topic {self.topic!r}, partition {self.partition}, from {start} up to {end}"
 
 
-def plan(ranges: Sequence[Range], min_partitions: int = 1) -> list[Task]:
+Cut = Callable[[Range, int], Sequence[bytes]]
+"""The offsets, rising, at which a range is cut into so many parts, or fewer."""
+
+
+def by_time(one: Range, parts: int) -> list[bytes]:
+    """Cuts into equal spans of time."""
+    first, width = _row(one.start), _row(one.end) - _row(one.start)
+    return [_offset(first + width * part // parts, one.partition) for part in range(1, parts)]
+
+
+def plan(ranges: Sequence[Range], min_partitions: int = 1, cut: Cut = by_time) -> list[Task]:
     """The tasks that read these ranges, each message in exactly one of them.
 
     At least `min_partitions`, if there is so much to split, and never more than TASKS_MAX unless there are more ranges.
@@ -72,7 +82,7 @@ def plan(ranges: Sequence[Range], min_partitions: int = 1) -> list[Task]:
     return [
         Task(one.topic, one.number, one.partition, start, end, one.pending)
         for one, count in zip(filled, parts, strict=True)
-        for start, end in _split(one, count)
+        for start, end in pairwise([one.start, *(cut(one, count) if count > 1 else ()), one.end])
     ]
 
 
@@ -97,13 +107,6 @@ def _shares(ranges: Sequence[Range], wanted: int) -> list[int]:
 def _most_parts(one: Range, messages: int | None) -> int:
     width = max(1, _row(one.end) - _row(one.start))
     return width if messages is None else min(width, max(messages, 1))
-
-
-def _split(one: Range, count: int) -> list[tuple[bytes, bytes]]:
-    """Equal parts, none of them empty; `count` is at most what `_most_parts` says."""
-    first, width = _row(one.start), _row(one.end) - _row(one.start)
-    within = [_offset(first + width * part // count, one.partition) for part in range(1, count)]
-    return list(pairwise([one.start, *within, one.end]))
 
 
 def _row(offset: bytes) -> int:

@@ -94,22 +94,17 @@ class Positions:
         return Positions({place: cursor for place, cursor in self.cursors.items() if place not in places})
 
 
-def added(start: Positions, end: Positions) -> list[Place]:
-    """Partitions that the later one has beside those of the earlier one: they were added, or a topic was."""
-    return sorted(end.cursors.keys() - start.cursors.keys())
-
-
 def lost(start: Positions, end: Positions) -> list[Place]:
     """Partitions that only the earlier one has: their topic was deleted, or is not asked for any more."""
     return sorted(start.cursors.keys() - end.cursors.keys())
 
 
-def steps(start: Positions, end: Positions, beginnings: Mapping[Place, bytes] | None = None) -> list[Step]:
+def steps(start: Positions, end: Positions) -> list[Step]:
     """What is to be read from one position to the other, where that is something, in the order of partitions.
 
-    A partition that was added is read from its entry in `beginnings`, else from the very first offset. InvalidRequest
-    names the partitions in which the start lies behind the end: the checkpoint is of another topic, or the data went
-    back, and reading on would give messages twice or leave some out.
+    A partition that was added is read from the very first offset on. InvalidRequest names the partitions in which the
+    start lies behind the end: the checkpoint is of another topic, or the data went back, and reading on would give
+    messages twice or leave some out.
     """
     crossed = [place for place in start if place in end.cursors and start.cursors[place] > end.cursors[place]]
     if crossed:
@@ -119,10 +114,9 @@ def steps(start: Positions, end: Positions, beginnings: Mapping[Place, bytes] | 
             f"{first}{more}: the start {offset_model.to_text(start.cursors[first])} lies behind the end "
             f"{offset_model.to_text(end.cursors[first])}"
         )
-    begin = beginnings or {}
     found = []
     for place in end:
-        at = start.cursors.get(place, begin.get(place, offset_model.FIRST))
+        at = start.cursors.get(place, offset_model.FIRST)
         if at < end.cursors[place]:
             found.append(Step(place, at, end.cursors[place]))
     return found

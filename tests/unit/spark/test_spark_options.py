@@ -20,7 +20,7 @@ def parsed(**options: str) -> SourceOptions:
 
 def test_what_is_not_given() -> None:
     found = parsed()
-    assert found == SourceOptions(topics=Topics(("orders",)))
+    assert found == SourceOptions(topics=Topics(("orders",)), given=frozenset({"subscribe"}))
     assert found.servers == ("127.0.0.1:7170",)
     assert (found.starting, found.ending) == (Bound("earliest"), Bound("latest"))
     assert (found.min_partitions, found.max_offsets_per_trigger) == (1, None)

@@ -1,0 +1,190 @@
+"""`spark.read.format("sandq")` and its like: what Spark calls, and where that is done.
+
+Options are checked in `schema`, which Spark calls first: an error that `streamReader` raises is hidden by another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+try:
+    import pyarrow  # noqa: F401 - to say in time what is missing
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        InputPartition,
+    )
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        IntegerType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"{error}. The source needs PySpark 4.2 or later and PyArrow: pip install 'sandq[spark]'"
+    ) from error
+
+from sandq.model.errors import InvalidSetting
+from sandq.spark.batches import plan_batch
+from sandq.spark.latest import plan_latest, read_latest
+from sandq.spark.options import LATEST_VALUES, SourceOptions, parse_options
+from sandq.spark.planning import Task
+from sandq.spark.positions import Positions
+from sandq.spark.reading import read_task
+from sandq.spark.source import ClientBrokers
+from sandq.spark.streams import Stream
+
+
+class SandqDataSource(DataSource):
+    """The source and the sink (docs/spark.md)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sandq"
+
+    def schema(self) -> StructType:
+        return struct_of(parse_options(self.options))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        options = self._checked(schema)
+        options.check_batch()
+        return BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        return StreamReader(self._checked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from sandq.spark.writers import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        from sandq.spark.writers import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = parse_options(self.options)
+        columns = struct_of(options)
+        if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in columns]:
+            raise InvalidSetting(
+                f"sandq source: schema: its columns are {columns.simpleString()}; leave .schema(...) out and select"
+            )
+        return options
+
+
+def struct_of(options: SourceOptions) -> StructType:
+    """The columns, as Spark names their types; those of `columns.schema`."""
+    times, pairs = TimestampType(), StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    headers = [StructField("headers", ArrayType(pairs))] if options.include_headers else []
+    return StructType(
+        [
+            StructField("key", BinaryType()),
+            StructField("value", BinaryType()),
+            StructField("topic", StringType()),
+            StructField("partition", IntegerType()),
+            StructField("offset", StringType()),
+            StructField("timestamp", times),
+            *headers,
+            StructField("deliver_at", times),
+            StructField("message_id", StringType()),
+        ]
+    )
+
+
+def _read(options: SourceOptions, partition: InputPartition | None) -> Iterator[Any]:
+    # Spark asks so when there is nothing to read.
+    task = None if partition is None else partition.value
+    if task is None:
+        return iter(())
+    if isinstance(task, Task):
+        return read_task(
+            task,
+            options.servers,
+            include_headers=options.include_headers,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+    return read_latest(task, options.servers, include_headers=options.include_headers)
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads on the workers."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        brokers = ClientBrokers(self._options.servers)
+        try:
+            plan = plan_latest if self._options.view == LATEST_VALUES else plan_batch
+            return [InputPartition(task) for task in plan(self._options, brokers)]
+        finally:
+            brokers.close()
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        return _read(self._options, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives on the driver as long as its query; a copy of it, without a client, reads on the workers."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._brokers: ClientBrokers | None = None
+        self._stream: Stream | None = None
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {"_options": self._options, "_brokers": None, "_stream": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._open().initial().to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._open().latest(Positions.parse(start), most).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        closed = self._open().closed
+        return None if closed is None else closed.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._open().aim()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        tasks = self._open().tasks(Positions.parse(start), Positions.parse(end))
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        return _read(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._open().committed(Positions.parse(end))
+
+    def stop(self) -> None:
+        """The hold stays, for who goes on from the checkpoint."""
+        if self._brokers is not None:
+            self._brokers.close()
+            self._brokers = self._stream = None
+
+    def _open(self) -> Stream:
+        if self._stream is None:
+            self._options.check_stream()
+            self._brokers = ClientBrokers(self._options.servers)
+            self._stream = Stream(self._options, self._brokers)
+        return self._stream

@@ -1,0 +1,213 @@
+"""How far a stream goes, micro-batch by micro-batch.
+
+A position is a cursor for each partition, and never above the partition's closed time, so that no later message comes
+to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
+before anybody was given it, compacted, or trimmed; a hold under the stream's name keeps what it has yet to read from
+being trimmed.
+
+A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
+after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandq.model import offsets as offset_model
+from sandq.model.errors import HistoryGone, SandqError
+from sandq.protocol.requests_log import MeasureReply
+from sandq.spark.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
+from sandq.spark.planning import Range, Task, plan
+from sandq.spark.positions import Place, Positions, lost, steps
+from sandq.spark.source import TIMER, Brokers, Found, before, behind, check_kinds, closed_end
+
+log = logging.getLogger("sandq.spark")
+
+Start = Mapping[str, Any]
+"""A position as Spark keeps it: JSON."""
+BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
+"""Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read. One
+that comes later begins at the very first offset, which claims nothing of what was trimmed before it was seen."""
+RENEWALS: Final = 10
+"""A hold is renewed so many times within its time to live."""
+STEPS_MAX: Final = 1000
+"""Questions about one partition until a micro-batch has as many messages as it may."""
+
+
+class Stream:
+    """Decides where micro-batches begin and end."""
+
+    def __init__(self, options: SourceOptions, brokers: Brokers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._clock = clock
+        self._hold_name = hold_name(options)
+        self._held_at = -float("inf")
+        self._target: Positions | None = None
+        self.closed: Positions | None = None
+        """How far everything was closed when that was last looked at."""
+
+    # -- positions ------------------------------------------------------------------------------------------------
+
+    def initial(self) -> Positions:
+        """Where a stream without a checkpoint begins."""
+        places = self._places()
+        replies = self._measured(places, {})
+        found = Positions({place: self._beginning(place, places[place], replies[place]) for place in places})
+        self._hold(found, places)
+        return found
+
+    def latest(self, start: Positions, limit: int | None) -> Positions:
+        """Where the micro-batch from `start` on ends: after `limit` messages, about, or with all that is closed.
+
+        HistoryGone: a topic is gone that was not read to its end (a warning, with failOnDataLoss=false).
+        """
+        places = self._places()
+        if self._target is not None:
+            places = {place: found for place, found in places.items() if place in self._target.cursors}
+        cursors = {place: start.cursors.get(place, offset_model.FIRST) for place in places}
+        self._renew(Positions(cursors), places, at_once=bool(cursors.keys() - start.cursors.keys()))
+        replies = self._measured(places, cursors)
+        self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
+        ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
+        self._check_lost(start, Positions(ends))
+        counts = {place: reply.messages for place, reply in replies.items() if cursors[place] < ends[place]}
+        if limit is not None and sum(counts.values()) > limit:
+            ends |= self._limited(places, cursors, ends, counts, limit)
+        return Positions(ends)
+
+    def aim(self) -> None:
+        """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
+        replies = self._measured(self._places(), {}, 1)
+        self._target = Positions({place: closed_end(reply) for place, reply in replies.items()})
+
+    def committed(self, end: Positions) -> None:
+        """Everything before this position was read and is never asked for again."""
+        self._hold(end, self._places())
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    def tasks(self, start: Positions, end: Positions) -> list[Task]:
+        """What reads a micro-batch; the same for the same positions."""
+        places = self._places()
+        ranges = []
+        for step in steps(start, end):
+            found = places.get(step.place)
+            if found is None:
+                self._lose(f"{step.place} is gone, and with it what was to be read of it")
+                continue
+            ranges.append(Range(found.topic, step.place.number, step.place.partition, step.start, step.end))
+        wanted = self._options.min_partitions
+        return plan(ranges if wanted <= len(ranges) else self._brokers.all(self._from_first, ranges), wanted)
+
+    def _from_first(self, one: Range) -> Range:
+        """A range that begins at the very beginning is cut from its first message on."""
+        if one.start > BEGINNING:
+            return one
+        reply = self._brokers.measure(Place(one.number, one.partition), one.topic, one.start, one.end, 1)
+        if reply.first is None or reply.trimmed >= one.start:
+            return one  # the task that reads it says what is wrong
+        return Range(one.topic, one.number, one.partition, reply.first, one.end)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _places(self) -> dict[Place, Found]:
+        places = self._brokers.places(self._options.topics)
+        check_kinds(places, self._options)
+        return places
+
+    def _measured(
+        self, places: Mapping[Place, Found], cursors: Mapping[Place, bytes], most: int | None = None
+    ) -> dict[Place, MeasureReply]:
+        def measure(place: Place) -> MeasureReply:
+            cursor = cursors.get(place, offset_model.FIRST)
+            return self._brokers.measure(place, places[place].topic, cursor, None, most)
+
+        return dict(zip(places, self._brokers.all(measure, places), strict=True))
+
+    def _beginning(self, place: Place, found: Found, reply: MeasureReply) -> bytes:
+        start = self._options.starting.of(found.topic, place.partition)
+        if start == EARLIEST:
+            return max(BEGINNING, behind(reply.trimmed)) if reply.trimmed > offset_model.FIRST else BEGINNING
+        if start == LATEST:
+            return closed_end(reply)
+        return offset_model.pack(start, 0, 0, 0) if isinstance(start, int) else offset_model.from_text(start)
+
+    def _end(self, place: Place, cursor: bytes, reply: MeasureReply) -> bytes:
+        """All that is closed, but not behind the target; and not before the start, which may lie ahead of now."""
+        end = closed_end(reply)
+        if self._target is not None:
+            end = min(end, self._target.cursors[place])
+        return max(end, cursor)
+
+    def _limited(
+        self,
+        places: Mapping[Place, Found],
+        cursors: Mapping[Place, bytes],
+        ends: Mapping[Place, bytes],
+        counts: Mapping[Place, int],
+        limit: int,
+    ) -> dict[Place, bytes]:
+        """Ends that leave `limit` messages, each partition its share of what is there, and one at least."""
+        total = sum(counts.values())
+
+        def end_of(place: Place) -> bytes:
+            share = max(1, limit * counts[place] // total)
+            cursor = cursors[place]
+            for _ in range(STEPS_MAX):
+                reply = self._brokers.measure(place, places[place].topic, cursor, ends[place], share)
+                if reply.next is None:
+                    return ends[place]
+                cursor, share = reply.next, share - reply.messages
+                if share <= 0:
+                    break
+            return cursor
+
+        return dict(zip(counts, self._brokers.all(end_of, counts), strict=True))
+
+    def _check_lost(self, start: Positions, end: Positions) -> None:
+        gone = lost(start, end)
+        if gone:
+            more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
+            self._lose(f"{gone[0]}{more}: it was deleted, or is not asked for any more")
+
+    def _lose(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise HistoryGone(f"{what}. With failOnDataLoss=false that is a warning, and the rest is read")
+        log.warning("%s; the rest is read", what)
+
+    # -- holds ----------------------------------------------------------------------------------------------------
+
+    def _renew(self, start: Positions, places: Mapping[Place, Found], at_once: bool) -> None:
+        if at_once or self._clock() - self._held_at >= self._options.hold_ttl_ms / 1000 / RENEWALS:
+            self._hold(start, places)
+
+    def _hold(self, positions: Positions, places: Mapping[Place, Found]) -> None:
+        """Keep what lies behind a position. Where that cannot be done reading goes on: what is trimmed is found out."""
+        if self._hold_name == NO_HOLD:
+            return
+        by_topic: dict[str, dict[int, bytes]] = {}
+        for place, cursor in positions.cursors.items():
+            found = places.get(place)
+            if found is not None and found.kind == TIMER:
+                by_topic.setdefault(found.topic, {})[place.partition] = before(cursor, place.partition)
+        for topic, offsets in by_topic.items():
+            try:
+                self._brokers.hold(topic, self._hold_name, offsets, self._options.hold_ttl_ms)
+            except SandqError as error:
+                log.warning("topic %r: what is to be read is not held: %s", topic, error.message)
+        self._held_at = self._clock()
+
+
+def hold_name(options: SourceOptions) -> str:
+    """The name of a stream's hold: the option's; else one that is made of what is read, the same after a restart."""
+    if options.hold_name is not None:
+        return options.hold_name
+    topics = options.topics
+    what = json.dumps([topics.names, topics.pattern, sorted(topics.assigned.items()), options.include_headers])
+    return f"spark-{hashlib.blake2b(what.encode(), digest_size=6).hexdigest()}"

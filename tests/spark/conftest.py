@@ -1,0 +1,46 @@
+"""One Spark session for all tests here, with two threads and three attempts at a task; brokers are of the tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandq.testing import Broker, broker
+
+pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is not installed: make spark")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark.SparkSession]:
+    """Of this process; nothing listens but on loopback."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    place: Path = tmp_path_factory.mktemp("spark")
+    session = (
+        pyspark.SparkSession.builder.master("local[2,3]")
+        .appName("sandq tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.default.parallelism", "2")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.local.dir", str(place / "local"))
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={place}")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def node() -> Iterator[Broker]:
+    """A broker in a thread, on the real clock."""
+    with broker() as running:
+        yield running
