@@ -27,7 +27,8 @@ def plan_batch(options: SourceOptions, brokers: Brokers) -> list[Task]:
 def _range(options: SourceOptions, brokers: Brokers, place: Place, found: Found) -> Range | None:
     """What is read of a partition; None when that is nothing."""
     pending = options.view in (PENDING, ALL)
-    start = _bound(options.starting.of(found.topic, place.partition)) or offset_model.FIRST
+    starting = options.starting.of(found.topic, place.partition)
+    start = _bound(starting) or offset_model.FIRST
     end = _bound(options.ending.of(found.topic, place.partition))
     if options.view == PENDING:
         start = max(start, closed_end(brokers.measure(place, found.topic, start, end, 1, pending)))
@@ -39,7 +40,7 @@ def _range(options: SourceOptions, brokers: Brokers, place: Place, found: Found)
         _check_closed(options, place, found, closed)
         end = min(end or closed, closed)
     # An offset that was named is a claim that it is there; else the range begins with what there is.
-    if not offset_model.unpack(start).place:
+    if starting == EARLIEST or isinstance(starting, int):
         if reply.first is None:
             return None
         start = reply.first

@@ -1,0 +1,112 @@
+"""Brokers for planning: topics whose partitions are lists of offsets, with a closed time that a test moves."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sandq.errors import Conflict, UnknownTopic
+from sandq.model import offsets
+from sandq.protocol.requests_log import MeasureReply
+from sandq.spark.options import Topics
+from sandq.spark.positions import Place
+from sandq.spark.source import TIMER, Found, behind
+
+MS = 1_700_000_000_000
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def at(ms: int, place: int = 0, partition: int = 0) -> bytes:
+    """An offset so many milliseconds after MS."""
+    return offsets.pack(MS + ms, 1, place, partition)
+
+
+def instant(ms: int) -> bytes:
+    """The first place of a time."""
+    return offsets.pack(MS + ms, 0, 0, 0)
+
+
+@dataclass
+class FakeLog:
+    rows: list[bytes] = field(default_factory=list)
+    trimmed: bytes = offsets.FIRST
+
+
+@dataclass
+class FakeTopic:
+    number: int
+    logs: list[FakeLog]
+    kind: str = TIMER
+
+
+class FakeBrokers:
+    """To planning it is what `ClientBrokers` is."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.closed_ms = 0
+        self.holds: dict[tuple[str, int], bytes] = {}
+        """By name and partition, of all topics together."""
+        self.held = 0
+        self.refuses_holds = False
+        self.step = 1000
+        """More are not counted one by one in one answer."""
+        self._numbers = 0
+
+    def add(self, name: str, partitions: int = 1, kind: str = TIMER) -> FakeTopic:
+        self._numbers += 1
+        self.topics[name] = FakeTopic(self._numbers, [FakeLog() for _ in range(partitions)], kind)
+        return self.topics[name]
+
+    def append(self, name: str, ms: int, count: int = 1, partition: int = 0) -> None:
+        """Messages that are due at one time."""
+        rows = self.topics[name].logs[partition].rows
+        first = sum(offsets.deliver_ms(row) == MS + ms for row in rows)
+        rows += [at(ms, first + place, partition) for place in range(count)]
+        rows.sort()
+
+    def trim(self, name: str, below: bytes, partition: int = 0) -> None:
+        log = self.topics[name].logs[partition]
+        gone = bisect_left(log.rows, below)
+        if gone:
+            log.trimmed = log.rows[gone - 1]
+            del log.rows[:gone]
+
+    # -- what planning asks ---------------------------------------------------------------------------------------
+
+    def places(self, topics: Topics) -> dict[Place, Found]:
+        for name in topics.names or topics.assigned:
+            if name not in self.topics:
+                raise UnknownTopic(f"no topic {name!r}")
+        return {
+            Place(topic.number, partition): Found(name, topic.kind)
+            for name, topic in self.topics.items()
+            for partition in range(len(topic.logs))
+            if topics.wants(name, partition)
+        }
+
+    def measure(
+        self, place: Place, topic: str, start: bytes, end: bytes | None, most: int | None = None, pending: bool = False
+    ) -> MeasureReply:
+        log = self.topics[topic].logs[place.partition]
+        stop = offsets.LAST if pending else instant(self.closed_ms)
+        stop = stop if end is None else min(stop, end)
+        rows = [row for row in log.rows if start <= row < stop]
+        count = len(rows)
+        following = None
+        if most is not None and count > most:
+            count = min(most, self.step)
+            following = behind(rows[count - 1])
+        return MeasureReply(rows[0] if rows else None, following, count, MS + self.closed_ms, log.trimmed)
+
+    def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
+        if self.refuses_holds:
+            raise Conflict("too many holds")
+        self.held += 1
+        self.holds |= {(name, partition): offset for partition, offset in offsets.items()}
+
+    def all(self, work: Callable[[K], V], items: Iterable[K]) -> list[V]:
+        return [work(item) for item in items]
