@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.testing import Broker
-
-
-def fill(node: Broker, topic: str, values: range, **options: Any) -> None:
-    with node.client() as client, client.producer(topic) as producer:
-        for number in values:
-            producer.send(b"%d" % number, key=b"k%d" % (number % 7), headers={"n": number, "t": "x"}, **options)
+from tests.spark.helpers import fill, reading, values
 
 
 def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:
@@ -18,8 +13,10 @@ def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:
     fill(node, "orders", range(1000))
     fill(node, "orders", range(1000, 1500), delay="1h")
     node.advance("1m")
-    read = spark.read.format("sandq").options(**{"sandq.bootstrap.servers": node.address, "subscribe": "orders"})
-    rows = read.option("includeHeaders", "true").load().collect()
-    assert sorted(int(row.value) for row in rows) == list(range(1000))
-    assert {row.headers[0].key for row in rows} == {"n"}
-    assert read.option("view", "pending").load().count() == 500
+    rows = reading(spark.read, node, subscribe="orders", includeHeaders=True).load().collect()
+    assert sorted(int(row.value) for row in rows) == [*range(1000)]
+    assert {(pair.key, pair.value) for row in rows for pair in row.headers} >= {("t", b"x"), ("n", b"7")}
+    assert {row.partition for row in rows} == {0, 1, 2}
+    assert len({row.offset for row in rows}) == 1000 and all(row.offset == row.message_id for row in rows)
+    assert values(reading(spark.read, node, subscribe="orders", view="pending").load()) == [*range(1000, 1500)]
+    assert reading(spark.read, node, subscribe="orders", view="all", minPartitions=8).load().count() == 1500

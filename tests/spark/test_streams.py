@@ -1,0 +1,148 @@
+"""Streams through Spark: every message in one micro-batch, across restarts and failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from sandq.testing import Broker
+from tests.spark.helpers import fill, reading, values
+
+
+class Run:
+    """A query that writes Parquet, run until it has read all there is, as often as a test wants."""
+
+    def __init__(self, spark: Any, node: Broker, place: Path, **options: Any) -> None:
+        self._spark, self._node, self._options = spark, node, options
+        self.out, self.checkpoint = str(place / "out"), str(place / "checkpoint")
+
+    def once(self, **options: Any) -> list[Any]:
+        """Its progress, a row for each micro-batch."""
+        frame = reading(self._spark.readStream, self._node, **self._options, **options).load()
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", self.out)
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(60)
+            return [progress for progress in query.recentProgress if progress.numInputRows]
+        finally:
+            query.stop()
+
+    def got(self) -> list[int]:
+        return values(self._spark.read.parquet(self.out))
+
+
+def test_a_stream_goes_on_from_its_checkpoint(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("t", partitions=2)
+    fill(node, "t", range(500))
+    fill(node, "t", range(500, 600), delay="1h")
+    node.advance("1m")
+    run = Run(spark, node, tmp_path, subscribe="t", maxOffsetsPerTrigger=200)
+    batches = run.once()
+    assert run.got() == [*range(500)]
+    assert 3 <= len(batches) <= 5 and max(batch.numInputRows for batch in batches) <= 202
+    assert run.once() == []
+    node.advance("2h")
+    fill(node, "t", range(600, 700))
+    node.advance("1m")
+    run.once()
+    assert run.got() == [*range(700)]
+
+
+def test_a_failed_first_batch_loses_nothing(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("t", partitions=2)
+    fill(node, "t", range(100))
+    node.advance("1m")
+    out = str(tmp_path / "out")
+    fails = [True]
+
+    def write(frame: Any, number: int) -> None:
+        if fails:
+            fails.clear()
+            raise RuntimeError("the first batch fails")
+        frame.write.mode("append").parquet(out)
+
+    def run() -> None:
+        query = (
+            reading(spark.readStream, node, subscribe="t")
+            .load()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+
+    with pytest.raises(StreamingQueryException, match="the first batch fails"):
+        run()
+    fill(node, "t", range(100, 150))
+    node.advance("1m")
+    run()
+    assert values(spark.read.parquet(out)) == [*range(150)]
+
+
+def test_what_a_stream_has_yet_to_read_is_not_trimmed(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("t", delete_on_ack=False, retain="1h")
+    fill(node, "t", range(100))
+    node.advance("1m")
+    run = Run(spark, node, tmp_path, subscribe="t", holdName="archive", holdTtl="1d")
+    run.once()
+    fill(node, "t", range(100, 200))
+    node.advance("5h")
+    run.once()
+    assert run.got() == [*range(200)]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_what_was_trimmed_is_told(spark: Any, node: Broker, tmp_path: Path, fail: bool) -> None:
+    node.create_topic("t", delete_on_ack=False, retain="1h")
+    fill(node, "t", range(100))
+    node.advance("1m")
+    run = Run(spark, node, tmp_path, subscribe="t", holdName="none")
+    run.once()
+    fill(node, "t", range(100, 200))
+    node.advance("5h")
+    fill(node, "t", range(200, 300))
+    node.advance("1m")
+    if fail:
+        with pytest.raises(StreamingQueryException, match="were trimmed before they were read"):
+            run.once()
+    run.once(failOnDataLoss="false")
+    assert run.got() == [*range(100), *range(200, 300)]
+
+
+def test_a_stream_of_a_compacted_topic_is_its_changelog(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("kv", kind="compacted", partitions=2)
+    with node.client() as client:
+        keys = client.kv("kv")
+        for round_ in range(3):
+            keys.put_many({f"k{n}": str(100 * round_ + n) for n in range(20)})
+        keys.delete("k7")
+    node.advance("1m")
+    latest = reading(spark.read, node, subscribe="kv", view="latest").load()
+    assert {bytes(row.key): int(row.value) for row in latest.collect()} == {
+        f"k{n}".encode(): 200 + n for n in range(20) if n != 7
+    }
+    run = Run(spark, node, tmp_path, subscribe="kv")
+    run.once()
+    rows = spark.read.parquet(run.out).orderBy("offset").collect()
+    last: dict[bytes, bytes | None] = {bytes(row.key): row.value for row in rows}
+    assert len(rows) == 61 and last[b"k7"] is None and last[b"k3"] == b"203"
+
+
+def test_mistakes_are_told(spark: Any, node: Broker, tmp_path: Path) -> None:
+    from pyspark.errors import AnalysisException, PySparkException
+
+    with pytest.raises(AnalysisException, match="one of subscribe, subscribePattern and assign"):
+        spark.read.format("sandq").option("subscibe", "t").load()
+    with pytest.raises(PySparkException, match="'nothing'"):
+        reading(spark.read, node, subscribe="nothing").load().count()
+    with pytest.raises(StreamingQueryException, match="a stream has no end"):
+        Run(spark, node, tmp_path, subscribe="t", endingTimestamp="2030-01-01T00:00:00Z").once()
