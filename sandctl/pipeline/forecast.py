@@ -1,0 +1,85 @@
+"""`sandctl pipeline forecast`: how many messages of several topics are due when, with files for other programs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sandctl.forecast import UNITS_MS, forecast_lines
+from sandctl.output import show_one, show_rows
+from sandctl.settings import common_options, run, settings
+from sandctl.times import DURATION, limit_option
+
+if TYPE_CHECKING:
+    from sandq.spark.jobs import ForecastSummary
+
+_COLUMNS = {"topic": "TOPIC", "messages": "MESSAGES", "later": "LATER", "peak": "MOST", "peak_start": "AT"}
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command()
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@click.option("--ahead", type=DURATION, default="24h", show_default=True, help="So far from now on.")
+@click.option(
+    "--unit",
+    type=click.Choice(list(UNITS_MS)),
+    help="By what it is counted.  [default: second up to 10m, minute up to 2d, else hour]",
+)
+@click.option("--csv", "csv_path", type=_FILE, help="Write a line for each topic and unit with messages, too.")
+@click.option("--png", "png_path", type=_FILE, help="Draw a chart, too.")
+@limit_option
+@common_options
+def forecast(
+    topics: tuple[str, ...],
+    ahead: timedelta,
+    unit: str | None,
+    csv_path: Path | None,
+    png_path: Path | None,
+    limit: int | None,
+) -> None:
+    """Show how many messages come due in each second, minute or hour: of these topics together, or of all.
+
+    \b
+      sandctl pipeline forecast
+      sandctl pipeline forecast reminders orders --ahead 7d --png week.png
+      sandctl pipeline forecast reminders --ahead 24h --csv day.csv -o json
+
+    Brokers count 3600 units ahead: an hour by the second, 60 hours by the minute, 150 days by the hour. It needs no
+    Spark; a chart needs matplotlib. --limit is about the lines that are shown, files have everything.
+    """
+    from sandq.model.errors import InvalidRequest
+    from sandq.spark.jobs.forecast import collect_forecast, count_of, unit_of, write_csv
+    from sandq.spark.jobs.summary import FORECAST_COLUMNS
+
+    try:
+        ahead_ms = ahead // timedelta(milliseconds=1)
+        count_of(ahead_ms, unit_of(ahead_ms, unit))
+    except InvalidRequest as error:
+        raise click.UsageError(error.message) from None
+    found = run(lambda client: collect_forecast(client, topics, ahead=ahead, unit=unit))
+    if csv_path is not None:
+        write_csv(csv_path, found.rows(), FORECAST_COLUMNS)
+    if png_path is not None:
+        from sandq.spark.jobs.chart import write_png
+
+        write_png(png_path, found)
+    if settings().output == "table":
+        _show(found, limit)
+    else:
+        show_one(found.record())
+
+
+def _show(found: ForecastSummary, limit: int | None) -> None:
+    total = found.total()
+    later = sum(topic.later for topic in found.topics)
+    shown = total[:limit]
+    left = sum(messages for _, messages in total[len(shown) :])
+    for line in forecast_lines(shown, found.unit_ms, found.now_ms, later + left):
+        click.echo(line)
+    if left:
+        click.echo(f"sandctl: only the first {len(shown):,} are shown; --limit says how many", err=True)
+    click.echo()
+    show_rows(found.topic_rows(), _COLUMNS)

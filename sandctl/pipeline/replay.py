@@ -1,0 +1,89 @@
+"""`sandctl pipeline replay`: messages of an archive are sent again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.names import topic_argument
+from sandctl.output import say, show_one
+from sandctl.pipeline.running import Tell, run_spark, spark_options
+from sandctl.settings import common_options, run, servers, settings
+from sandctl.times import INSTANT, RATE, SHIFT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sandq.client import Client
+    from sandq.spark.jobs import ReplaySummary
+
+
+@click.command()
+@click.argument("path", metavar="ARCHIVE")
+@topic_argument()
+@click.option("--from", "topics", metavar="TOPIC", multiple=True, help="Of these topics only; may be given again.")
+@click.option("--since", type=INSTANT, metavar="INSTANT", help="What was due then or later.")
+@click.option("--until", type=INSTANT, metavar="INSTANT", help="What was due before.")
+@click.option("--where", metavar="SQL", help="A condition on the archive's columns.")
+@click.option(
+    "--shift",
+    type=SHIFT,
+    metavar="DURATION",
+    help="Due so much after the old time, -1h: before it.  [default: at once]",
+)
+@click.option("--start", type=INSTANT, metavar="INSTANT", help="Nothing is due before.")
+@click.option("--rate", type=RATE, metavar="R", help="At most so many are due in a second.")
+@click.option("--write-id", metavar="NAME", help="The name of this job; what was sent under it is not sent again.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@spark_options
+@common_options
+def replay(
+    path: str, topic: str, topics: tuple[str, ...], master: str | None, conf: tuple[str, ...], **options: Any
+) -> None:
+    """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC: keys, values and headers as they were.
+
+    \b
+      sandctl pipeline replay /data/archive orders-test --from orders --since 2030-01-31T00:00:00Z \\
+          --until 2030-02-01T00:00:00Z --shift 7d
+      sandctl pipeline replay /data/archive orders --where "cast(key as string) like 'eu-%'" \\
+          --start 2030-02-10T02:00:00Z --rate 500
+
+    Run again with the same options over the same files, it sends only what is not stored yet; the brokers know that for
+    a week. A --start like +5m is another one each time.
+    """
+    from sandq.model.errors import SandqError
+    from sandq.spark.jobs.mapping import parse_pairs
+    from sandq.spark.jobs.replay import asked_for
+    from sandq.spark.jobs.session import check_extra
+
+    sending = {name: options.pop(name) for name in ("write_id", "dry_run")}
+    try:
+        settled = parse_pairs(conf, "--conf")
+        asked_for(topics=topics, **options)
+    except SandqError as error:
+        raise click.UsageError(error.message) from None
+    check_extra()
+    run(lambda client: _look(client, topic))
+    asked = servers()  # the job's thread knows nothing of this command
+
+    def work(spark: SparkSession, tell: Tell) -> ReplaySummary:
+        from sandq.spark import jobs
+
+        tell("sending")
+        return jobs.replay(spark, path, topic, topics=topics, servers=asked, **options, **sending)
+
+    try:
+        found = run_spark(work, master=master, conf=settled)
+    except KeyboardInterrupt:
+        say("stopped; what is sent by now stays, and the same command sends the rest", err=True)
+        raise
+    if settings().output == "table":
+        say("\n".join(found.lines()))
+    else:
+        show_one(found.record())
+
+
+async def _look(client: Client, topic: str) -> None:
+    """Whether there is such a topic, before Spark is started."""
+    await client.admin.topic(topic)

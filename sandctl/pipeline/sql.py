@@ -1,0 +1,88 @@
+"""`sandctl pipeline sql`: a query over live and archived messages."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.output import show_rows
+from sandctl.pipeline.running import Tell, run_spark, spark_options
+from sandctl.settings import common_options, servers
+from sandctl.times import INSTANT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Found = tuple[list[str], list[dict[str, Any]]]
+
+
+@click.command()
+@click.argument("query", metavar="QUERY")
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="May be given again.")
+@click.option("--archive", metavar="DIR", help="What `sandctl pipeline archive` has written.")
+@click.option("--view", "views", metavar="NAME=QUERY", multiple=True, help="A further view; may be given again.")
+@click.option("--since", type=INSTANT, metavar="INSTANT", help="What is due then or later.")
+@click.option("--until", type=INSTANT, metavar="INSTANT", help="What is due before.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
+@spark_options
+@common_options
+def sql(
+    query: str,
+    topics: tuple[str, ...],
+    views: tuple[str, ...],
+    limit: int,
+    master: str | None,
+    conf: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Ask about messages that are archived, due and pending, each of them once, in Spark's SQL.
+
+    The view `messages` has topic, partition, offset, message_id, key, value, headers (a map), timestamp, deliver_at and
+    archived; keys, values and headers are texts.
+
+    \b
+      sandctl pipeline sql "select date(deliver_at) as day, count(*) from messages group by 1" --topic reminders
+      sandctl pipeline sql "select * from tasks where queue = 'welcome_emails'
+          and deliver_at between '2030-01-31' and '2030-02-01'
+          and get_json_object(headers['meta'], '$.lang') = 'de'" \\
+          --topic welcome_emails --archive /data/archive --view "tasks=select topic as queue, * from messages"
+
+    Times in a query are UTC. --since and --until bound what is read at all.
+    """
+    from sandq.model.errors import SandqError
+    from sandq.spark.jobs.mapping import parse_pairs
+    from sandq.spark.jobs.session import check_extra
+
+    try:
+        settled, defined = parse_pairs(conf, "--conf"), parse_pairs(views, "--view")
+    except SandqError as error:
+        raise click.UsageError(error.message) from None
+    check_extra()
+    asked = servers()  # the job's thread knows nothing of this command
+
+    def work(spark: SparkSession, tell: Tell) -> Found:
+        from sandq.spark import jobs
+
+        frame = jobs.sql(spark, query, topics, views=defined, servers=asked, **options)
+        tell("reading")
+        return frame.columns, [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
+
+    columns, rows = run_spark(work, master=master, conf=settled)
+    shown = [{name: _plain(cell) for name, cell in row.items()} for row in rows]
+    show_rows(shown, {name: name.upper() for name in columns}, limit)
+
+
+def _plain(cell: Any) -> Any:
+    """What JSON has a form for. Spark gives time stamps in this machine's time zone, without naming it."""
+    if isinstance(cell, datetime.datetime):
+        utc = cell.astimezone(datetime.UTC)
+        return utc.isoformat(timespec="milliseconds" if utc.microsecond % 1000 == 0 else "microseconds")[:-6] + "Z"
+    if isinstance(cell, dict):
+        return {str(key): _plain(value) for key, value in cell.items()}
+    if isinstance(cell, list):
+        return [_plain(value) for value in cell]
+    if isinstance(cell, bytearray):
+        return bytes(cell)
+    return cell if cell is None or isinstance(cell, (bool, int, float, str, bytes)) else str(cell)

@@ -1,0 +1,37 @@
+"""What people do with sandq and Spark, as functions; `sandctl pipeline` has each as a command (docs/spark.md).
+
+    from sandq.spark import jobs
+
+    with jobs.session() as spark:
+        summary = jobs.schedule(spark, "reminders", ["users.parquet"], {"value": "body", "deliver_at": "send_at"})
+        print(*summary.lines(), sep="\\n")
+
+They block. Each returns a summary with counts and durations. Spark is loaded by those that need it.
+"""
+
+from __future__ import annotations
+
+from sandq.spark.jobs.archive import ArchiveSummary, archive
+from sandq.spark.jobs.forecast import forecast
+from sandq.spark.jobs.replay import ReplaySummary, replay
+from sandq.spark.jobs.report import report
+from sandq.spark.jobs.schedule import TooManyRejected, schedule
+from sandq.spark.jobs.session import session
+from sandq.spark.jobs.sql import sql
+from sandq.spark.jobs.summary import ForecastSummary, ReportSummary, ScheduleSummary
+
+__all__ = [
+    "ArchiveSummary",
+    "ForecastSummary",
+    "ReplaySummary",
+    "ReportSummary",
+    "ScheduleSummary",
+    "TooManyRejected",
+    "archive",
+    "forecast",
+    "replay",
+    "report",
+    "schedule",
+    "session",
+    "sql",
+]

@@ -1,0 +1,171 @@
+"""The job archive: what came due since the last run goes to Parquet files, each message once.
+
+    PATH/topic=orders/date=2030-01-31/part-....parquet      and PATH/_checkpoint, which knows how far that is
+
+It runs until it has everything that is closed when it begins, and ends; the next run goes on from there (a cron job,
+say). What a run was writing when it was cut off is not listed in PATH/_spark_metadata, so that Spark does not read it;
+other programs that read PATH should go by that list, too. A hold keeps the brokers from trimming what is not archived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandq.client.options import DEFAULT_SERVER
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Duration, duration_ms
+from sandq.spark.jobs.session import failure
+from sandq.spark.options import SERVERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BATCH_MESSAGES: Final = 1_000_000
+"""Of one micro-batch: a failure costs no more than that again."""
+HOLD_TTL: Final = "7d"
+CHECKPOINT: Final = "_checkpoint"
+POLL_S: Final = 0.2
+
+Progress = Callable[[int, int], object]
+"""Called with how many messages are archived so far, in how many micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSummary:
+    """What a run of `archive` did."""
+
+    topics: str
+    path: str
+    messages: int
+    batches: int
+    seconds: float
+
+    @property
+    def rate(self) -> float | None:
+        """Messages a second, over the whole run."""
+        return self.messages / self.seconds if self.messages and self.seconds > 0 else None
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "archive",
+            "topics": self.topics,
+            "path": self.path,
+            "messages": self.messages,
+            "batches": self.batches,
+            "seconds": round(self.seconds, 3),
+            "rate": None if self.rate is None else round(self.rate, 1),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        rate = "" if self.rate is None else f", {self.rate:,.0f} messages/s"
+        took = f"  took      {self.seconds:.1f} s, micro-batches: {self.batches}{rate}"
+        return [f"{self.topics}: {self.messages:,} messages archived", f"  in        {self.path}", took]
+
+
+def archive(
+    spark: SparkSession,
+    topics: Sequence[str],
+    path: str,
+    *,
+    pattern: str | None = None,
+    servers: Sequence[str] = (),
+    checkpoint: str | None = None,
+    batch_messages: int = BATCH_MESSAGES,
+    hold: str | None = None,
+    hold_ttl: Duration = HOLD_TTL,
+    fail_on_data_loss: bool = True,
+    progress: Progress | None = None,
+) -> ArchiveSummary:
+    """Archive what is due of topics, or of those whose name matches `pattern`, and was not archived in `path` yet.
+
+    `checkpoint`: a directory of its own, instead of one in `path`. `hold`: a name for what keeps the brokers from
+    trimming what is not archived, for `hold_ttl` after the last run. HistoryGone: something was trimmed before it was
+    archived; with `fail_on_data_loss=False` that is a warning.
+    """
+    if bool(topics) is (pattern is not None):
+        raise InvalidRequest("archive: topics or a pattern, one of them, says what is archived")
+    options = {
+        SERVERS: ",".join(servers) or DEFAULT_SERVER,
+        **({"subscribe": ",".join(topics)} if pattern is None else {"subscribePattern": pattern}),
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": str(batch_messages),
+        "holdName": hold or _hold_name(path),
+        "holdTtl": f"{duration_ms(hold_ttl)}ms",
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+    }
+    began_s = time.monotonic()
+    try:
+        messages, batches = _run(spark, options, path, checkpoint or f"{path.rstrip('/')}/{CHECKPOINT}", progress)
+    except Exception as error:
+        raise failure(error, "archive") from error
+    return ArchiveSummary(pattern or ", ".join(topics), path, messages, batches, time.monotonic() - began_s)
+
+
+def _run(
+    spark: SparkSession, options: Mapping[str, str], path: str, checkpoint: str, progress: Progress | None
+) -> tuple[int, int]:
+    from pyspark.sql import functions as F
+
+    frame = spark.readStream.format("sandq").options(**options).load()
+    query = (
+        frame.withColumn("date", day(F.col("deliver_at")))
+        .writeStream.format("parquet")
+        .partitionBy("topic", "date")
+        .option("path", path)
+        .option("checkpointLocation", checkpoint)
+        .option("compression", "zstd")
+        .trigger(availableNow=True)
+        .start()
+    )
+    seen: dict[int, int] = {}
+    try:
+        done = False
+        while not done:
+            done = query.awaitTermination(POLL_S)
+            seen |= {one.batchId: one.numInputRows for one in query.recentProgress if one.numInputRows}
+            if progress is not None:
+                progress(sum(seen.values()), len(seen))
+    finally:
+        query.stop()
+    return sum(seen.values()), len(seen)
+
+
+def day(at: Column) -> Column:
+    """The day of a time stamp in UTC, whatever the session's time zone is."""
+    from pyspark.sql import functions as F
+
+    return F.date_from_unix_date(F.floor(F.unix_seconds(at) / 86_400).cast("int"))
+
+
+def archived(spark: SparkSession, path: str) -> DataFrame:
+    """What `archive` has put there: the source's columns, with headers, and `date`."""
+    return spark.read.schema(archive_schema()).parquet(path)
+
+
+def archive_schema() -> StructType:
+    """The columns of an archive. Those that its directories are named by come last."""
+    from pyspark.sql.types import DateType, StringType, StructField, StructType
+
+    from sandq.spark.datasource import struct_of
+    from sandq.spark.options import SourceOptions, Topics
+
+    columns = struct_of(SourceOptions(Topics(), include_headers=True))
+    return StructType(
+        [
+            *(field for field in columns if field.name != "topic"),
+            StructField("topic", StringType()),
+            StructField("date", DateType()),
+        ]
+    )
+
+
+def _hold_name(path: str) -> str:
+    """The same for each run into a path."""
+    return f"archive-{hashlib.blake2b(path.rstrip('/').encode(), digest_size=6).hexdigest()}"

@@ -1,0 +1,160 @@
+"""The passes of the job schedule over its rows: find what is bad, write that down, send the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from sandq.client.checks import Checks
+from sandq.model.errors import InvalidSetting, SandqError
+from sandq.spark.jobs.files import cutting, find_files, kind_of, write_id_of
+from sandq.spark.jobs.mapping import RowMapping
+from sandq.spark.jobs.origins import FILE, JsonOrigin, Origin, read_files
+from sandq.spark.jobs.rows import Messages, is_bad, messages, reasons
+from sandq.spark.jobs.summary import Reason, ScheduleSummary
+
+EXAMPLE_CHARS: Final = 1000
+"""Of a row that stands for a reason."""
+_FORMAT: Final = "sandq"
+_RULES: Final = "org.apache.spark.sql.catalyst.optimizer"
+_IN_STEPS: Final = {"spark.sql.optimizer.excludedRules": f"{_RULES}.PushDownPredicates,{_RULES}.CollapseProject"}
+"""What one step computes the next ones use. Put together, each row would be taken apart again for each check."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Rows that were looked at."""
+
+    summary: ScheduleSummary
+    origin: Origin
+    made: Messages
+
+    def write_rejected(self, path: str) -> None:
+        """The bad rows as lines of JSON: the file, the reasons, and the row or its text. What an earlier run of the
+        same job wrote there goes."""
+        parts = [F.col(FILE).alias("file"), reasons(self.made.checks).alias("reasons")]
+        parts += [column.alias(name) for name, column in self.origin.shown.items()]
+        bad = self.made.frame.filter(is_bad(self.made.checks)).select(*parts)
+        observed = Observation()
+        bad.observe(observed, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").option(
+            "ignoreNullFields", "false"
+        ).json(path)
+        self._compare(observed, self.summary.rejected, "bad")
+
+    def send(self, options: Mapping[str, str]) -> int:
+        """The good rows, through the sink; how many. Blocks until all of them are stored."""
+        good = self.made.frame.filter(~is_bad(self.made.checks)).select(*self.message())
+        observed = Observation()
+        watched = good.observe(observed, F.count(F.lit(1)).alias("rows"))
+        watched.write.format(_FORMAT).options(**options).mode("append").save()
+        return int(observed.get["rows"])
+
+    def message(self) -> list[Column]:
+        """The sink's columns."""
+        return [column.alias(name) for name, column in self.made.columns.items()]
+
+    def _compare(self, observed: Observation, expected: int, what: str) -> None:
+        found = int(observed.get["rows"])
+        if found != expected:
+            raise SandqError(f"{expected:,} rows were {what}, and then {found:,}: the files were changed meanwhile")
+
+
+def check(
+    spark: SparkSession,
+    topic: str,
+    paths: Sequence[str],
+    mapping: RowMapping,
+    limits: Checks,
+    *,
+    kind: str | None = None,
+    read_options: Mapping[str, str] | None = None,
+    write_id: str | None = None,
+) -> Checked:
+    """Look at all rows. InvalidSetting, InvalidRequest when the files and the mapping do not fit together."""
+    began_s = time.monotonic()
+    files = find_files(spark, paths)
+    kind = kind_of(files, kind)
+    own = own_session(spark, {**cutting(files), **_IN_STEPS})
+    origin = read_files(own, [file.path for file in files], kind, read_options)
+    made = messages(origin, mapping, limits)
+    what = {"format": kind, "mapping": mapping.record(), "options": dict(read_options or {})}
+    found = _counts(origin, made)
+    if isinstance(origin, JsonOrigin) and found["rows"]:
+        _check_fields(made, found)
+    texts = zip(made.checks, range(len(made.checks)), strict=True)
+    summary = ScheduleSummary(
+        topic=topic,
+        write_id=write_id or write_id_of(topic, files, what),
+        files=len(files),
+        rows=found["rows"],
+        sent=0,
+        rejected=found["bad"] or 0,
+        reasons=[
+            Reason(one.text, found[f"failed_{at}"], found[f"example_{at}"].asDict(recursive=True))
+            for one, at in texts
+            if found[f"failed_{at}"]
+        ],
+        already_due=found["already_due"] or 0,
+        first_ms=found["first_ms"],
+        last_ms=found["last_ms"],
+        check_s=time.monotonic() - began_s,
+    )
+    return Checked(summary, origin, made)
+
+
+def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """A session of the same Spark with settings of its own: what was set in the caller's changes nothing here."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.session.timeZone", "UTC")
+    own.conf.set("spark.sql.ansi.enabled", "true")
+    own.conf.set("spark.sql.caseSensitive", "false")
+    own.conf.set("spark.sql.files.ignoreCorruptFiles", "false")
+    own.conf.set("spark.sql.files.ignoreMissingFiles", "false")
+    for name, value in settings.items():
+        if value:
+            own.conf.set(name, value)
+        else:
+            own.conf.unset(name)
+    return own
+
+
+def _counts(origin: Origin, made: Messages) -> dict[str, Any]:
+    """One pass: how many rows there are and are bad, of each check how many and one of them, and when they are due."""
+    now_ms = time.time_ns() // 1_000_000
+    bad = is_bad(made.checks)
+    flags = [F.coalesce(check.failed, F.lit(False)).alias(f"check_{at}") for at, check in enumerate(made.checks)]
+    there = [column.alias(f"there_{at}") for at, column in enumerate(made.mapped.values())]
+    shown = F.struct(F.col(FILE).alias("file"), *_example(origin)).alias("example")
+    looked = made.frame.select(*flags, *there, bad.alias("bad"), made.columns["deliver_at"].alias("at"), shown)
+    good_at = F.when(~F.col("bad"), F.col("at"))
+    counts = [
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if("bad").alias("bad"),
+        F.min(good_at).alias("first_ms"),
+        F.max(good_at).alias("last_ms"),
+        F.count_if(good_at <= now_ms).alias("already_due"),
+        *(F.count_if(f"there_{at}").alias(f"there_{at}") for at in range(len(there))),
+    ]
+    for at in range(len(flags)):
+        counts.append(F.count_if(f"check_{at}").alias(f"failed_{at}"))
+        example = F.first(F.when(F.col(f"check_{at}"), F.col("example")), ignorenulls=True)
+        counts.append(example.alias(f"example_{at}"))
+    (row,) = looked.agg(*counts).collect()
+    return dict(row.asDict(recursive=False))
+
+
+def _example(origin: Origin) -> list[Column]:
+    text = {name: F.to_json(column) if name == "row" else column for name, column in origin.shown.items()}
+    return [F.left(column, F.lit(EXAMPLE_CHARS)).alias(name) for name, column in text.items()]
+
+
+def _check_fields(made: Messages, found: Mapping[str, Any]) -> None:
+    """Nothing says which fields documents have: one that no row has is a mistake in the mapping."""
+    missing = [name for at, name in enumerate(made.mapped) if not found[f"there_{at}"]]
+    if missing:
+        raise InvalidSetting(f"no row has the field {' or '.join(map(repr, missing))}: nothing was sent")

@@ -1,0 +1,139 @@
+"""The files that a job reads, in an order that is always the same, and how they are cut for Spark.
+
+They are found through Hadoop's file systems, as Spark reads them: a local path, hdfs://, s3a://, ...; a directory with
+all that is below it, or a pattern ("in/*.csv"). Names that begin with "_" or "." are passed over, as Spark does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from sandq.model.errors import InvalidRequest
+from sandq.spark.jobs.session import first_line
+
+PARQUET: Final = "parquet"
+CSV: Final = "csv"
+JSON: Final = "json"
+KINDS: Final = (PARQUET, CSV, JSON)
+FILES_MAX: Final = 10_000
+"""Of one job; each costs the driver a few calls."""
+SPLIT_BYTES: Final = 8 << 20
+"""A Spark partition reads so much, or more when there would be more than SPLITS partitions."""
+OPEN_BYTES: Final = 1 << 20
+"""What opening a file counts for: small ones share a Spark partition."""
+SPLITS: Final = 2000
+"""Each Spark partition is a producer of its own to the broker, and a topic's partition remembers 10,000 of them."""
+_WRITE_ID_FORM: Final = 1
+"""Goes into write ids: another one whenever the same files would be cut or mapped in another way."""
+
+_ENDINGS: Final = {"parquet": PARQUET, "pq": PARQUET, "csv": CSV, "json": JSON, "jsonl": JSON, "ndjson": JSON}
+_PACKED: Final = frozenset({"gz", "bz2", "zst", "snappy", "lz4", "deflate"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file as it stood when it was looked for; `modified_ms` in epoch milliseconds."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+def find_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
+    """The files of these paths, each once, sorted. InvalidRequest when a path has none, or they are too many."""
+    found: dict[str, InputFile] = {}
+    for path in paths:
+        own = list(_below(spark, path))
+        if not own:
+            raise InvalidRequest(f"{path}: there is no file to read")
+        found.update((file.path, file) for file in own)
+        if len(found) > FILES_MAX:
+            raise InvalidRequest(f"{path}: with it there are more than {FILES_MAX:,} files; name fewer at a time")
+    return [found[path] for path in sorted(found)]
+
+
+def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
+    jvm: Any = spark._jvm
+    java: Any = spark._jsc
+    try:
+        place = jvm.org.apache.hadoop.fs.Path(path)
+        system = place.getFileSystem(java.hadoopConfiguration())
+        roots = [system.getFileStatus(place)] if system.exists(place) else list(system.globStatus(place) or ())
+        files = []
+        for root in roots:
+            if root.isFile():
+                files.append(_file(root))
+                continue
+            top = root.getPath().toString().rstrip("/")
+            listed = system.listFiles(root.getPath(), True)
+            while listed.hasNext() and len(files) <= FILES_MAX:
+                file = _file(listed.next())
+                parts = file.path.removeprefix(top).strip("/").split("/")
+                if not any(part.startswith(("_", ".")) for part in parts):
+                    files.append(file)
+        return files
+    except Exception as error:  # Java's, of a file system
+        raise InvalidRequest(f"{path}: it cannot be looked at: {first_line(error)[:500]}") from None
+
+
+def _file(status: Any) -> InputFile:
+    return InputFile(status.getPath().toString(), status.getLen(), status.getModificationTime())
+
+
+def kind_of(files: Sequence[InputFile], kind: str | None = None) -> str:
+    """What the files are, by their names unless that is said. InvalidRequest when the names do not tell."""
+    if kind is not None:
+        if kind not in KINDS:
+            raise InvalidRequest(f"format: one of {', '.join(KINDS)} is expected, not {kind!r}")
+        return kind
+    found: dict[str | None, str] = {}
+    for file in files:
+        found.setdefault(_guessed(file.path), file.path)
+    if len(found) == 1:
+        guessed = next(iter(found))
+        if guessed is not None:
+            return guessed
+    if None in found:
+        raise InvalidRequest(f"{found[None]}: its name does not tell its format; name it: {', '.join(KINDS)}")
+    raise InvalidRequest(f"the files are of several formats ({', '.join(found.values())}); read one at a time")
+
+
+def _guessed(path: str) -> str | None:
+    endings = path.rpartition("/")[2].lower().split(".")[1:]
+    while endings and endings[-1] in _PACKED:
+        endings.pop()
+    return _ENDINGS.get(endings[-1]) if endings else None
+
+
+def cutting(files: Sequence[InputFile]) -> dict[str, str]:
+    """Settings of Spark by which the files are always cut in the same way, whatever machine does it."""
+    total = sum(file.size for file in files) + len(files) * OPEN_BYTES
+    return {
+        "spark.sql.files.maxPartitionBytes": str(max(SPLIT_BYTES, -(-total // SPLITS))),
+        "spark.sql.files.openCostInBytes": str(OPEN_BYTES),
+        # Otherwise the number of cores counts.
+        "spark.sql.files.minPartitionNum": "1",
+        "spark.sql.files.maxPartitionNum": "",
+    }
+
+
+def write_id_of(topic: str, files: Sequence[InputFile], what: Mapping[str, Any]) -> str:
+    """A name that the same rows for the same topic always have: who writes them again writes nothing.
+
+    `what`: the format, the mapping and the options of the reader. A file counts as the same one when its path, size and
+    modification time are.
+    """
+    told = {
+        "form": _WRITE_ID_FORM,
+        "topic": topic,
+        "files": [[file.path, file.size, file.modified_ms] for file in files],
+        "what": what,
+    }
+    text = json.dumps(told, sort_keys=True, ensure_ascii=True)
+    return f"schedule-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

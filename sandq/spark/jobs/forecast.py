@@ -1,0 +1,82 @@
+"""The job forecast: how many messages of some topics come due when, as the brokers have counted them.
+
+Nothing is scanned and Spark is not needed: a broker keeps the number of messages of each second. It tells 3600 seconds,
+minutes or hours ahead, the first of which is what is left of the current one.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from sandq.client import Client
+from sandq.client.calls import each
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Duration, duration_ms, format_duration
+from sandq.protocol.requests_messages import BUCKETS_MAX
+from sandq.spark.jobs.calling import called
+from sandq.spark.jobs.summary import ForecastSummary, TopicForecast
+
+UNITS_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
+AHEAD: Final = "24h"
+SECONDS_UP_TO_MS: Final = 600_000
+"""Unless a unit is named: a span of ten minutes is shown by the second,"""
+MINUTES_UP_TO_MS: Final = 2 * 86_400_000
+"""one of two days by the minute, a longer one by the hour."""
+
+
+def forecast(
+    topics: Sequence[str] = (), *, ahead: Duration = AHEAD, unit: str | None = None, servers: Sequence[str] = ()
+) -> ForecastSummary:
+    """What comes due of these topics (none: of all) within `ahead` from now on.
+
+    InvalidRequest when the span has more than 3600 units; UnknownTopic.
+    """
+    return called(servers, lambda client: collect_forecast(client, topics, ahead=ahead, unit=unit))
+
+
+async def collect_forecast(
+    client: Client, topics: Sequence[str] = (), *, ahead: Duration = AHEAD, unit: str | None = None
+) -> ForecastSummary:
+    """The same, for a client that is there."""
+    began_s = time.monotonic()
+    ahead_ms = duration_ms(ahead)
+    unit = unit_of(ahead_ms, unit)
+    count = count_of(ahead_ms, unit)
+    names = list(dict.fromkeys(topics)) or [record.name for record in await client.admin.list_topics()]
+    found = await each(lambda name: client.admin.forecast(name, unit=unit, count=count), names)
+    parts = [TopicForecast(name, one.buckets, one.later) for name, one in zip(names, found, strict=True)]
+    now_ms = max((one.now_ms for one in found), default=time.time_ns() // 1_000_000)
+    return ForecastSummary(now_ms, unit, UNITS_MS[unit], count, parts, time.monotonic() - began_s)
+
+
+def unit_of(ahead_ms: int, unit: str | None) -> str:
+    """The unit that is asked for, or the one that suits a span. InvalidRequest when there is none of this name."""
+    if unit is None:
+        return "second" if ahead_ms <= SECONDS_UP_TO_MS else "minute" if ahead_ms <= MINUTES_UP_TO_MS else "hour"
+    if unit not in UNITS_MS:
+        raise InvalidRequest(f"unit: one of {', '.join(UNITS_MS)} is expected, not {unit!r}")
+    return unit
+
+
+def count_of(ahead_ms: int, unit: str) -> int:
+    """How many units a span has. InvalidRequest when brokers do not count so far ahead."""
+    count = -(-ahead_ms // UNITS_MS[unit])
+    if not 1 <= count <= BUCKETS_MAX:
+        most = format_duration(BUCKETS_MAX * UNITS_MS[unit])
+        raise InvalidRequest(
+            f"ahead: {format_duration(ahead_ms)} by the {unit}: brokers count {BUCKETS_MAX} of them ahead, {most}; "
+            + ("name a coarser unit" if unit != "hour" else "ask for less")
+        )
+    return count
+
+
+def write_csv(path: Path, rows: Iterable[dict[str, object]], columns: Sequence[str]) -> None:
+    """Rows with a line of headings; None is an empty cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,225 @@
+"""The job replay: messages of an archive are sent again, as they were, at once or at other times.
+
+    at once     in the order of their delivery times
+    shifted     each so much later than it was due (what is past by then is due at once)
+
+A rate caps how many come due in a second: those above it come later, in their order. Each Spark partition keeps to its
+share of the rate, so that nothing has to be sorted in one place.
+
+Running it again sends nothing twice, as with the job schedule: its write id follows from the files and from what is
+asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandq.client.options import DEFAULT_SERVER
+from sandq.client.points import shift_ms
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Duration, Instant, format_instant, instant_ms
+from sandq.spark.jobs.archive import archived
+from sandq.spark.jobs.session import failure
+from sandq.spark.options import SERVERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+RATE_MAX: Final = 1_000_000
+SHUFFLED: Final = 16
+"""Spark partitions of what is sent at a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary:
+    """What `replay` did; times are epoch milliseconds. `first_ms`, `last_ms`: of what is delivered at other times."""
+
+    topic: str
+    path: str
+    write_id: str
+    messages: int
+    first_ms: int | None
+    last_ms: int | None
+    dry_run: bool
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "replay",
+            "topic": self.topic,
+            "path": self.path,
+            "write_id": self.write_id,
+            "dry_run": self.dry_run,
+            "messages": self.messages,
+            "first": None if self.first_ms is None else format_instant(self.first_ms),
+            "last": None if self.last_ms is None else format_instant(self.last_ms),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        done = "would be sent" if self.dry_run else "sent"
+        found = [f"{self.topic}: {self.messages:,} messages of {self.path} {done}"]
+        if self.first_ms is not None and self.last_ms is not None:
+            found.append(f"  due       {format_instant(self.first_ms)} to {format_instant(self.last_ms)}")
+        return [*found, f"  took      {self.seconds:.1f} s", f"  write id  {self.write_id}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What of an archive is sent, and when. `rate`: messages a second."""
+
+    topics: tuple[str, ...] = ()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    where: str | None = None
+    shift_ms: int | None = None
+    start_ms: int | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate <= RATE_MAX:
+            raise InvalidRequest(f"rate: more than 0 and up to {RATE_MAX:,} messages a second, not {self.rate}")
+        if self.rate is not None and self.start_ms is None:
+            raise InvalidRequest("rate: it counts from an instant; name it: start")
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    *,
+    topics: Sequence[str] = (),
+    since: Instant | None = None,
+    until: Instant | None = None,
+    where: str | None = None,
+    shift: Duration | None = None,
+    start: Instant | None = None,
+    rate: float | None = None,
+    write_id: str | None = None,
+    dry_run: bool = False,
+    servers: Sequence[str] = (),
+) -> ReplaySummary:
+    """Send messages of an archive to a topic.
+
+    `topics`, `since`, `until` (delivery times, the end not included) and `where` (SQL over the archive's columns)
+    choose them. `shift`: each is due so much after its old delivery time; negative is before. `rate`: a second takes
+    no more than that, counted from `start` on, before which nothing is due. `dry_run`: only count. InvalidRequest when
+    something cannot be as it is asked for; after any other error the same call sends what is missing.
+    """
+    asked = asked_for(topics=topics, since=since, until=until, where=where, shift=shift, start=start, rate=rate)
+    began_s = time.monotonic()
+    try:
+        sent = _run(spark, path, topic, asked, write_id, servers, dry_run)
+    except Exception as error:
+        raise failure(error, "replay") from error
+    return ReplaySummary(topic, path, *sent, dry_run, time.monotonic() - began_s)
+
+
+def asked_for(
+    *,
+    topics: Sequence[str] = (),
+    since: Instant | None = None,
+    until: Instant | None = None,
+    where: str | None = None,
+    shift: Duration | None = None,
+    start: Instant | None = None,
+    rate: float | None = None,
+) -> Replayed:
+    """The arguments of `replay`, checked. InvalidRequest, InvalidTime."""
+    return Replayed(
+        tuple(topics),
+        None if since is None else instant_ms(since),
+        None if until is None else instant_ms(until),
+        where,
+        None if shift is None else shift_ms(shift),
+        None if start is None else instant_ms(start),
+        rate,
+    )
+
+
+def _run(
+    spark: SparkSession, path: str, topic: str, asked: Replayed, write_id: str | None, servers: Sequence[str], dry: bool
+) -> tuple[str, int, int | None, int | None]:
+    from pyspark.sql import functions as F
+
+    from sandq.spark.jobs.checking import own_session
+    from sandq.spark.jobs.files import cutting, find_files, write_id_of
+
+    files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
+    name = write_id or write_id_of(topic, files, {"replay": repr(asked)})
+    # Each attempt must have the same rows in the same Spark partitions.
+    fixed = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(SHUFFLED)}
+    own = own_session(spark, {**cutting(files), **fixed})
+    rows = timed(chosen(archived(own, path), asked), asked)
+    counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms")).collect()[0]
+    if not dry and counted[0]:
+        sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
+        options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
+        columns = ("key", "value", "headers", "deliver_at")
+        sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
+    return name, counted[0], counted[1], counted[2]
+
+
+def is_asked(file: str, asked: Replayed) -> bool:
+    """Whether a file of an archive may have something of this: the directories that it is in tell topic and day."""
+    parts = dict(part.split("=", 1) for part in file.split("/") if "=" in part)
+    if asked.topics and parts.get("topic") not in asked.topics:
+        return False
+    day = parts.get("date", "")
+    first = "" if asked.since_ms is None else format_instant(asked.since_ms)[:10]
+    return first <= day and (asked.until_ms is None or day <= format_instant(asked.until_ms)[:10])
+
+
+def chosen(rows: DataFrame, asked: Replayed) -> DataFrame:
+    """Those that are asked for."""
+    from pyspark.sql import functions as F
+
+    if asked.topics:
+        rows = rows.where(F.col("topic").isin(list(asked.topics)))
+    for bound_ms, is_end in ((asked.since_ms, False), (asked.until_ms, True)):
+        if bound_ms is not None:
+            at, date = F.timestamp_millis(F.lit(bound_ms)), F.date_from_unix_date(F.lit(bound_ms // 86_400_000))
+            # The day names directories: those of other days are not opened.
+            in_time = (F.col("deliver_at") < at) if is_end else (F.col("deliver_at") >= at)
+            rows = rows.where(in_time & ((F.col("date") <= date) if is_end else (F.col("date") >= date)))
+    return rows if asked.where is None else rows.where(asked.where)
+
+
+def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
+    """With `due_ms`: when each is to be due (null: at once), in each Spark partition in the order of time.
+
+    The k-th of a partition is due no earlier than k steps after any one before it would have been: the k-th time is
+    k * step + max over j <= k of (time_j - j * step).
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    order = ("deliver_at", "topic", "partition", "offset")
+    wanted = _wanted(asked)
+    if asked.rate is None:
+        return rows.sortWithinPartitions(*order).withColumn("due_ms", wanted)
+    slots = max(1, rows.rdd.getNumPartitions())
+    step = F.lit(1000 * slots / asked.rate)
+    window = Window.partitionBy("slot").orderBy(*order)
+    return (
+        rows.withColumn("slot", F.spark_partition_id())
+        .withColumn("place", F.row_number().over(window) - 1)
+        .withColumn("ahead", F.max(wanted - F.col("place") * step).over(window))
+        .withColumn("due_ms", F.ceil(F.col("place") * step + F.col("ahead")).cast("bigint"))
+    )
+
+
+def _wanted(asked: Replayed) -> Column:
+    """When each would be due if any number could be."""
+    from pyspark.sql import functions as F
+
+    start = F.lit(asked.start_ms).cast("bigint")
+    if asked.shift_ms is None:
+        return start
+    shifted = F.unix_millis("deliver_at") + F.lit(asked.shift_ms)
+    return shifted if asked.start_ms is None else F.greatest(shifted, start)

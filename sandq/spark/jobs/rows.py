@@ -1,0 +1,201 @@
+"""Rows of files as messages, and what is wrong with each, in Spark's own expressions: no Python runs row by row.
+
+A row's message has the sink's columns. A check is a text and a condition; a row is good when no condition holds. What
+is checked here is all that the sink would refuse: it stops at the first bad row, which is too late.
+
+Nothing depends on when it is computed: the same row is good or bad, and gives the same message, whenever it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from sandq.client.checks import Checks
+from sandq.model.limits import FIXED
+from sandq.spark.jobs.instants import instant, whole_number, wrong_instant
+from sandq.spark.jobs.mapping import EVERY, HEADER, RowMapping
+from sandq.spark.jobs.origins import Field, Origin
+from sandq.spark.jobs.row_headers import all_headers, named_headers, wrong_headers, wrong_named
+from sandq.spark.sink_columns import DELAY_MAX_MS
+
+_BYTES: Final = ("value", "key", "unique_key")
+_NESTED: Final = ("struct", "array", "map")
+_RAW_HEADERS: Final = "raw headers"
+
+
+@dataclass(frozen=True)
+class Check:
+    """`text` says what is wrong with a row where `failed` is true; a null is not."""
+
+    text: str
+    failed: Column
+
+
+@dataclass(frozen=True)
+class Messages:
+    """`frame`: the rows with what is named here as columns of their own. `columns`: those of the sink; `checks`: what
+    makes a row a bad one; `mapped`: for each column of the files that is made use of, whether a row has it."""
+
+    frame: DataFrame
+    columns: dict[str, Column]
+    checks: list[Check]
+    mapped: dict[str, Column]
+
+
+def messages(origin: Origin, mapping: RowMapping, limits: Checks) -> Messages:
+    """InvalidSetting when a column is not there, or can never become what it is mapped on."""
+    asked = {
+        name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
+    }
+    asked |= {f"{HEADER}{name}": origin.field(of) for name, of in mapping.headers.items()}
+    if "value" not in asked:
+        asked["value"] = _object(origin, mapping)
+    if "headers" in asked:
+        # Whether there is anything, even if it is no map.
+        asked[_RAW_HEADERS] = origin.field(mapping.columns["headers"])
+    # Each step is a projection of its own: what the next one uses several times is computed once.
+    frame, values = _staged(origin.frame, "field", {name: field.value for name, field in asked.items()})
+    fields = {name: Field(values[name], field.kind) for name, field in asked.items()}
+    frame, columns = _staged(frame, "message", _made(fields, mapping))
+    broken = [Check(text, failed) for text, failed in origin.corrupt.items()]
+    # A row that cannot be read has nothing to say about its parts.
+    is_whole = ~_any([check.failed for check in broken])
+    own = _checks(fields, columns, mapping, limits)
+    checks = [*broken, *(Check(check.text, is_whole & check.failed) for check in own)]
+    frame, failed = _staged(frame, "check", {str(at): _true(check.failed) for at, check in enumerate(checks)})
+    named = {**mapping.columns, **{f"{HEADER}{name}": of for name, of in mapping.headers.items()}}
+    return Messages(
+        frame,
+        columns,
+        [Check(check.text, failed[str(at)]) for at, check in enumerate(checks)],
+        {of: values[_RAW_HEADERS if name == "headers" else name].isNotNull() for name, of in named.items()},
+    )
+
+
+def _staged(frame: DataFrame, step: str, made: Mapping[str, Column]) -> tuple[DataFrame, dict[str, Column]]:
+    """The frame with these columns as well, and how they are named there."""
+    names = {name: f"_sandq_{step}_{at}" for at, name in enumerate(made)}
+    staged = frame.select("*", *(column.alias(names[name]) for name, column in made.items()))
+    return staged, {name: F.col(own) for name, own in names.items()}
+
+
+def _true(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def _any(conditions: list[Column]) -> Column:
+    found = F.lit(False)
+    for condition in conditions:
+        found = found | _true(condition)
+    return found
+
+
+def is_bad(checks: list[Check]) -> Column:
+    """Whether any check failed."""
+    return _any([check.failed for check in checks])
+
+
+def reasons(checks: list[Check]) -> Column:
+    """The texts of the checks that failed, as an array."""
+    return F.array_compact(F.array(*(F.when(check.failed, F.lit(check.text)) for check in checks)))
+
+
+def as_text(field: Field) -> Column:
+    """Text as it is, numbers and times as Spark writes them, structures as JSON."""
+    if field.kind.startswith(_NESTED):
+        return F.to_json(field.value, {"ignoreNullFields": "false"})
+    return field.value.cast("string")
+
+
+def as_bytes(field: Field) -> Column:
+    """The same in UTF-8; bytes as they are."""
+    return field.value if field.kind == "binary" else as_text(field).cast("binary")
+
+
+def _object(origin: Origin, mapping: RowMapping) -> Field:
+    """The value of which JSON is made."""
+    if mapping.value_json == (EVERY,):
+        return origin.every()
+    return Field(F.struct(*(origin.part(name).alias(name) for name in mapping.value_json)), "struct")
+
+
+# ------------------------------------------------------------------------------------------------ the message
+
+
+def _made(fields: Mapping[str, Field], mapping: RowMapping) -> dict[str, Column]:
+    """The sink's columns."""
+    made = {name: as_bytes(fields[name]) for name in _BYTES if name in fields}
+    made["deliver_at"] = F.lit(None).cast("bigint")
+    if "deliver_at" in fields:
+        made["deliver_at"] = instant(fields["deliver_at"], mapping.time_zone)
+    for name in ("delay_ms", "ttl_ms"):
+        if name in fields:
+            made[name] = whole_number(fields[name], name)
+    if mapping.default_delay_ms is not None:
+        default = F.lit(mapping.default_delay_ms).cast("bigint")
+        made["delay_ms"] = F.when(~_says_when(fields), default).otherwise(
+            made.get("delay_ms", F.lit(None).cast("bigint"))
+        )
+    headers = all_headers(fields["headers"]) if "headers" in fields else named_headers(_named(fields))
+    if headers is not None:
+        made["headers"] = headers
+    return made
+
+
+def _named(fields: Mapping[str, Field]) -> dict[str, Field]:
+    return {name[len(HEADER) :]: field for name, field in fields.items() if name.startswith(HEADER)}
+
+
+def _says_when(fields: Mapping[str, Field]) -> Column:
+    given = [fields[name].value.isNotNull() for name in ("deliver_at", "delay_ms") if name in fields]
+    return _any(given)
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong with it
+
+
+def _checks(
+    fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping, limits: Checks
+) -> Iterator[Check]:
+    yield Check("value: missing", made["value"].isNull())
+    most = {"value": limits.message_bytes, "key": limits.key_bytes, "unique_key": FIXED.unique_key_bytes}
+    for name in _BYTES:
+        if name in made:
+            yield Check(f"{name}: more than {most[name]:,} bytes", F.octet_length(made[name]) > most[name])
+    if "unique_key" in made:
+        yield Check("unique_key: empty", F.octet_length(made["unique_key"]) == 0)
+    if {"key", "unique_key"} <= set(made):
+        yield Check("key: it differs from the unique_key, which routes the message", made["key"] != made["unique_key"])
+    yield from _time_checks(fields, made, mapping)
+    if "headers" in fields:
+        own = fields["headers"]
+        yield Check("headers: not a JSON object", fields[_RAW_HEADERS].value.isNotNull() & own.value.isNull())
+        wrong = wrong_headers(own, limits.headers_bytes)
+    else:
+        wrong = wrong_named(_named(fields), limits.headers_bytes)
+    for text, failed in wrong.items():
+        yield Check(f"headers: {text}", failed)
+
+
+def _time_checks(fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping) -> Iterator[Check]:
+    if "deliver_at" in fields:
+        wrong = wrong_instant(fields["deliver_at"], made["deliver_at"], mapping.time_zone)
+        for text, failed in wrong.items():
+            yield Check(f"deliver_at: {text}", failed)
+    for name, least in (("delay_ms", 0), ("ttl_ms", 1)):
+        if name in fields:
+            number = made[name]
+            is_none = number.isNull() | (number < least) | (number > DELAY_MAX_MS)
+            text = f"{name}: not a whole number of milliseconds within {least}..{DELAY_MAX_MS}"
+            yield Check(text, fields[name].value.isNotNull() & is_none)
+    if {"deliver_at", "delay_ms"} <= set(fields):
+        both = fields["deliver_at"].value.isNotNull() & fields["delay_ms"].value.isNotNull()
+        yield Check("delay_ms: deliver_at is there as well; one of them says when", both)
+    if mapping.default_delay_ms is None:
+        names = " and ".join(name for name in ("deliver_at", "delay_ms") if name in fields)
+        yield Check(f"{names}: missing, and there is no default delay", ~_says_when(fields))

@@ -1,0 +1,133 @@
+"""The job sql: a query over messages that are archived, due, and pending.
+
+The view `messages` has every message of the topics once. What the archive has, it has without a gap up to its last
+offset in each partition; the brokers are asked for what lies behind that only, wherever it still is. Pending messages
+are as they stand when they are read: one that is moved meanwhile may be seen twice or not at all.
+
+    topic, partition, offset, message_id, key, value, headers map<string,string>, timestamp, deliver_at,
+    archived boolean
+
+Keys, values and headers are texts here (UTF-8).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from sandq.client.options import DEFAULT_SERVER
+from sandq.model import offsets as offset_model
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import Instant, format_instant, instant_ms
+from sandq.spark.jobs.archive import archived
+from sandq.spark.jobs.session import failure
+from sandq.spark.options import SERVERS
+from sandq.spark.source import behind
+from sandq.sync import connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+VIEW: Final = "messages"
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def sql(
+    spark: SparkSession,
+    query: str,
+    topics: Sequence[str],
+    *,
+    archive: str | None = None,
+    views: Mapping[str, str] | None = None,
+    since: Instant | None = None,
+    until: Instant | None = None,
+    servers: Sequence[str] = (),
+) -> DataFrame:
+    """The result of a query over the view `messages`, which holds these topics.
+
+    `archive`: the directory of the job archive. `views`: further views by name, each a query, in this order (`{"tasks":
+    "select topic as queue, * from messages"}`). `since` and `until` (not included) bound the delivery times that are
+    read at all. InvalidRequest when the query is wrong.
+    """
+    if not topics:
+        raise InvalidRequest("sql: name the topics that are asked about")
+    for name in views or {}:
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(f"view {name!r}: a name of letters, digits and _ is expected")
+    try:
+        messages(spark, topics, archive=archive, since=since, until=until, servers=servers).createOrReplaceTempView(
+            VIEW
+        )
+        for name, text in (views or {}).items():
+            spark.sql(text).createOrReplaceTempView(name)
+        return spark.sql(query)
+    except Exception as error:
+        raise failure(error, "sql") from error
+
+
+def messages(
+    spark: SparkSession,
+    topics: Sequence[str],
+    *,
+    archive: str | None = None,
+    since: Instant | None = None,
+    until: Instant | None = None,
+    servers: Sequence[str] = (),
+) -> DataFrame:
+    """Every message of these topics, once: the columns above."""
+    from pyspark.sql import functions as F
+
+    address = ",".join(servers) or DEFAULT_SERVER
+    with connect(*address.split(","), name="sandq-sql") as client:
+        counts = {topic: len(client.admin.topic(topic).partitions) for topic in topics}
+    options = {SERVERS: address, "subscribe": ",".join(topics), "view": "all", "includeHeaders": "true"}
+    if until is not None:
+        options["endingTimestamp"] = str(instant_ms(until))
+    old = None
+    if archive is not None:
+        # Which files that is, is settled here: a run of archive that ends meanwhile changes neither part.
+        old = archived(spark, archive).where(F.col("topic").isin(list(topics)))
+        options |= {"startingOffsets": json.dumps(_starts(old, counts)), "failOnDataLoss": "false"}
+    elif since is not None:
+        options["startingTimestamp"] = str(instant_ms(since))
+    live = _columns(spark.read.format("sandq").options(**options).load(), F.lit(False))
+    found = live if old is None else live.unionByName(_columns(old, F.lit(True)))
+    for bound, below in ((since, False), (until, True)):
+        if bound is not None:
+            at = F.lit(format_instant(instant_ms(bound))).cast("timestamp")
+            found = found.where(F.col("deliver_at") < at if below else F.col("deliver_at") >= at)
+    return found
+
+
+def _starts(old: DataFrame, counts: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Behind the last offset that is archived of each partition; the earliest where there is none."""
+    from pyspark.sql import functions as F
+
+    starts = {topic: {str(partition): "earliest" for partition in range(count)} for topic, count in counts.items()}
+    for row in old.groupBy("topic", "partition").agg(F.max("offset").alias("last")).collect():
+        last = behind(offset_model.from_text(row["last"]))
+        starts[row["topic"]][str(row["partition"])] = offset_model.to_text(last)
+    return starts
+
+
+def _columns(frame: DataFrame, is_archived: Column) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    pairs: Any = F.transform(
+        F.coalesce("headers", F.array()),
+        lambda one: F.struct(one["key"].alias("key"), one["value"].cast("string").alias("value")),
+    )
+    return frame.select(
+        "topic",
+        "partition",
+        "offset",
+        "message_id",
+        F.col("key").cast("string").alias("key"),
+        F.col("value").cast("string").alias("value"),
+        F.map_from_entries(pairs).alias("headers"),
+        "timestamp",
+        "deliver_at",
+        is_archived.alias("archived"),
+    )

@@ -1,0 +1,213 @@
+"""Three brokers in processes of their own, and drivers of Spark: what is killed in the middle of it costs no message
+and doubles none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.spark.jobs.archive import archived
+from tests.faults.cluster_process import ClusterProcess
+from tests.spark.helpers import values
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
+    """Topics "a" and "b" with a replica on each node."""
+    place = tmp_path / "nodes"
+    place.mkdir()
+    made = ClusterProcess(place)
+
+    async def create() -> None:
+        async with made.connect() as client:
+            await made.create(client, "a", partitions=2)
+            await client.admin.create_topic("b", partitions=2, replicas=3)
+
+    try:
+        made.start()
+        trio.run(create)
+        yield made
+    finally:
+        made.close()
+
+
+def servers(cluster: ClusterProcess) -> str:
+    return ",".join(node.address for node in cluster.nodes.values())
+
+
+def fill(cluster: ClusterProcess, count: int) -> None:
+    async def main() -> None:
+        async with cluster.connect() as client, client.producer("a") as producer:
+            receipts = await producer.send_many([b"%d" % number for number in range(count)])
+            await receipts
+
+    trio.run(main)
+
+
+def kill_leader(cluster: ClusterProcess, topic: str) -> str:
+    """SIGKILL to the node that leads partition 0."""
+
+    async def main() -> str:
+        async with cluster.connect() as client:
+            return await cluster.leader(client, topic)
+
+    name = trio.run(main)
+    cluster.kill(name)
+    return name
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    """Until something is there that another process makes."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until_s, "it did not happen in time"
+        time.sleep(0.01)
+
+
+class Gate:
+    """Rows that pass through it stop, in each task, after so many, until it is opened."""
+
+    def __init__(self, place: Path, after: int) -> None:
+        self.place = place
+        self._after = after
+        place.mkdir()
+
+    def through(self, rows: Any) -> Any:
+        """An RDD that passes through it."""
+        reached, opened, after, patience_s = self.place / "reached", self.place / "opened", self._after, PATIENCE_S
+
+        def wait(part: Iterator[Any]) -> Iterator[Any]:
+            for number, row in enumerate(part):
+                yield row
+                if number == after:
+                    reached.touch()
+                    until_s = time.monotonic() + patience_s
+                    while not opened.exists() and time.monotonic() < until_s:
+                        time.sleep(0.01)
+
+        return rows.mapPartitions(wait)
+
+    def wait(self) -> None:
+        wait_for((self.place / "reached").exists)
+
+    def open(self) -> None:
+        (self.place / "opened").touch()
+
+
+def together(work: Callable[[], Any], then: Callable[[], None]) -> Any:
+    """`work`, while `then` is done in a thread: Spark knows its session in this one only."""
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(then)
+        found = work()
+        doing.result()
+    return found
+
+
+def test_a_broker_is_killed_during_a_read(spark: Any, cluster: ClusterProcess, tmp_path: Path) -> None:
+    fill(cluster, 60_000)
+    gate = Gate(tmp_path / "gate", after=100)
+    frame = spark.read.format("sandq").options(**{"sandq.bootstrap.servers": servers(cluster), "subscribe": "a"}).load()
+
+    def meanwhile() -> None:
+        gate.wait()
+        kill_leader(cluster, "a")
+        gate.open()
+
+    got = together(lambda: gate.through(frame.select("value").rdd).collect(), meanwhile)
+    assert sorted(int(row.value) for row in got) == [*range(60_000)]
+
+
+def test_a_broker_is_killed_during_a_write(spark: Any, cluster: ClusterProcess, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", after=25_000)
+    numbers = spark.sparkContext.parallelize(range(60_000), 2).map(lambda number: (str(number), str(number % 100)))
+    frame = spark.createDataFrame(gate.through(numbers), "value string, key string")
+
+    def write() -> None:
+        options = {"sandq.bootstrap.servers": servers(cluster), "topic": "b"}
+        frame.write.format("sandq").mode("append").options(**options).save()
+
+    def meanwhile() -> None:
+        gate.wait()
+        kill_leader(cluster, "b")
+        gate.open()
+
+    together(write, meanwhile)
+    assert stored(cluster, "b", 60_000) == [*range(60_000)]
+
+
+def stored(cluster: ClusterProcess, topic: str, count: int) -> list[int]:
+    """The numbers in a topic, sorted, once there are so many."""
+
+    async def main() -> list[int]:
+        async with cluster.connect() as client:
+            with trio.fail_after(PATIENCE_S):
+                while True:
+                    found = [int(m.value) for part in (0, 1) async for m in client.fetch(topic, part)]
+                    if len(found) >= count:
+                        return sorted(found)
+                    await trio.sleep(0.1)  # until it is closed up to there
+
+    return trio.run(main)
+
+
+PROGRAM = """
+import sys, threading
+from sandq.spark import jobs
+
+servers, archive, checkpoint = sys.argv[1:]
+with jobs.session() as spark:
+    options = {"sandq.bootstrap.servers": servers}
+    frame = spark.readStream.format("sandq").options(subscribe="a", maxOffsetsPerTrigger=10000, **options).load()
+    query = (
+        frame.writeStream.format("sandq").options(topic="b", checkpointLocation=checkpoint, **options)
+        .trigger(availableNow=True).start()
+    )
+    jobs.archive(spark, ["a"], archive, servers=servers.split(","), batch_messages=10000)
+    query.awaitTermination()
+"""
+
+
+def run_until(command: list[str], log: Path, reached: Callable[[], object] | None) -> None:
+    """Run a driver to its end; or kill it, with all that it started, as soon as something is reached."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(sandq.__file__).parents[1])}
+    with log.open("wb") as said:
+        driver = subprocess.Popen(
+            command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environ
+        )
+        try:
+            if reached is None:
+                assert driver.wait(PATIENCE_S) == 0, log.read_text()
+            else:
+                wait_for(lambda: reached() or driver.poll() is not None)
+                assert driver.poll() is None, log.read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+
+
+def test_a_driver_is_killed_between_batches_and_commits(spark: Any, cluster: ClusterProcess, tmp_path: Path) -> None:
+    fill(cluster, 30_000)
+    archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
+    command = [sys.executable, "-c", PROGRAM, servers(cluster), str(archive), str(checkpoint)]
+    log = tmp_path / "log"
+    run_until(command, log, lambda: [*archive.glob("topic=a/*/*.parquet")] and (checkpoint / "offsets" / "1").exists())
+    assert not (archive / "_checkpoint" / "commits" / "2").exists(), "it was killed before its end"
+    assert not (checkpoint / "commits" / "2").exists()
+    run_until(command, log, None)
+    assert values(archived(spark, str(archive))) == [*range(30_000)]
+    assert stored(cluster, "b", 30_000) == [*range(30_000)]

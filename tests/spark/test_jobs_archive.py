@@ -1,0 +1,110 @@
+"""The jobs archive, sql and replay, one after the other over the same messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.errors import InvalidRequest, SandqError
+from sandq.model.times import instant_ms
+from sandq.spark import jobs
+from sandq.spark.jobs.archive import archived
+from sandq.testing import Broker
+from tests.spark.helpers import fill, reading, values
+
+START_MS = instant_ms("2030-01-01T00:00:00Z")
+
+
+def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("welcome_emails", partitions=2)
+    node.create_topic("other", partitions=1)
+    place = str(tmp_path / "archive")
+    servers = [node.address]
+    fill(node, "welcome_emails", range(300))
+    fill(node, "other", range(300, 350))
+    fill(node, "welcome_emails", range(350, 400), delay="30h")
+    node.advance("1m")
+    told: list[tuple[int, int]] = []
+    run = jobs.archive(
+        spark,
+        ["welcome_emails", "other"],
+        place,
+        servers=servers,
+        batch_messages=200,
+        progress=lambda *so: told.append(so),
+    )
+    assert run.messages == 350 and run.batches >= 2 and told[-1] == (350, run.batches)
+    assert jobs.archive(spark, ["welcome_emails", "other"], place, servers=servers).messages == 0
+    assert values(archived(spark, place)) == [*range(350)]
+    assert sorted(path.name for path in (tmp_path / "archive").glob("topic=*/*")) == ["date=2030-01-01"] * 2
+    fill(node, "welcome_emails", range(400, 420))
+    node.advance("1m")
+
+    def ask(query: str, **options: Any) -> list[Any]:
+        return jobs.sql(spark, query, ["welcome_emails", "other"], archive=place, servers=servers, **options).collect()
+
+    rows = ask("select value, archived from messages")
+    assert sorted(int(row.value) for row in rows) == [*range(420)], "each once"
+    assert {int(row.value) for row in rows if row.archived} == {*range(350)}
+    # What is archived may be trimmed.
+    rows = ask("select topic, count(*) as n from messages group by topic order by topic", until="2030-01-01T12:00:00Z")
+    assert [tuple(row) for row in rows] == [("other", 50), ("welcome_emails", 320)]
+    rows = ask(
+        "select * from tasks where queue = 'welcome_emails' and deliver_at between '2030-01-02' and '2030-01-03' "
+        "and get_json_object(headers['meta'], '$.lang') = 'de'",
+        views={"tasks": "select topic as queue, * from messages"},
+    )
+    assert rows == []
+    with node.client() as client:
+        client.produce("welcome_emails", b"420", headers={"meta": '{"lang": "de"}'}, deliver_at="2030-01-02T08:00:00Z")
+    (row,) = ask(
+        "select * from tasks where queue = 'welcome_emails' and deliver_at between '2030-01-02' and '2030-01-03' "
+        "and get_json_object(headers['meta'], '$.lang') = 'de'",
+        views={"tasks": "select topic as queue, * from messages"},
+    )
+    assert row.value == "420" and row.topic == "welcome_emails" and not row.archived
+    with pytest.raises(SandqError, match="nonsense"):
+        ask("select nonsense from messages")
+    with pytest.raises(InvalidRequest, match="view"):
+        ask("select 1", views={"a b": "select 1"})
+
+
+def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("t", partitions=2)
+    node.create_topic("again", partitions=3)
+    place = str(tmp_path / "archive")
+    servers = [node.address]
+    with node.client() as client, client.producer("t") as producer:
+        for number in range(200):
+            producer.send(
+                b"%d" % number,
+                key=b"k%d" % (number % 5),
+                headers={"n": str(number)},
+                deliver_at=START_MS + 1000 * number,
+            )
+    node.advance("1h")
+    jobs.archive(spark, ["t"], place, servers=servers)
+    options: dict[str, Any] = {"servers": servers, "until": START_MS + 100_000}
+    shifted = {**options, "shift": "1d", "where": "cast(cast(value as string) as int) % 2 = 0"}
+    assert jobs.replay(spark, place, "again", dry_run=True, **shifted).messages == 50
+    told = jobs.replay(spark, place, "again", **shifted)
+    assert (told.messages, told.first_ms, told.last_ms) == (50, START_MS + 86_400_000, START_MS + 86_400_000 + 98_000)
+    jobs.replay(spark, place, "again", **shifted)
+    rows = reading(spark.read, node, subscribe="again", view="pending", includeHeaders=True).load().collect()
+    assert sorted(int(row.value) for row in rows) == [*range(0, 100, 2)], "once, however often it runs"
+    for row in rows:
+        number = int(row.value)
+        assert bytes(row.key) == b"k%d" % (number % 5) and row.headers[0].value == str(number).encode()
+        assert int(row.deliver_at.timestamp() * 1000) == START_MS + 86_400_000 + 1000 * number
+    start_ms = START_MS + 7_200_000
+    capped = jobs.replay(spark, place, "again", start=start_ms, rate=10, **options)
+    assert capped.messages == 100 and capped.first_ms == start_ms
+    window = {"startingTimestamp": start_ms, "endingTimestamp": start_ms + 3_600_000}
+    rows = reading(spark.read, node, subscribe="again", view="pending", **window).load().collect()
+    times = sorted(int(row.deliver_at.timestamp() * 1000) for row in rows)
+    assert len(times) == 100
+    assert all(later - earlier >= 1000 for earlier, later in zip(times, times[11:], strict=False)), "10 a second"
+    with pytest.raises(InvalidRequest, match="rate"):
+        jobs.replay(spark, place, "again", rate=10, servers=servers)

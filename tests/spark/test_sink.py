@@ -1,0 +1,174 @@
+"""The sink through Spark: each row once, also when tasks fail and streams begin anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.testing import Broker
+
+
+def writing(writer: Any, node: Broker, **options: str) -> Any:
+    return writer.format("sandq").options(**{"sandq.bootstrap.servers": node.address, **options})
+
+
+def write(frame: Any, node: Broker, **options: str) -> None:
+    writing(frame.write, node, **options).mode("append").save()
+
+
+def numbers(node: Broker, topic: str = "t") -> list[int]:
+    with node.client() as client:
+        return sorted(int((m.value or b"").split()[0]) for m in client.messages(topic).list(values=True))
+
+
+def failing(node: Broker, last: int) -> Any:
+    """A function of rows' numbers that fails at this one at the first attempt, once some rows are stored."""
+    from pyspark.sql.functions import udf
+
+    address = node.address
+
+    def checked(number: int) -> int:
+        import time
+
+        from pyspark import TaskContext
+
+        import sandq.sync
+
+        if number != last or TaskContext.get().attemptNumber():
+            return number
+        with sandq.sync.connect(address) as client:
+            for _ in range(2000):
+                if sum(row["messages"] for row in client.admin.stats("t")):
+                    raise RuntimeError("this attempt fails")
+                time.sleep(0.005)
+        raise AssertionError("nothing was stored")
+
+    return udf(checked, "long", useArrow=False)("id")
+
+
+LARGE = "concat(id, repeat(' ', 500)) AS value"
+"""Chunks are sent by the 16 MB: so large are the rows that some are sent before a task fails."""
+
+
+def test_a_batch_whose_tasks_fail(spark: Any, node: Broker) -> None:
+    node.create_topic("t", partitions=3)
+    rows = spark.range(0, 100_000, numPartitions=2).withColumn("id", failing(node, 45_000))
+    write(rows.selectExpr(LARGE, "concat('k', id % 100) AS key"), node, topic="t")
+    assert numbers(node) == [*range(100_000)]
+
+
+def test_a_write_under_one_name(spark: Any, node: Broker) -> None:
+    node.create_topic("t")
+    frame = spark.range(1000).selectExpr("CAST(id AS STRING) AS value")
+    write(frame, node, topic="t", writeId="w")
+    write(frame, node, topic="t", writeId="w")
+    assert numbers(node) == [*range(1000)]
+    write(frame, node, topic="t")
+    assert len(numbers(node)) == 2000
+    with pytest.raises(Exception, match="the rows differ between attempts of a task"):
+        write(frame.selectExpr("concat(value, ' ') AS value"), node, topic="t", writeId="w")
+
+
+def test_all_columns_and_what_was_read(spark: Any, node: Broker) -> None:
+    node.create_topic("t", partitions=2)
+    node.create_topic("u", partitions=2)
+    write(
+        spark.range(100).selectExpr(
+            "CAST(id AS STRING) AS value",
+            "concat('k', id) AS key",
+            "map('n', CAST(id AS STRING)) AS headers",
+            "CASE WHEN id % 2 = 0 THEN timestamp_millis(1000000000000 + id) END AS deliver_at",
+            "CASE WHEN id % 2 = 1 THEN 0 END AS delay_ms",
+            "60000 AS ttl_ms",
+            "'t' AS topic",
+        ),
+        node,
+    )
+    options = {"sandq.bootstrap.servers": node.address, "subscribe": "t", "includeHeaders": "true"}
+    node.advance("1m")
+    read = spark.read.format("sandq").options(**options).load()
+    assert {row.value: (row.key, row.headers[0].value) for row in read.collect()} == {
+        b"%d" % n: (b"k%d" % n, b"%d" % n) for n in range(100)
+    }
+    write(read, node, topic="u", writeId="copy")
+    with node.client() as client:
+        found = {message.value: message for message in client.messages("u").list(values=True)}
+    assert len(found) == 100
+    assert (found[b"7"].key, found[b"7"].headers) == (b"k7", {"n": b"7"})
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "says"),
+    [
+        (("id AS value",), {}, "value: the type binary or string is expected, not bigint; cast it"),
+        (("'x' AS value", "id AS priority"), {}, "priority: no such column; there are value, key"),
+        (("'x' AS value",), {"onconflict": "x"}, "onConflict: one of ignore, replace, reject is expected"),
+        (("'x' AS value", "-1L AS delay_ms"), {}, r"row 0 of Spark partition 0 .*delay_ms: -1 is not within"),
+        (("'x' AS value",), {"topic": "none"}, "none"),
+    ],
+)
+def test_mistakes_are_named(
+    spark: Any, node: Broker, columns: tuple[str, ...], options: dict[str, str], says: str
+) -> None:
+    node.create_topic("t")
+    frame = spark.range(1).coalesce(1).selectExpr(*columns)
+    with pytest.raises(Exception, match=says):
+        write(frame, node, **{"topic": "t", **options})
+    with pytest.raises(Exception, match=r"truncate|overwrite"):
+        writing(spark.range(1).selectExpr("'x' AS value").write, node, topic="t").mode("overwrite").save()
+    assert numbers(node) == []
+
+
+def run(spark: Any, node: Broker, source: Path, checkpoint: Path, **options: str) -> None:
+    """A stream of files, one a micro-batch, to its end."""
+    rows = spark.readStream.schema("value STRING, key STRING").option("maxFilesPerTrigger", 1).parquet(str(source))
+    stream = writing(rows.writeStream, node, topic="t", checkpointLocation=str(checkpoint), **options)
+    query = stream.queryName("sink").trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def test_a_stream_that_begins_anew(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """Its last micro-batch was stored, and Spark does not know: the commit is not in the checkpoint."""
+    node.create_topic("t", partitions=3)
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    files = 0
+
+    def more() -> None:
+        nonlocal files
+        first, files = 2000 * files, files + 1
+        rows = spark.range(first, first + 2000, numPartitions=1)
+        rows.selectExpr("CAST(id AS STRING) AS value", "concat('k', id % 100) AS key").write.mode("append").parquet(
+            str(source)
+        )
+
+    more()
+    more()
+    run(spark, node, source, checkpoint)
+    assert numbers(node) == [*range(4000)]
+    for path in (checkpoint / "commits").glob("*1*"):
+        path.unlink()
+    more()
+    run(spark, node, source, checkpoint)
+    assert numbers(node) == [*range(6000)], "micro-batch 1 was written again, and stored once"
+    with pytest.raises(Exception, match="writeId: it is for batches"):
+        run(spark, node, source, tmp_path / "other", writeId="w")
+
+
+def test_a_stream_whose_tasks_fail(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """By the same properties as a replay, a task that is run again is known."""
+    node.create_topic("t")
+    source = str(tmp_path / "source")
+    rows = spark.range(0, 12_000, numPartitions=1)
+    rows.write.parquet(source)
+    stream = spark.readStream.schema(rows.schema).parquet(source)
+    frame = stream.withColumn("id", failing(node, 11_000)).selectExpr("concat(id, repeat(' ', 2000)) AS value")
+    checkpoint = str(tmp_path / "checkpoint")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
+    try:
+        query = writing(frame.writeStream, node, topic="t", checkpointLocation=checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert numbers(node) == [*range(12_000)]

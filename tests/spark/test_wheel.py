@@ -1,0 +1,56 @@
+"""The wheel, as a cluster gets it: Spark finds the source by its name, on the driver and on the workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from sandq.testing import Broker
+from tests.spark.helpers import fill
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR").getOrCreate()
+
+def where(rows):
+    import pyspark_sandq, sandq
+    return [sandq.__file__, pyspark_sandq.__file__]
+
+print("FILES", *spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect())
+frame = spark.read.format("sandq").option("sandq.bootstrap.servers", sys.argv[1]).option("subscribe", "t").load()
+print("ROWS", frame.count())
+"""
+
+
+def test_spark_submit_with_the_wheel(node: Broker, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"pyspark_sandq/__init__.py", "sandq/spark/datasource.py", "sandctl/pipeline/__init__.py"} <= {*names}
+    # Spark puts .zip on the path, and passes .whl over.
+    package = wheel.rename(tmp_path / "sandq.zip")
+    node.create_topic("t")
+    fill(node, "t", range(100))
+    node.advance("1m")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--driver-memory", "512m"]
+    conf = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", f"spark.local.dir={tmp_path}"]
+    done = subprocess.run(
+        [*submit, *(part for one in conf for part in ("--conf", one)), "--py-files", package, program, node.address],
+        env={"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    files = next(line for line in done.stdout.splitlines() if line.startswith("FILES")).split()[1:]
+    assert all(package.name in file for file in files), files
+    assert "ROWS 100" in done.stdout

@@ -1,0 +1,174 @@
+"""sandctl pipeline: what is printed and written, wrong usage, what is missing. Spark itself: tests/spark."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sandctl.main import main
+from sandctl.pipeline import JOBS, pipeline
+from sandq.client import Forecast
+from sandq.model.times import format_instant
+from sandq.testing import broker
+from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient
+
+ROOT = Path(__file__).parents[3]
+START_MS = NOW_MS - NOW_MS % 60_000
+SCHEDULE = ["pipeline", "schedule", "t", "a.parquet", "--map", "value=v", "--map", "deliver_at=at"]
+
+
+@pytest.fixture
+def ctl(offline: Ctl) -> Ctl:
+    return offline
+
+
+def test_jobs_stand_under_their_names() -> None:
+    for name in ("schedule", "forecast", "report"):
+        assert pipeline.commands[name].name == name and JOBS[name].short_help.endswith(".")
+
+
+# forecast
+
+
+def test_forecast(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
+    client.forecast = Forecast(NOW_MS, [(START_MS, 4), (START_MS + 60_000, 8), (START_MS + 600_000, 2)], 30)
+    files = ["--csv", str(tmp_path / "f.csv"), "--png", str(tmp_path / "f.png")]
+    result = ctl("pipeline", "forecast", "a", "b", "a", "--ahead", "1h", "--limit", "2", *files)
+    assert result.exit_code == 0, result.output
+    at = [format_instant(START_MS + minute * 60_000) for minute in (0, 1, 10)]
+    assert result.stdout.splitlines() == [
+        f"{at[0]}   8  {'█' * 20}",
+        f"{at[1]}  16  {'█' * 40}",
+        "later                     64",
+        "",
+        "TOPIC  MESSAGES  LATER  MOST  AT",
+        f"a            14     30     8  {at[1]}",
+        f"b            14     30     8  {at[1]}",
+    ]
+    assert "only the first 2 are shown" in result.stderr
+    asked = {"unit": "minute", "count": 60}
+    assert client.asked("forecast") == [{"topic": "a", **asked}, {"topic": "b", **asked}]
+    rows = list(csv.reader((tmp_path / "f.csv").read_text().splitlines()))
+    assert rows[:3] == [["start", "topic", "messages"], [at[0], "a", "4"], [at[0], "b", "4"]] and len(rows) == 7
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    record = json.loads(ctl("pipeline", "forecast", "a", "--unit", "hour", "-o", "json").stdout)
+    assert (record["unit"], record["count"], record["topics"][0]["later"]) == ("hour", 24, 30)
+
+
+def test_forecast_that_cannot_be(ctl: Ctl, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in (["--ahead", "61h", "--unit", "minute"], ["--ahead", "151d"], ["--ahead", "soon"], ["--ahead", "0s"]):
+        assert ctl("pipeline", "forecast", "a", *bad).exit_code == 2, bad
+    assert ctl("pipeline", "forecast", "a", "--csv", str(tmp_path / "no" / "f.csv")).exit_code == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = ctl("pipeline", "forecast", "a", "--png", str(tmp_path / "f.png"))
+    assert result.exit_code == 1 and "pip install 'sandq[spark]'" in result.stderr
+
+
+# report
+
+
+def test_report(tmp_path: Path) -> None:
+    with broker() as node, node.client() as client:
+        node.create_topic("orders", max_attempts=1)
+        node.create_topic("idle")
+        for number in range(5):
+            client.produce("orders", b"%d" % number)
+        with client.subscribe("orders", group="billing", credit=3) as subscription:
+            for _ in range(3):
+                next(iter(subscription)).nack(error="no").wait()
+        client.produce("orders", b"later", delay="30h")
+        node.advance("30s")
+        runner = CliRunner(env={"SANDCTL_SERVERS": node.address})
+        result = runner.invoke(main, ["pipeline", "report", "--days", "2", "--csv", str(tmp_path / "r")])
+        assert result.exit_code == 0, result.output
+        assert [line.split() for line in result.stdout.splitlines()] == [
+            ["TOPIC", "GROUP", "READY", "LEASED", "WAITING", "DEAD", "CONSUMERS", "OLDEST", "IN", "LOG", "LATE"],
+            ["orders", "billing", "2", "0", "0", "3", "0", "2030-01-01T00:00:00.000Z", "30s"],
+            [],
+            ["TOPIC", "DUE", "ON", "MESSAGES"],
+            ["orders", "2030-01-02", "1"],
+            [],
+            ["TOPIC", "GROUP", "DIED", "ON", "OF", "ATTEMPTS", "MESSAGES"],
+            ["orders", "billing", "2030-01-01", "nacked", "1", "3"],
+        ]
+        assert (tmp_path / "r" / "due.csv").read_text().splitlines()[-1].startswith("orders,later,")
+        assert {path.name for path in (tmp_path / "r").iterdir()} == {"groups.csv", "due.csv", "dead.csv"}
+        result = runner.invoke(main, ["pipeline", "report", "idle", "--dead-since", "+1m"])
+        assert result.stdout.splitlines() == ["no groups", "", "nothing is due", "", "no dead letters"]
+        record = json.loads(runner.invoke(main, ["pipeline", "report", "orders", "-o", "json"]).stdout)
+        assert (record["groups"][0]["late_ms"], record["dead"][0]["messages"]) == (30_000, 3)
+        result = runner.invoke(main, ["pipeline", "report", "nosuch"])
+        assert result.exit_code == 1 and "nosuch" in result.stderr
+    assert runner.invoke(main, ["pipeline", "report"]).exit_code == 3
+    assert runner.invoke(main, ["pipeline", "report", "--days", "150"]).exit_code == 2
+
+
+# schedule, up to where Spark would start
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--map", "deliver_on=x"], "did you mean deliver_at"),
+        (["--map", "value=w"], "value is given twice"),
+        (["--map", "key"], "NAME=VALUE is expected"),
+        (["--value-json", "a,b"], "what the value is"),
+        (["--unique-key", "u", "--map", "unique_key=w"], "unique_key is given twice"),
+        (["--max-rejected", "many"], "max_rejected"),
+        (["--time-zone", "Wien"], "time_zone"),
+        (["--conf", "spark.x"], "--conf"),
+        (["--default-delay", "soon"], "is not a duration"),
+        (["--on-conflict", "replace"], "it needs a unique_key"),
+    ],
+)
+def test_schedule_used_wrongly(ctl: Ctl, client: FakeClient, args: list[str], said: str) -> None:
+    result = ctl(*SCHEDULE, *args)
+    assert result.exit_code == 2 and said in result.stderr, result.stderr
+
+
+def test_schedule_without_files_or_times(ctl: Ctl) -> None:
+    assert ctl("pipeline", "schedule", "t").exit_code == 2
+    result = ctl("pipeline", "schedule", "t", "a.csv", "--map", "value=v")
+    assert result.exit_code == 2 and "deliver_at" in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_what_the_extra_brings_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = ctl(*SCHEDULE)
+    assert result.exit_code == 1
+    assert f"this needs {missing}: pip install 'sandq[spark]'; Java 17" in result.stderr
+
+
+def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sandctl", *args],
+        cwd=ROOT,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_java_is_missing(tmp_path: Path) -> None:
+    with broker() as node:
+        node.create_topic("t")
+        found = run(*SCHEDULE, SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
+        assert found.returncode == 1 and "Java 17 or later" in found.stderr, found.stderr
+        assert "Traceback" not in found.stderr
+        # These are told before Java is asked for.
+        found = run(
+            *(arg if arg != "t" else "u" for arg in SCHEDULE), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path)
+        )
+        assert found.returncode == 1 and "'u'" in found.stderr and "Java" not in found.stderr
+    found = run(*SCHEDULE, SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
+    assert found.returncode == 3 and "Java" not in found.stderr
