@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 import sandq
-from benchmarks import cluster, cluster_moves, keys
+from benchmarks import cluster, cluster_moves, keys, spark
 from benchmarks.consume import consume, consume_client
 from benchmarks.lateness import KINDS, lateness
 from benchmarks.memory import memory
@@ -53,6 +53,9 @@ MEASURES: dict[str, Measure] = {
     "cluster_failover": cluster.failover,
     "cluster_moves": cluster_moves.join,
     "cluster_rolling": cluster_moves.rolling,
+    "spark_read": spark.read,
+    "spark_archive": spark.archive,
+    "spark_schedule": spark.schedule,
 }
 
 

@@ -7,7 +7,8 @@ first attempt did; and once a later micro-batch has begun, what is left of an ea
 
 * A stream's name is its query id, which is in its checkpoint. The same stream from a new checkpoint is another one.
 * A batch's name is `writeId`; without it, one that the driver makes up for this write, so that its tasks can be tried
-  again and the write as a whole is new each time.
+  again and the write as a whole is new each time. A write that is repeated under its `writeId` must be divided into
+  the same Spark partitions.
 
 PERSISTED: `producer_id`. A broker knows the producers of writes that another version of this began.
 """

@@ -20,7 +20,8 @@ that they are stored.
 What remains. A broker forgets a producer after seven days, or for 10,000 others in one topic partition: a task that is
 run again after that doubles its rows. (Within 15 minutes the broker refuses it, for it knows that it may have forgotten
 it.) An attempt that is still at work though Spark gave it up, and that has other rows, may leave rows behind those of
-the attempt that counts; they are doubled, never lost. The comparison is by 32-bit checksums.
+the attempt that counts; and a topic partition for which an attempt has no rows at all is not asked what an earlier one
+with other rows stored there. Those rows are doubled, never lost. The comparison is by 32-bit checksums.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _HELP: Final = (
 
 
 class ChangedRows(Conflict):
-    """An attempt has other rows than an earlier one that stored some."""
+    """An attempt has other rows than an earlier one that stored some; details: the `reason` to think so."""
 
 
 class Lane:
@@ -139,7 +140,7 @@ class Lane:
         if not self._may_repeat:
             raise changed
         how = "their unique keys keep them from being doubled" if self._is_ignorable else "some will be there twice"
-        log.warning("%s; all of them are written again: %s", changed.message, how)
+        log.warning("%s: %s; the rows are written again: %s", self._where, changed.details["reason"], how)
         self._identity = self._identity.another()
         self._known = None
         for part in _parts(self._kept.read(self._topic, self._partition), chunks):
@@ -303,7 +304,8 @@ class Lane:
 
     def _changed(self, what: str) -> ChangedRows:
         where = f"{self._where}, Spark partition {self._identity.partition}"
-        return ChangedRows(f"the rows differ between attempts of a task ({where}): {what}. To be exactly once, {_HELP}")
+        text = f"the rows differ between attempts of a task ({where}): {what}. To be exactly once, {_HELP}"
+        return ChangedRows(text, reason=what)
 
     @property
     def _where(self) -> str:

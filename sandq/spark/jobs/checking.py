@@ -109,7 +109,11 @@ def check(
 
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """A session of the same Spark with settings of its own: what was set in the caller's changes nothing here."""
+    from sandq.spark.datasource import SandqDataSource
+
     own = spark.newSession()
+    # By its name it would be found only where it is installed for every Python that Spark starts.
+    own.dataSource.register(SandqDataSource)
     own.conf.set("spark.sql.session.timeZone", "UTC")
     own.conf.set("spark.sql.ansi.enabled", "true")
     own.conf.set("spark.sql.caseSensitive", "false")

@@ -1,7 +1,7 @@
 """A Spark session for jobs, and what Spark says when something fails, made readable.
 
-A session that is active is used as it is (under spark-submit, in a notebook). Else one is made: on all cores of this
-machine, reachable from nowhere else, without a web page, its log in a file that goes when the session does.
+Where Spark is started already (by spark-submit, in a notebook) it is used as it is. Else a session is made: on all
+cores of this machine, reachable from nowhere else, without a web page, its log in a file that goes when it does.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _QUIET: Final = {
 }
 
 
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, which has chosen everything."""
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark writes each exception there, too, before it raises it."""
 
@@ -59,19 +61,19 @@ def check_extra() -> None:
 
 @contextlib.contextmanager
 def session(*, master: str | None = None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """The active session, or one that is stopped at the end.
+    """The session that is there, or one that is stopped at the end.
 
     `conf`: settings of Spark, in place of those that are made here. StartupError when Spark or Java is missing, or
-    does not start; InvalidSetting when there is a session already and `master` or `conf` ask for another one.
+    does not start; InvalidSetting when Spark is started already and `master` or `conf` ask for another one.
     """
     check_extra()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
+    if SparkContext._active_spark_context is not None or _SUBMITTED in os.environ:
         if master is not None or conf:
-            raise InvalidSetting("a Spark session is active already: its master and settings cannot be chosen any more")
-        yield active
+            raise InvalidSetting("Spark is started already: its master and settings cannot be chosen any more")
+        yield SparkSession.builder.getOrCreate()
         return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryFile() as log:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pyarrow as pa
 import pytest
 import trio
 
+from sandq.client.connection import Build, OnReply
 from sandq.client.options import Options
 from sandq.errors import DuplicateKey, NotLeader, OutOfSequence, Overloaded, ProducerFenced, StorageFailed, TimedOut
 from sandq.model.errors import ConnectionLost, SandqError, Unavailable
@@ -175,7 +177,7 @@ async def test_changed_rows_are_written_again_if_asked(
     assert cluster.stored() == [*before, *range(1999, -1, -1)]
     assert lane.again == -(-max(upto - 4, 1) // 3) * 3, "up to the first that was compared; they are sent by threes"
     assert lane.already_stored == 0
-    assert "written again: some will be there twice" in caplog.text
+    assert "are written again: some will be there twice" in caplog.text
 
 
 async def test_fewer_rows_are_written_again_if_asked(cluster: FakeCluster) -> None:
@@ -248,27 +250,53 @@ async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool
     assert cluster.stored() == [*range(2000)], f"seed {seed}"
 
 
-async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster) -> None:
-    """What is already stored beyond what was known is no longer compared; the last of it tells."""
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("after", [1, 9])
+async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, after: int, again: bool) -> None:
+    """What it stored beyond what was known is no longer compared; the last of it tells."""
     mine, other = rows(range(2000)), rows(range(1999, -1, -1))
-    lane_free = Identity("test", 0)
-    await write(cluster, mine[:2], identity=lane_free)
+    await write(cluster, mine[:2])
+    calls, count = cluster.request, 0
 
-    calls = cluster.request
-    count = 0
-
-    def request(build: object, on_reply: object) -> int:
+    def request(build: Build, on_reply: OnReply) -> int:
         nonlocal count
+        if count == after:
+            last = max(number for _, number, _ in cluster.seen)
+            for number in range(last + 1, last + 20):
+                cluster.store(other[number].data, RETRY.producer_id, 1, number)
         count += 1
-        if count == 2:  # the question was answered: now the other one stores a lot
-            for chunk in (*mine[:2], *other[2:20]):
-                append = (chunk.data, RETRY.producer_id, 1, chunk.number)
-                cluster.store(*append)
-        return calls(build, on_reply)  # type: ignore[arg-type]
+        return calls(build, on_reply)
 
-    cluster.request = request  # type: ignore[method-assign, assignment]
+    cluster.request = request  # type: ignore[method-assign]
+    if again:
+        lane = await write(cluster, mine, identity=RETRY, again=True)
+        assert lane.again > 0 and set(cluster.stored()) == {*range(2000)}
+        assert Counter(cluster.stored())[0] == 1 or after == 1, "what was sure is not written again"
+        return
     with pytest.raises(ChangedRows):
         await write(cluster, mine, identity=RETRY)
+
+
+async def test_who_leads_is_asked_again_when_that_may_help(cluster: FakeCluster) -> None:
+    cluster.fates = {0: Overloaded("busy"), 2: TimedOut("lost"), 4: OutOfSequence("a gap", expected=1)}
+    await write(cluster, rows(range(300)))
+    assert cluster.refreshed == 0
+    cluster.fates = {place: NotLeader("elsewhere") for place in (25, 30)}
+    await write(cluster, rows(range(2000)), identity=Identity("other", 0))
+    assert cluster.refreshed == 2
+
+
+async def test_more_taken_keys_than_a_broker_keeps(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch, 5000)
+    await write(cluster, unique(range(1500)))
+    taken = unique(range(1500), on_conflict=REJECT)
+    with pytest.raises(DuplicateKey, match="1500 rows of a chunk"):
+        await write(cluster, taken, identity=Identity("other", 0))
+    with pytest.raises(DuplicateKey, match="over 1000 rows have a unique key that is taken"):
+        await write(cluster, taken, identity=Identity("other", 0, resent=True))
+    for _ in range(2):
+        await write(cluster, unique(range(1600)), identity=Identity("more", 0))
+    assert sorted(cluster.stored()) == [*range(1600)]
 
 
 async def test_a_broker_that_forgot_the_task(

@@ -1,0 +1,230 @@
+"""Spark on this machine, with the brokers beside it: reading, scheduling from files, archiving; and the same work
+through the plain Python client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import sandq.sync
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.process import Where, cpu_s, running
+from benchmarks.result import Goal, Result
+from benchmarks.wire import Flow, Wire, drive
+from demo.node import Node
+from sandq.model.batch import Column, encode
+from sandq.protocol.requests import Produce
+from sandq.protocol.requests_admin import TopicCreate
+
+TOPIC = "rows"
+PARTITIONS = 2
+VALUE = bytes(range(100))
+SIZE = 1000
+"""Messages of a batch that is stored."""
+COUNT = 1_000_000
+QUICK = 20_000
+READ = Goal(1_000_000, "rows/s")
+SCHEDULE = Goal(60, "s", at_least=False)
+ARCHIVE = Goal(30, "s", at_least=False)
+AHEAD_MS = 86_400_000
+
+
+def read(where: Where, quick: bool) -> Result:
+    """A batch to nowhere, once the workers have been started by an earlier one."""
+    count = QUICK if quick else COUNT
+    with running(where, "spark_read") as node, _spark() as spark:
+        _fill(node, count)
+
+        def once() -> None:
+            frame = spark.read.format("sandq").options(**_servers(node)).option("subscribe", TOPIC).load()
+            frame.write.format("noop").mode("overwrite").save()
+
+        once()
+        taken_s, used_s = _timed(once, node)
+        plain_s, _ = _timed(lambda: _read_plain(node), node)
+        pages_s, _ = _timed(lambda: _read_pages(node), node)
+    return Result(
+        "spark_read",
+        "a batch of 100 B values in batches of 1,000 to Spark's noop sink",
+        "spark",
+        count,
+        count / taken_s,
+        "rows/s",
+        READ,
+        used_s / count * 1e6,
+        {"client.fetch, rows/s": count / plain_s, "client.page, rows/s": count / pages_s},
+    )
+
+
+def archive(where: Where, quick: bool) -> Result:
+    """The job, and `client.fetch` into one Parquet file for each partition."""
+    from sandq.spark import jobs
+
+    count = QUICK if quick else COUNT
+    with running(where, "spark_archive") as node, _spark() as spark, _directory(where) as place:
+        _fill(node, count)
+        jobs.archive(spark, [TOPIC], f"{place}/warm", servers=[node.address], hold="warm", batch_messages=10_000)
+        found: list[Any] = []
+        taken_s, used_s = _timed(
+            lambda: found.append(jobs.archive(spark, [TOPIC], f"{place}/archive", servers=[node.address])), node
+        )
+        assert found[0].messages == count
+        plain_s, _ = _timed(lambda: _archive_plain(node, place), node)
+    return Result(
+        "spark_archive",
+        "a topic of 100 B values to Parquet",
+        "spark",
+        count,
+        taken_s,
+        "s",
+        ARCHIVE,
+        used_s / count * 1e6,
+        {"client.fetch and PyArrow, s": plain_s},
+    )
+
+
+def schedule(where: Where, quick: bool) -> Result:
+    """The job onto three replicas, and `send_many` of the same rows."""
+    from sandq.spark import jobs
+
+    count = QUICK if quick else COUNT
+    start_ms = int(time.time() * 1000) + AHEAD_MS
+    with cluster(where) as nodes, _spark() as spark, _directory(where) as place:
+        nodes.form(TOPIC, PARTITIONS)
+        rows = spark.range(0, count, 1, 4).selectExpr(
+            "cast(id as string) as user",
+            "lpad(cast(id as string), 100, 'x') as body",
+            f"timestamp_millis({start_ms} + id % 3600000) as send_at",
+        )
+        rows.write.parquet(f"{place}/rows")
+        mapping = {"value": "body", "key": "user", "deliver_at": "send_at"}
+        options: dict[str, Any] = {"servers": nodes.addresses}
+        before_s, began_s = nodes.cpu_s(), time.perf_counter()
+        told = jobs.schedule(spark, TOPIC, [f"{place}/rows"], mapping, **options)
+        taken_s, used_s = time.perf_counter() - began_s, nodes.cpu_s() - before_s
+        assert told.sent == count
+        plain_s = _schedule_plain(nodes, f"{place}/rows")
+    return Result(
+        "spark_schedule",
+        "100 B values with keys and times from Parquet onto three replicas",
+        "spark",
+        count,
+        taken_s,
+        "s",
+        SCHEDULE,
+        used_s / count * 1e6,
+        {"checking, s": told.check_s, "sending, s": told.send_s, "PyArrow and send_many, s": plain_s},
+    )
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+@contextmanager
+def _spark() -> Iterator[Any]:
+    from sandq.spark import jobs
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with jobs.session(master="local[2]") as spark:
+        yield spark
+
+
+@contextmanager
+def _directory(where: Where) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _servers(node: Node) -> dict[str, str]:
+    return {"sandq.bootstrap.servers": node.address}
+
+
+def _fill(node: Node, count: int) -> None:
+    """So many messages that are due, and closed."""
+    wire = Wire(node.port)
+    wire.call(TopicCreate(TOPIC, "timer", PARTITIONS, 1, {}).frame)
+    batch = encode({Column.VALUE: [VALUE] * SIZE})
+    for partition in range(PARTITIONS):
+        frames = [Produce(TOPIC, partition, 0, 0, 0, 0, batch).frame(n + 1) for n in range(count // SIZE // PARTITIONS)]
+        drive([Flow(wire, frames, 16)])
+    with sandq.sync.connect(node.address) as client:
+        until_s = time.monotonic() + 30
+        while sum(client.measure(TOPIC, partition).reply.messages for partition in range(PARTITIONS)) < count:
+            assert time.monotonic() < until_s, "the partitions were not closed in time"
+            time.sleep(0.1)
+
+
+def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
+    """Seconds, and the node's CPU seconds."""
+    assert node.pid is not None
+    before_s, began_s = cpu_s(node.pid), time.perf_counter()
+    work()
+    return time.perf_counter() - began_s, cpu_s(node.pid) - before_s
+
+
+def _read_plain(node: Node) -> None:
+    with sandq.sync.connect(node.address) as client:
+        for partition in range(PARTITIONS):
+            for message in client.fetch(TOPIC, partition):
+                assert message.value
+
+
+def _read_pages(node: Node) -> None:
+    with sandq.sync.connect(node.address) as client:
+        for partition in range(PARTITIONS):
+            start = None
+            while True:
+                reply = client.page(TOPIC, partition, start).reply
+                if reply.next is None:
+                    break
+                start = sandq.offset_text(reply.next)
+
+
+def _archive_plain(node: Node, place: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("offset", pa.string()), ("due", pa.int64())])
+
+    def write(writer: Any, rows: Sequence[Any]) -> None:
+        cells = zip(*((row.key, row.value, row.offset, row.deliver_at_ms) for row in rows), strict=True)
+        writer.write_batch(pa.record_batch([pa.array(cell) for cell in map(list, cells)], schema=schema))
+
+    schema = schema.set(0, pa.field("key", pa.null()))
+    with sandq.sync.connect(node.address) as client:
+        for partition in range(PARTITIONS):
+            with pq.ParquetWriter(place / f"plain-{partition}.parquet", schema, compression="zstd") as writer:
+                rows: list[Any] = []
+                for message in client.fetch(TOPIC, partition):
+                    rows.append(message)
+                    if len(rows) == 100_000:
+                        write(writer, rows)
+                        rows = []
+                if rows:
+                    write(writer, rows)
+
+
+def _schedule_plain(nodes: Cluster, path: str) -> float:
+    import pyarrow.parquet as pq
+
+    began_s = time.perf_counter()
+    with sandq.sync.connect(*nodes.addresses) as client, client.producer(TOPIC) as producer:
+        for batch in pq.ParquetDataset(path).read().to_batches(max_chunksize=100_000):
+            columns = [batch.column(name).to_pylist() for name in ("body", "user", "send_at")]
+            messages = [
+                {"value": body, "key": user, "deliver_at": at.replace(tzinfo=UTC)}
+                for body, user, at in zip(*columns, strict=True)
+            ]
+            producer.send_many(messages)
+    return time.perf_counter() - began_s
