@@ -214,7 +214,7 @@ async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:
     return found
 
 
-def _bounds(prefix: str | None, start: str | None, stop: str | None, encoding: str) -> dict[str, bytes | None]:
+def _bounds(prefix: str | None, start: str | None, stop: str | None, encoding: str) -> dict[str, Any]:
     """Of a scan. A prefix and the `next` of a page go together."""
     first = None if start is None else bytes_of("start", start, encoding)
     last = None if stop is None else bytes_of("stop", stop, encoding)
