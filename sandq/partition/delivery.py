@@ -62,12 +62,22 @@ class Reader:
         self._ahead: dict[bytes, bytes] = {}
         """Log rows that were read together."""
 
-    def pieces(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> list[Piece]:
-        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
+    def pieces(
+        self,
+        view: View,
+        ranges: Sequence[Range],
+        kept_of: int | None = None,
+        rows_read: dict[bytes, bytes] | None = None,
+    ) -> list[Piece]:
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own; `rows_read`:
+        log rows that were read already, most of them."""
         if kept_of is not None:
             return _loose_pieces(kept_messages(view, ranges, kept_of))
         pieces: list[Piece] = []
-        self._read_ahead(view, ranges)
+        if rows_read is None:
+            self._read_ahead(view, ranges)
+        else:
+            self._ahead = rows_read
         loose: list[Message] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []

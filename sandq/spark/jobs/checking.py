@@ -16,6 +16,7 @@ from sandq.spark.jobs.files import cutting, find_files, kind_of, write_id_of
 from sandq.spark.jobs.mapping import RowMapping
 from sandq.spark.jobs.origins import FILE, JsonOrigin, Origin, read_files
 from sandq.spark.jobs.rows import Messages, is_bad, messages, reasons
+from sandq.spark.jobs.session import active
 from sandq.spark.jobs.summary import Reason, ScheduleSummary
 
 EXAMPLE_CHARS: Final = 1000
@@ -51,7 +52,8 @@ class Checked:
         good = self.made.frame.filter(~is_bad(self.made.checks)).select(*self.message())
         observed = Observation()
         watched = good.observe(observed, F.count(F.lit(1)).alias("rows"))
-        watched.write.format(_FORMAT).options(**options).mode("append").save()
+        with active(watched.sparkSession):
+            watched.write.format(_FORMAT).options(**options).mode("append").save()
         return int(observed.get["rows"])
 
     def message(self) -> list[Column]:

@@ -162,6 +162,23 @@ def _lines(text: object) -> Iterator[str]:
     return (line.strip() for line in str(text or "").splitlines() if line.strip())
 
 
+@contextlib.contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Have a session be this thread's while something is written: Spark looks there for the sink, and a thread may
+    have none, or another one."""
+    made: Any = spark
+    sessions = getattr(made._jvm, "org.apache.spark.sql.classic.SparkSession")
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(made._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
 def task_counts(spark: SparkSession) -> tuple[int, int]:
     """(Done, all) tasks of what runs now."""
     tracker = spark.sparkContext.statusTracker()

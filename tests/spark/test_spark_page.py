@@ -1,0 +1,49 @@
+"""docs/spark.md: every example that is marked to be run, in its order, beside one node; each prints what the page
+says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_command_pages import Shell
+from tests.e2e.test_keys_page import is_like
+from tests.faults.node_process import ROOT, NodeProcess
+
+PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
+"""(language, source, what it prints)."""
+DEFAULT = "127.0.0.1:7170"
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[NodeProcess]:
+    node = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP="none")
+    node.start()
+    yield node
+    node.close()
+
+
+def test_the_page_has_examples() -> None:
+    assert len(BLOCKS) == PAGE.count(" run\n") > 5
+    assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
+
+
+@pytest.mark.timeout(300)
+def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, SANDCTL_SERVERS=process.address, SANDQ=process.address)
+    names: dict[str, Any] = {"spark": spark}
+    for language, source, expected in BLOCKS:
+        printed: list[str] = []
+        if language == "sh":
+            done = shell.run(source)
+            assert done.returncode == 0 and "Traceback" not in done.stderr, (source, done.stdout, done.stderr)
+            printed.append(done.stdout)
+        else:
+            names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
+            exec(source.replace(DEFAULT, process.address), names)
+        assert is_like("\n".join(printed), expected), (source, printed)
