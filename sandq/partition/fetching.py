@@ -52,14 +52,14 @@ def fetch(
 ) -> Fetched:
     """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`."""
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
-    rows_read: dict[bytes, bytes] = {}
-    reader = LogReader(max(cursor_before(start), trimmed), rows_read=rows_read)
+    reader = LogReader(max(cursor_before(start), trimmed))
+    reader.rows_read = {}
     until_ms = _until_ms(machine, end, pending)
     ranges, _ = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
     following = following_offset(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
-    return Fetched(machine.book.reader.pieces(view, ranges, rows_read=rows_read), following, closed_ms, trimmed)
+    return Fetched(machine.book.reader.pieces(view, ranges, rows_read=reader.rows_read), following, closed_ms, trimmed)
 
 
 def measure(

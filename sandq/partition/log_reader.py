@@ -38,12 +38,8 @@ Judge = Callable[[LogEntry], bool]
 
 
 class LogReader:
-    def __init__(
-        self, cursor: bytes, look_ahead: int = LOOK_AHEAD_ENTRIES, rows_read: dict[bytes, bytes] | None = None
-    ) -> None:
-        """`rows_read`: filled with every row that is read, for who wants the messages at once."""
+    def __init__(self, cursor: bytes, look_ahead: int = LOOK_AHEAD_ENTRIES) -> None:
         self.cursor = cursor
-        self._rows_read = rows_read
         self.covered = cursor
         self.entries: deque[LogEntry] = deque()
         self.taken = (0, 0)
@@ -53,6 +49,8 @@ class LogReader:
         self.unsure_s: int | None = None
         """While the cursor stands in this second, `passed` may be too small."""
         self._look_ahead = look_ahead
+        self.rows_read: dict[bytes, bytes] | None = None
+        """A dict is filled with every row that is read, for who wants the messages at once."""
 
     def seek(self, cursor: bytes) -> None:
         """Go on from elsewhere."""
@@ -157,8 +155,8 @@ class LogReader:
         found = view.scan(
             rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=self._look_ahead, max_bytes=LOOK_AHEAD_BYTES
         )
-        if self._rows_read is not None:
-            self._rows_read.update(found)
+        if self.rows_read is not None:
+            self.rows_read.update(found)
         entries = [rows.log_entry(key, value) for key, value in found]
         # Only what was stored in a batch can be there and have a tombstone.
         batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
