@@ -46,6 +46,7 @@ class Shell:
 
     def __init__(self, directory: Path, **environ: str) -> None:
         self.has_all = False
+        self.timeout_s = 60
         self._directory = directory
         programs = directory / "bin"
         programs.mkdir()
@@ -64,7 +65,7 @@ class Shell:
             capture_output=True,
             text=True,
             errors="replace",  # a photo may be among what is consumed
-            timeout=60,
+            timeout=self.timeout_s,
             check=False,
         )
 

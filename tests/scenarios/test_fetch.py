@@ -201,3 +201,37 @@ async def test_what_was_cancelled_or_moved_is_not_there(node: Serving, api: sand
     # From and to where nothing is any more.
     assert [message.id for message in await fetched(api, 0, ids[1], ids[4])] == [ids[3]]
     assert [message.id for message in await fetched(api, 0, ids[10], ids[13])] == [ids[11], ids[12]]
+
+
+async def test_what_is_pending_is_given_when_asked_for(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    ids = await fill(api, 100)
+    later = [await api.produce("t", b"later", delay="1h") for _ in range(3)]
+    await closed_beyond(api, *ids)
+    assert [message.id for message in await fetched(api, 0)] == ids
+    assert [message.id for message in await fetched(api, 0, pending=True)] == [*ids, *later]
+    await api.messages("t").cancel(later[1])
+    assert [message.id for message in await fetched(api, 0, later[0], pending=True)] == [later[0], later[2]]
+    page = await api.page("t", 0, later[0], pending=True)
+    assert page.number == (await api.admin.topic("t")).number and page.reply.trimmed == offsets.FIRST
+
+
+async def test_a_stretch_is_measured(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    ids = await fill(api, 3000)
+    await api.produce("t", b"later", delay="1h")
+    await closed_beyond(api, *ids)
+    whole = (await api.measure("t", 0)).reply
+    assert (whole.first, whole.next, whole.messages) == (sandq.offset_bytes(min(ids)), None, 3000)
+    assert (await api.measure("t", 0, pending=True)).reply.messages == 3001
+    part = (await api.measure("t", 0, limit=1000)).reply
+    assert part.next is not None and part.messages == 1000
+    assert len(await fetched(api, 0, None, sandq.offset_text(part.next))) == 1000
+    rest = (await api.measure("t", 0, sandq.offset_text(part.next), limit=2000)).reply
+    assert rest.next is None or len(await fetched(api, 0, sandq.offset_text(rest.next))) < 2000
+    with pytest.raises(UnknownPartition):
+        await api.measure("t", 1)
+    with pytest.raises(UnknownTopic):
+        await api.page("none", 0)
+    with pytest.raises(InvalidRequest):
+        await api.measure("t", 0, limit=-1)

@@ -22,8 +22,8 @@ from sandq.testing import Broker
 
 ROOT = Path(__file__).parents[2]
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
-ROWS = 128_000
-FILES = 64
+ROWS = 24_000
+FILES = 24
 """Eight of them are a task."""
 PATIENCE_S = 90.0
 

@@ -135,7 +135,7 @@ def _counts(origin: Origin, made: Messages) -> dict[str, Any]:
     bad = is_bad(made.checks)
     flags = [F.coalesce(check.failed, F.lit(False)).alias(f"check_{at}") for at, check in enumerate(made.checks)]
     there = [column.alias(f"there_{at}") for at, column in enumerate(made.mapped.values())]
-    shown = F.struct(F.col(FILE).alias("file"), *_example(origin)).alias("example")
+    shown = F.when(bad, F.struct(F.col(FILE).alias("file"), *_example(origin))).alias("example")
     looked = made.frame.select(*flags, *there, bad.alias("bad"), made.columns["deliver_at"].alias("at"), shown)
     good_at = F.when(~F.col("bad"), F.col("at"))
     counts = [
