@@ -160,7 +160,7 @@ def _fill(node: Node, count: int) -> None:
         drive([Flow(wire, frames, 16)])
     with sandq.sync.connect(node.address) as client:
         until_s = time.monotonic() + 30
-        while sum(client.measure(TOPIC, partition).reply.messages for partition in range(PARTITIONS)) < count:
+        while sum(client.measure(TOPIC, partition).messages for partition in range(PARTITIONS)) < count:
             assert time.monotonic() < until_s, "the partitions were not closed in time"
             time.sleep(0.1)
 
@@ -185,7 +185,7 @@ def _read_pages(node: Node) -> None:
         for partition in range(PARTITIONS):
             start = None
             while True:
-                reply = client.page(TOPIC, partition, start).reply
+                reply = client.page(TOPIC, partition, start)
                 if reply.next is None:
                     break
                 start = sandq.offset_text(reply.next)

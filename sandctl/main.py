@@ -117,7 +117,9 @@ COMMANDS = {
         "Look at the cluster, found it, drain and remove nodes; clocks.",
     ),
     "pipeline": Later(
-        "sandctl.pipeline", "pipeline", "Load files of messages with Spark; see what is due, what waits, what died."
+        "sandctl.pipeline",
+        "pipeline",
+        "Archive, load, replay and query messages with Spark; see what is due, what waits, what died.",
     ),
     "bench": Later("sandctl.bench", "bench", "Measure how fast and how punctual a cluster is."),
     "completion": Later("sandctl.completion", "completion", "Print what makes a shell complete sandctl's words."),

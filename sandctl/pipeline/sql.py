@@ -26,6 +26,7 @@ Found = tuple[list[str], list[dict[str, Any]]]
 @click.option("--since", type=INSTANT, metavar="INSTANT", help="What is due then or later.")
 @click.option("--until", type=INSTANT, metavar="INSTANT", help="What is due before.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
+@click.option("--ignore-data-loss", is_flag=True, help="Pass over what was trimmed and is not archived.")
 @spark_options
 @common_options
 def sql(
@@ -33,6 +34,7 @@ def sql(
     topics: tuple[str, ...],
     views: tuple[str, ...],
     limit: int,
+    ignore_data_loss: bool,
     master: str | None,
     conf: tuple[str, ...],
     **options: Any,
@@ -65,7 +67,9 @@ def sql(
     def work(spark: SparkSession, tell: Tell) -> Found:
         from sandq.spark import jobs
 
-        frame = jobs.sql(spark, query, topics, views=defined, servers=asked, **options)
+        frame = jobs.sql(
+            spark, query, topics, views=defined, servers=asked, fail_on_data_loss=not ignore_data_loss, **options
+        )
         tell("reading")
         return frame.columns, [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
 

@@ -81,19 +81,21 @@ class Control:
 
     async def fetch(
         self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
-    ) -> Fetched:
-        """A page of the log, which ends at the closed time unless `pending`."""
+    ) -> tuple[int, Fetched]:
+        """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
         await self._close(topic, partition, start, end)
-        return await self._ask(
+        return self._broker.topic(topic).record.number, await self._ask(
             topic, partition, lambda inspector: inspector.fetch(start, end, most, max_bytes, pending)
         )
 
     async def measure(
         self, topic: str, partition: int, start: bytes, end: bytes | None, most: int | None, pending: bool
-    ) -> Extent:
-        """How much there is of what `fetch` gives."""
+    ) -> tuple[int, Extent]:
+        """The topic's number, and how much there is of what `fetch` gives."""
         await self._close(topic, partition, start, end)
-        return await self._ask(topic, partition, lambda inspector: inspector.measure(start, end, most, pending))
+        return self._broker.topic(topic).record.number, await self._ask(
+            topic, partition, lambda inspector: inspector.measure(start, end, most, pending)
+        )
 
     async def _close(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
         """Let the closed time of a partition come up to now, where that is asked for."""

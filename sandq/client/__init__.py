@@ -12,7 +12,6 @@ from sandq.client.batching import Receipt, Receipts
 from sandq.client.client import Client, connect
 from sandq.client.dead import DeadLetters
 from sandq.client.entries import Change, Entries, Entry
-from sandq.client.fetching import Extent, Page
 from sandq.client.keys import Keys
 from sandq.client.message_batch import BatchSettlement, MessageBatch
 from sandq.client.messages import Extension, Message, Settlement
@@ -46,7 +45,6 @@ __all__ = [
     "Entries",
     "Entry",
     "Extension",
-    "Extent",
     "FetchedMessage",
     "Forecast",
     "Handler",
@@ -59,7 +57,6 @@ __all__ = [
     "MessageBatch",
     "Messages",
     "Offset",
-    "Page",
     "Partition",
     "Producer",
     "Receipt",

@@ -15,7 +15,7 @@ from sandq.client.checks import Headers, Value, refuse_later
 from sandq.client.cluster import Cluster
 from sandq.client.dead import DeadLetters
 from sandq.client.errands import Errands
-from sandq.client.fetching import Extent, Fetched, Page, Stretch, measure, read_page
+from sandq.client.fetching import Fetched, Stretch, measure, read_page
 from sandq.client.keys import Keys
 from sandq.client.options import DEFAULT_SERVER, Options, parse_server
 from sandq.client.pending import Messages, check_limit
@@ -27,6 +27,7 @@ from sandq.client.taking import Leases
 from sandq.model.errors import ClosedError, InvalidRequest
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant, duration_ms
+from sandq.protocol.requests_log import FetchReply, MeasureReply
 
 
 class Client:
@@ -216,9 +217,9 @@ class Client:
         end: Point | None = None,
         *,
         pending: bool = False,
-    ) -> Page:
+    ) -> FetchReply:
         """The first messages that `fetch` would give, as they are stored: for who makes columns of them, not rows.
-        To go on, ask again from `reply.next`."""
+        To go on, ask again from `next`."""
         self._check_open()
         return await read_page(self._cluster, Stretch.of(check_name("topic", topic), partition, start, end, pending))
 
@@ -231,9 +232,9 @@ class Client:
         *,
         limit: int | None = None,
         pending: bool = False,
-    ) -> Extent:
+    ) -> MeasureReply:
         """How many messages `fetch` would give, about, without reading them; or, with a `limit`, where so many of them
-        end: `reply.next`. That may be after fewer, to be asked on from there."""
+        end: `next`. That may be after fewer, to be asked on from there."""
         self._check_open()
         check_limit(limit)
         stretch = Stretch.of(check_name("topic", topic), partition, start, end, pending)

@@ -42,50 +42,36 @@ class Stretch(NamedTuple):
         return cls(topic, partition, first, offset_of(end, None), pending)
 
 
-class Page(NamedTuple):
-    """What a node gave of a stretch: `reply.pieces` are the messages as they are stored, `reply.next` (16 bytes) is
-    where to go on, None at the end. `number`: the topic's, which no later topic of its name has."""
-
-    number: int
-    reply: FetchReply
-
-
-class Extent(NamedTuple):
-    """How much a stretch holds, as `reply` says. `number`: the topic's."""
-
-    number: int
-    reply: MeasureReply
-
-
-async def read_page(cluster: Cluster, of: Stretch, most: int = PAGE_MESSAGES, max_bytes: int = PAGE_BYTES) -> Page:
+async def read_page(
+    cluster: Cluster, of: Stretch, most: int = PAGE_MESSAGES, max_bytes: int = PAGE_BYTES
+) -> FetchReply:
     """The first messages of a stretch. ProtocolError when they lead nowhere."""
-    number = await _number(cluster, of)
+    await _check_partition(cluster, of)
     request = Fetch(of.topic, of.partition, of.start, of.end, most, max_bytes, of.pending)
     reply = FetchReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
     if reply.next is not None and reply.next <= of.start:
         raise ProtocolError("FETCH reply: next does not lie behind the start")
-    return Page(number, reply)
+    return reply
 
 
-async def measure(cluster: Cluster, of: Stretch, most: int | None) -> Extent:
+async def measure(cluster: Cluster, of: Stretch, most: int | None) -> MeasureReply:
     """How many messages a stretch has, and where the first `most` of them end."""
-    number = await _number(cluster, of)
+    await _check_partition(cluster, of)
     request = Measure(of.topic, of.partition, of.start, of.end, most, of.pending)
     reply = MeasureReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
     if reply.next is not None and reply.next <= of.start:
         raise ProtocolError("MEASURE reply: next does not lie behind the start")
-    return Extent(number, reply)
+    return reply
 
 
-async def _number(cluster: Cluster, of: Stretch) -> int:
-    """The topic's; UnknownPartition when it has no such partition."""
+async def _check_partition(cluster: Cluster, of: Stretch) -> None:
+    """UnknownPartition when the topic has no such partition."""
     record = await cluster.topic(of.topic)
     if of.partition >= len(record.partitions):
         record = await fresh_topic(cluster, of.topic)
     if of.partition >= len(record.partitions):
         last = len(record.partitions) - 1
         raise UnknownPartition(f"topic {of.topic!r} has partitions 0..{last}, there is no {of.partition}")
-    return record.number
 
 
 class Fetched:
@@ -122,7 +108,7 @@ class Fetched:
 
     async def _read(self, stretch: Stretch) -> None:
         most = PAGE_MESSAGES if self._left is None else min(self._left, PAGE_MESSAGES)
-        reply = (await read_page(self._cluster, stretch, most)).reply
+        reply = await read_page(self._cluster, stretch, most)
         self._stretch = None if reply.next is None else stretch._replace(start=reply.next)
         self._pieces.extend(reply.pieces)
 

@@ -5,8 +5,8 @@
 
 Answers; a piece is five fields as in DELIVER: offsets, ids, created_ms, live, batch:
 
-    FETCH       [next bin16 | nil, closed_ms, trimmed bin16, piece...]
-    MEASURE     [first bin16 | nil, next bin16 | nil, messages, closed_ms, trimmed bin16]
+    FETCH       [next bin16 | nil, closed_ms, trimmed bin16, number, piece...]       number: the topic's
+    MEASURE     [first bin16 | nil, next bin16 | nil, messages, closed_ms, trimmed bin16, number]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .replies_messages import Piece, parse_pieces
 
 _TOPIC: Final = Field("topic", str)
 _PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)
-_CLOSED = (Field("closed_ms", int, maximum=U48_MAX), Field("trimmed", bytes))
+_CLOSED = (Field("closed_ms", int, maximum=U48_MAX), Field("trimmed", bytes), Field("number", int))
 _FETCH_REPLY = Shape("FETCH reply", Field("next", bytes, optional=True), *_CLOSED, exact=False, error=ProtocolError)
 _MEASURE_REPLY = Shape(
     "MEASURE reply",
@@ -103,11 +103,13 @@ class Measure(NamedTuple):
 
 class FetchReply(NamedTuple):
     """A part of a partition's log. `next`: where to read on, None at the end of what was asked for. `trimmed`: up to
-    this offset, with it, the log was trimmed at that moment."""
+    this offset, with it, the log was trimmed at that moment. `number`: the topic's, which no later topic of its name
+    has."""
 
     next: bytes | None
     closed_ms: int
     trimmed: bytes
+    number: int
     pieces: Sequence[Piece]
 
     @classmethod
@@ -115,7 +117,7 @@ class FetchReply(NamedTuple):
         _FETCH_REPLY.check(frame)
         check_offset(_FETCH_REPLY, 1, frame[2])
         check_offset(_FETCH_REPLY, 3, frame[4])
-        return cls(frame[2], frame[3], frame[4], parse_pieces(frame, 5))
+        return cls(frame[2], frame[3], frame[4], frame[5], parse_pieces(frame, 6))
 
 
 class MeasureReply(NamedTuple):
@@ -127,6 +129,7 @@ class MeasureReply(NamedTuple):
     messages: int
     closed_ms: int
     trimmed: bytes
+    number: int
 
     @classmethod
     def parse(cls, frame: Frame) -> MeasureReply:

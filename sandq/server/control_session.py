@@ -117,8 +117,8 @@ class ControlSession:
         asked = r.Fetch.parse(frame)
 
         async def fetch() -> bytes:
-            found = await self._control.fetch(*asked)
-            return encode_pieces(frame[1], (found.next, found.closed_ms, found.trimmed), _sent(found.pieces))
+            number, found = await self._control.fetch(*asked)
+            return encode_pieces(frame[1], (found.next, found.closed_ms, found.trimmed, number), _sent(found.pieces))
 
         self._connection.start(frame[1], fetch)
 
@@ -126,7 +126,8 @@ class ControlSession:
         asked = r.Measure.parse(frame)
 
         async def measure() -> tuple[Any, ...]:
-            return tuple(await self._control.measure(*asked))
+            number, found = await self._control.measure(*asked)
+            return (*found, number)
 
         self._start(frame, measure)
 

@@ -31,6 +31,7 @@ BATCH_BYTES: Final = 16 << 20
 """Or when its pieces have so many bytes: large messages come in smaller batches. Arrow's 32-bit offsets need it."""
 TIMES: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+HEADERS_RAW: Final = "headers"
 _BYTES: Final = offset_model.OFFSET_BYTES
 _SLICES: Final = 16
 """Live spans of a piece that are taken as a slice each; where there are more, taking by position is quicker."""
@@ -236,7 +237,7 @@ def _times_array(times: Sequence[bytes], count: int) -> Any:
 
 
 def headers_array(cells: Sequence[bytes | None]) -> Any:
-    """The column `headers`; None has a null. InvalidRequest when a cell is not a packed map with string keys."""
+    """The column `headers`; None has a null."""
     known: dict[bytes, list[tuple[str, bytes | None]]] = {}  # most messages have the headers of another one
     keys: list[str] = []
     values: list[bytes | None] = []
@@ -247,7 +248,7 @@ def headers_array(cells: Sequence[bytes | None]) -> Any:
             continue
         bounds.append(len(keys))
         if cell not in known:
-            known[cell] = [(key, header_bytes(value)) for key, value in headers_unpack(cell).items()]
+            known[cell] = _pairs(cell)
         for key, value in known[cell]:
             keys.append(key)
             values.append(value)
@@ -255,6 +256,14 @@ def headers_array(cells: Sequence[bytes | None]) -> Any:
     fields = list(HEADERS.value_type)
     items = pa.StructArray.from_arrays([pa.array(keys, pa.string()), pa.array(values, pa.binary())], fields=fields)
     return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), items, type=HEADERS)
+
+
+def _pairs(cell: bytes) -> list[tuple[str, bytes | None]]:
+    """Of what is no map with string keys (no broker looks into headers) the bytes, under the name HEADERS_RAW."""
+    try:
+        return [(key, header_bytes(value)) for key, value in headers_unpack(cell).items()]
+    except (InvalidRequest, TypeError, ValueError):
+        return [(HEADERS_RAW, cell)]
 
 
 def header_bytes(value: object) -> bytes | None:

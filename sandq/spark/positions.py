@@ -11,12 +11,13 @@ Checkpoints hold it: VERSION is raised when it changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
+from sandq.model.offsets import FIRST
 
 VERSION: Final = 1
 
@@ -75,34 +76,16 @@ class Positions:
     def __iter__(self) -> Iterator[Place]:
         return iter(sorted(self.cursors))
 
-    def is_behind(self, other: Positions) -> bool:
-        """Whether something is to be read between this and the other one; False when nothing is, or they cross."""
-        try:
-            return bool(steps(self, other))
-        except InvalidRequest:
-            return False
-
-    def merged(self, other: Positions) -> Positions:
-        """The further cursor of each partition that either knows."""
-        found = dict(self.cursors)
-        for place, cursor in other.cursors.items():
-            found[place] = max(cursor, found.get(place, cursor))
-        return Positions(found)
-
-    def without(self, places: set[Place]) -> Positions:
-        """Those of the other partitions."""
-        return Positions({place: cursor for place, cursor in self.cursors.items() if place not in places})
-
 
 def lost(start: Positions, end: Positions) -> list[Place]:
     """Partitions that only the earlier one has: their topic was deleted, or is not asked for any more."""
     return sorted(start.cursors.keys() - end.cursors.keys())
 
 
-def steps(start: Positions, end: Positions) -> list[Step]:
+def steps(start: Positions, end: Positions, first_of: Callable[[Place], bytes] = lambda place: FIRST) -> list[Step]:
     """What is to be read from one position to the other, where that is something, in the order of partitions.
 
-    A partition that was added is read from the very first offset on. InvalidRequest names the partitions in which the
+    A partition that was added is read from `first_of` it on. InvalidRequest names the partitions in which the
     start lies behind the end: the checkpoint is of another topic, or the data went back, and reading on would give
     messages twice or leave some out.
     """
@@ -116,7 +99,7 @@ def steps(start: Positions, end: Positions) -> list[Step]:
         )
     found = []
     for place in end:
-        at = start.cursors.get(place, offset_model.FIRST)
+        at = start.cursors.get(place) or first_of(place)
         if at < end.cursors[place]:
             found.append(Step(place, at, end.cursors[place]))
     return found

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from sandq.client import Page
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
+from sandq.protocol.requests_log import FetchReply
 from sandq.spark.columns import Rows
 from sandq.spark.planning import Task
 from sandq.sync import Client, connect
@@ -28,7 +28,7 @@ log = logging.getLogger("sandq.spark")
 
 CLIENT_NAME: Final = "sandq-spark"
 
-Ask = Callable[[bytes], Page]
+Ask = Callable[[bytes], FetchReply]
 """A page from a cursor on, within the task; blocking."""
 
 
@@ -53,7 +53,7 @@ def read_pages(task: Task, ask: Ask, *, include_headers: bool = False, fail_on_d
     for cursor, page in _pages(task, ask):
         _check_trimmed(task, cursor, page, fail_on_data_loss)
         _check_closed(task, page)
-        for piece in page.reply.pieces:
+        for piece in page.pieces:
             rows.add(piece)
             if rows.is_full:
                 yield rows.take()
@@ -65,7 +65,7 @@ def asking(client: Client, task: Task) -> Ask:
     """Asks the partition's leader, wherever it moves meanwhile."""
     end = offset_model.to_text(task.end)
 
-    def ask(cursor: bytes) -> Page:
+    def ask(cursor: bytes) -> FetchReply:
         start = offset_model.to_text(cursor)
         page = client.page(task.topic, task.partition, start, end, pending=task.pending)
         if page.number != task.number:
@@ -75,16 +75,16 @@ def asking(client: Client, task: Task) -> Ask:
     return ask
 
 
-def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
+def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, FetchReply]]:
     """(cursor that was asked from, page), one page ahead."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
     try:
         cursor = task.start
-        coming: Future[Page] | None = pool.submit(ask, cursor) if cursor < task.end else None
+        coming: Future[FetchReply] | None = pool.submit(ask, cursor) if cursor < task.end else None
         while coming is not None:
             page, asked = coming.result(), cursor
             coming = None
-            following = page.reply.next
+            following = page.next
             if following is not None and following < task.end:
                 cursor = following
                 coming = pool.submit(ask, cursor)
@@ -93,10 +93,10 @@ def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, Page]]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _check_closed(task: Task, page: Page) -> None:
+def _check_closed(task: Task, page: FetchReply) -> None:
     if task.pending:
         return
-    closed = offset_model.pack(page.reply.closed_ms, 0, 0, 0)
+    closed = offset_model.pack(page.closed_ms, 0, 0, 0)
     if closed < task.end:
         raise Unavailable(
             f"{task}: the node that leads it knows it closed up to {offset_model.to_text(closed)} only; messages may "
@@ -104,9 +104,9 @@ def _check_closed(task: Task, page: Page) -> None:
         )
 
 
-def _check_trimmed(task: Task, cursor: bytes, page: Page, fail: bool) -> None:
+def _check_trimmed(task: Task, cursor: bytes, page: FetchReply, fail: bool) -> None:
     # From the very first offset on is no claim that something was there.
-    trimmed = page.reply.trimmed
+    trimmed = page.trimmed
     if trimmed < cursor or cursor == offset_model.FIRST:
         return
     gone = min(trimmed, task.end)

@@ -99,7 +99,7 @@ class ClientBrokers:
         )
         if found.number != place.number:
             raise UnknownTopic(f"topic {topic!r} was deleted; there is another one of this name", topic=topic)
-        return found.reply
+        return found
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
         texts = {partition: offset_model.to_text(offset) for partition, offset in offsets.items()}

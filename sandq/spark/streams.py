@@ -31,8 +31,7 @@ log = logging.getLogger("sandq.spark")
 Start = Mapping[str, Any]
 """A position as Spark keeps it: JSON."""
 BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
-"""Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read. One
-that comes later begins at the very first offset, which claims nothing of what was trimmed before it was seen."""
+"""Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read."""
 RENEWALS: Final = 10
 """A hold is renewed so many times within its time to live."""
 STEPS_MAX: Final = 1000
@@ -49,6 +48,8 @@ class Stream:
         self._hold_name = hold_name(options)
         self._held_at = -float("inf")
         self._target: Positions | None = None
+        self._gone: set[Place] = set()
+        """What has been warned of."""
         self.closed: Positions | None = None
         """How far everything was closed when that was last looked at."""
 
@@ -70,7 +71,8 @@ class Stream:
         places = self._places()
         if self._target is not None:
             places = {place: found for place, found in places.items() if place in self._target.cursors}
-        cursors = {place: start.cursors.get(place, offset_model.FIRST) for place in places}
+        known = {place.number for place in start}
+        cursors = {place: start.cursors.get(place, first_of(place, known)) for place in places}
         self._renew(Positions(cursors), places, at_once=bool(cursors.keys() - start.cursors.keys()))
         replies = self._measured(places, cursors)
         self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
@@ -79,7 +81,8 @@ class Stream:
         counts = {place: reply.messages for place, reply in replies.items() if cursors[place] < ends[place]}
         if limit is not None and sum(counts.values()) > limit:
             ends |= self._limited(places, cursors, ends, counts, limit)
-        return Positions(ends)
+        # What is gone keeps its cursor: should it be asked for again, it is not read again.
+        return Positions({**start.cursors, **ends})
 
     def aim(self) -> None:
         """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
@@ -96,7 +99,8 @@ class Stream:
         """What reads a micro-batch; the same for the same positions."""
         places = self._places()
         ranges = []
-        for step in steps(start, end):
+        known = {place.number for place in start}
+        for step in steps(start, end, lambda place: first_of(place, known)):
             found = places.get(step.place)
             if found is None:
                 self._lose(f"{step.place} is gone, and with it what was to be read of it")
@@ -172,7 +176,8 @@ class Stream:
 
     def _check_lost(self, start: Positions, end: Positions) -> None:
         gone = lost(start, end)
-        if gone:
+        if gone and set(gone) != self._gone:
+            self._gone = set(gone)
             more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
             self._lose(f"{gone[0]}{more}: it was deleted, or is not asked for any more")
 
@@ -202,6 +207,12 @@ class Stream:
             except SandqError as error:
                 log.warning("topic %r: what is to be read is not held: %s", topic, error.message)
         self._held_at = self._clock()
+
+
+def first_of(place: Place, known: set[int]) -> bytes:
+    """Where a partition begins that comes later. Of a topic that was read before, all of it is to be read. Of another
+    one, what is there: that something was trimmed before it was asked for is no loss."""
+    return BEGINNING if place.number in known else offset_model.FIRST
 
 
 def hold_name(options: SourceOptions) -> str:

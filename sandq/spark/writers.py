@@ -130,13 +130,12 @@ def write_rows(
             router = Router(options.topic, sender.topic, identity.partition, errors)
             chunker = Chunker(options.on_conflict, sender.checks.batch_bytes)
             first = 0
-            for block in blocks(_normal(batches, read)):
+            for block in blocks(_normal(batches, read, ended)):
                 for target, rows in router.split(block, first):
                     chunker.add(target, rows)
                 for chunk in chunker.full():
                     sender.send(chunk)
                 first += block.num_rows
-            ended()
             for chunk in chunker.rest():
                 sender.send(chunk)
             return sender.finish()
@@ -144,11 +143,12 @@ def write_rows(
             sender.close()
 
 
-def _normal(batches: Iterable[Any], columns: Columns) -> Iterator[Any]:
+def _normal(batches: Iterable[Any], columns: Columns, ended: Callable[[], None]) -> Iterator[Any]:
     first = 0
     for batch in batches:
         yield columns.read(batch, first)
         first += batch.num_rows
+    ended()  # before the last block, which may fill chunks
 
 
 def _context() -> TaskContext:

@@ -46,7 +46,7 @@ async def raw_fetch(
     reply: Frame = await client.call(Type.FETCH, "t", 0, start, end, messages, size, False)
     assert reply[0] == Type.REPLY, reply
     found: list[tuple[bytes, bytes | None]] = []
-    for at in range(5, len(reply), 5):
+    for at in range(6, len(reply), 5):
         column, _, _, live, raw = reply[at : at + 5]
         batch_values = Batch.parse(raw).values()
         count = len(batch_values)
@@ -213,7 +213,7 @@ async def test_what_is_pending_is_given_when_asked_for(api: sandq.Client) -> Non
     await api.messages("t").cancel(later[1])
     assert [message.id for message in await fetched(api, 0, later[0], pending=True)] == [later[0], later[2]]
     page = await api.page("t", 0, later[0], pending=True)
-    assert page.number == (await api.admin.topic("t")).number and page.reply.trimmed == offsets.FIRST
+    assert page.number == (await api.admin.topic("t")).number and page.trimmed == offsets.FIRST
 
 
 async def test_a_stretch_is_measured(api: sandq.Client) -> None:
@@ -221,13 +221,13 @@ async def test_a_stretch_is_measured(api: sandq.Client) -> None:
     ids = await fill(api, 3000)
     await api.produce("t", b"later", delay="1h")
     await closed_beyond(api, *ids)
-    whole = (await api.measure("t", 0)).reply
+    whole = await api.measure("t", 0)
     assert (whole.first, whole.next, whole.messages) == (sandq.offset_bytes(min(ids)), None, 3000)
-    assert (await api.measure("t", 0, pending=True)).reply.messages == 3001
-    part = (await api.measure("t", 0, limit=1000)).reply
+    assert (await api.measure("t", 0, pending=True)).messages == 3001
+    part = await api.measure("t", 0, limit=1000)
     assert part.next is not None and part.messages == 1000
     assert len(await fetched(api, 0, None, sandq.offset_text(part.next))) == 1000
-    rest = (await api.measure("t", 0, sandq.offset_text(part.next), limit=2000)).reply
+    rest = await api.measure("t", 0, sandq.offset_text(part.next), limit=2000)
     assert rest.next is None or len(await fetched(api, 0, sandq.offset_text(rest.next))) < 2000
     with pytest.raises(UnknownPartition):
         await api.measure("t", 1)

@@ -1,4 +1,4 @@
-"""`sandctl pipeline schedule` as a process, with a Spark of its own: what it prints, and Ctrl-C in the middle."""
+"""`sandctl pipeline schedule` as people use it: what it prints, and Ctrl-C in the middle of sending."""
 
 from __future__ import annotations
 
@@ -7,69 +7,83 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from click.testing import CliRunner
 
 from sandctl.main import main
 from sandq.model.times import instant_ms
-from sandq.spark import jobs
 from sandq.testing import Broker
 
 ROOT = Path(__file__).parents[2]
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
-ROWS = 24_000
-FILES = 24
+FILES = 40
 """Eight of them are a task."""
+ROWS = 100 * FILES
 PATIENCE_S = 90.0
+STOPPED = "stopped; what is sent by now stays, and the same command sends the rest"
 
 
-def start(node: Broker, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sandctl", "-s", node.address, "pipeline", "schedule", *args],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # the signal is for all of it, as on a terminal
-    )
-
-
-def test_interrupted_and_run_again(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """Nothing is lost, and nothing is there twice."""
+@pytest.fixture
+def args(node: Broker, tmp_path: Path) -> list[str]:
+    """A command that sends ROWS messages to topic "t"."""
     node.create_topic("t", partitions=2)
     for first in range(0, ROWS, ROWS // FILES):
         numbers = range(first, first + ROWS // FILES)
-        table = {"body": [f"{n:08d}" for n in numbers], "at": [AT_MS + n for n in numbers]}
-        pq.write_table(pa.table(table), tmp_path / f"{first}.parquet")
-    args = ["t", str(tmp_path), "--map", "value=body", "--map", "deliver_at=at"]
-    process = start(node, *args, "--master", "local[1]", "-o", "json")
-    try:
-        with node.client() as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while not sum(row["messages"] for row in client.admin.stats("t")):
-                assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-                time.sleep(0.01)  # another process is at work
-            os.killpg(process.pid, signal.SIGINT)
-            output, told = process.communicate(timeout=PATIENCE_S)
-            assert (process.returncode, output) == (130, ""), told
-            # Spark itself says nothing there.
-            assert told.strip() == "stopped; what is sent by now stays, and the same command sends the rest"
-            part = sum(row["messages"] for row in client.admin.stats("t"))
-            assert 0 < part < ROWS, "it was to be in the middle"
-            mapping = {"value": "body", "deliver_at": "at"}
-            jobs.schedule(spark, "t", [str(tmp_path)], mapping, servers=[node.address])
-            assert sum(row["messages"] for row in client.admin.stats("t")) == ROWS
-            values = {message.value for message in client.messages("t").list(values=True)}
-            assert len(values) == ROWS
-    finally:
-        process.kill()
-        process.communicate()
+        table = {"body": [f"{number:08d}" for number in numbers], "at": [AT_MS + number for number in numbers]}
+        pq.write_table(pa.table(table), tmp_path / f"{first:08d}.parquet")
+    mapped = ["--map", "value=body", "--map", "deliver_at=at"]
+    return ["--server", node.address, "pipeline", "schedule", "t", str(tmp_path), *mapped]
+
+
+@pytest.fixture
+def own_handler() -> Iterator[None]:
+    """What Python itself does on Ctrl-C, as in a process that has just begun; Spark's handler is there again after."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def stored(node: Broker) -> int:
+    with node.client() as client:
+        return sum(row["messages"] for row in client.admin.stats("t"))
+
+
+def wait_for_the_first(node: Broker) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    with node.client() as client:
+        while not sum(row["messages"] for row in client.admin.stats("t")) and time.monotonic() < deadline:
+            time.sleep(0.005)  # Spark is at work, and tells nobody
+
+
+def test_interrupted_and_run_again(
+    spark: Any, node: Broker, args: list[str], own_handler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost, and nothing is there twice."""
+    monkeypatch.setattr("sandctl.pipeline.running.LOOK_S", 0.02)
+
+    def interrupt() -> None:
+        wait_for_the_first(node)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = CliRunner().invoke(main, args)
+    thread.join()
+    assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", STOPPED)
+    assert 0 < stored(node) < ROWS, "it was to be in the middle"
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
+    messages = node.messages("t")
+    assert sorted(int(message.value or b"") for message in messages) == list(range(ROWS))
+    assert all(message.deliver_at_ms == AT_MS + int(message.value or b"") for message in messages)
 
 
 def test_what_it_prints(spark: Any, node: Broker, tmp_path: Path) -> None:
@@ -79,9 +93,8 @@ def test_what_it_prints(spark: Any, node: Broker, tmp_path: Path) -> None:
     args += ["--unique-key", "id", "--rejected", str(tmp_path / "bad")]
     runner = CliRunner(env={"SANDCTL_SERVERS": node.address})
     result = runner.invoke(main, args)
-    assert result.exit_code == 1 and result.stderr.startswith(
-        "sandctl: 1 of 2 rows are bad, 0 may be: nothing was sent\n"
-    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith("sandctl: 1 of 2 rows are bad, 0 may be: nothing was sent\n")
     assert not node.messages("t")
     result = runner.invoke(main, [*args, "--max-rejected", "50%", "-o", "json"])
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr
@@ -93,3 +106,29 @@ def test_what_it_prints(spark: Any, node: Broker, tmp_path: Path) -> None:
     assert result.stdout.startswith("t: 2 rows of 1 file, 1 sent, 1 rejected\n") and len(node.messages("t")) == 1
     result = runner.invoke(main, [*args, "--master", "local[1]"])
     assert result.exit_code == 1 and "started already" in result.stderr
+
+
+@pytest.mark.long
+def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> None:
+    """Nothing of what Spark says is on standard error, and Ctrl-C ends all of it."""
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sandctl", *args, "--master", "local[1]", "-o", "json", *more],
+            **{"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
+            start_new_session=True,  # the signal is for all of it, as on a terminal
+        )
+
+    process = start()
+    wait_for_the_first(node)
+    os.killpg(process.pid, signal.SIGINT)
+    output, told = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, told.strip()) == (130, "", STOPPED)
+    with pytest.raises(ProcessLookupError):
+        while True:  # what Java still does takes a moment
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    process = start("--conf", "spark.task.maxFailures=2")
+    output, told = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, told) == (0, "") and json.loads(output)["sent"] == ROWS
+    assert stored(node) == ROWS

@@ -2,6 +2,8 @@
 
     PATH/topic=orders/date=2030-01-31/part-....parquet      and PATH/_checkpoint, which knows how far that is
 
+A message that is moved after it came due is in the archive twice, at both times; its `message_id` is the same.
+
 It runs until it has everything that is closed when it begins, and ends; the next run goes on from there (a cron job,
 say). What a run was writing when it was cut off is not listed in PATH/_spark_metadata, so that Spark does not read it;
 other programs that read PATH should go by that list, too. A hold keeps the brokers from trimming what is not archived.
@@ -76,7 +78,6 @@ def archive(
     *,
     pattern: str | None = None,
     servers: Sequence[str] = (),
-    checkpoint: str | None = None,
     batch_messages: int = BATCH_MESSAGES,
     hold: str | None = None,
     hold_ttl: Duration = HOLD_TTL,
@@ -85,9 +86,9 @@ def archive(
 ) -> ArchiveSummary:
     """Archive what is due of topics, or of those whose name matches `pattern`, and was not archived in `path` yet.
 
-    `checkpoint`: a directory of its own, instead of one in `path`. `hold`: a name for what keeps the brokers from
+    `hold`: a name for what keeps the brokers from
     trimming what is not archived, for `hold_ttl` after the last run. HistoryGone: something was trimmed before it was
-    archived; with `fail_on_data_loss=False` that is a warning.
+    archived; with `fail_on_data_loss=False` that is a warning. InvalidRequest: `path` has lost its checkpoint.
     """
     if bool(topics) is (pattern is not None):
         raise InvalidRequest("archive: topics or a pattern, one of them, says what is archived")
@@ -102,10 +103,37 @@ def archive(
     }
     began_s = time.monotonic()
     try:
-        messages, batches = _run(spark, options, path, checkpoint or f"{path.rstrip('/')}/{CHECKPOINT}", progress)
+        _check_path(spark, path)
+        messages, batches = _run(spark, options, path, f"{path.rstrip('/')}/{CHECKPOINT}", progress)
     except Exception as error:
         raise failure(error, "archive") from error
     return ArchiveSummary(pattern or ", ".join(topics), path, messages, batches, time.monotonic() - began_s)
+
+
+def _check_path(spark: SparkSession, path: str) -> None:
+    """InvalidRequest when files were written with another checkpoint than the one that is there, or none.
+
+    Spark counts micro-batches in the checkpoint, and leaves out those whose number the list of files has already.
+    """
+    files, checkpoint = _numbers(spark, f"{path}/_spark_metadata"), _numbers(spark, f"{path}/{CHECKPOINT}/offsets")
+    if files and max(files) > max(checkpoint, default=-1):
+        raise InvalidRequest(
+            f"{path}: its files are of {max(files) + 1} micro-batches, its checkpoint ({CHECKPOINT}) knows "
+            f"{max(checkpoint, default=-1) + 1}: it was lost, or is another one's. What comes now would be left out; "
+            "archive into another directory"
+        )
+
+
+def _numbers(spark: SparkSession, path: str) -> list[int]:
+    """The numbers that files of a directory are named by, of any file system that Spark has."""
+    jvm: Any = spark._jvm
+    java: Any = spark._jsc
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    system = place.getFileSystem(java.hadoopConfiguration())
+    if not system.exists(place):
+        return []
+    names = [status.getPath().getName().split(".")[0] for status in system.listStatus(place)]
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def _run(

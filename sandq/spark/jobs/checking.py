@@ -155,7 +155,10 @@ def _counts(origin: Origin, made: Messages) -> dict[str, Any]:
 
 
 def _example(origin: Origin) -> list[Column]:
-    text = {name: F.to_json(column) if name == "row" else column for name, column in origin.shown.items()}
+    text = {
+        name: F.to_json(column, {"ignoreNullFields": "false"}) if name == "row" else column
+        for name, column in origin.shown.items()
+    }
     return [F.left(column, F.lit(EXAMPLE_CHARS)).alias(name) for name, column in text.items()]
 
 

@@ -118,12 +118,11 @@ def cutting(files: Sequence[InputFile]) -> dict[str, str]:
         "spark.sql.files.maxPartitionBytes": str(max(SPLIT_BYTES, -(-total // SPLITS))),
         "spark.sql.files.openCostInBytes": str(OPEN_BYTES),
         # Otherwise the number of cores counts.
-        "spark.sql.files.minPartitionNum": "1",
         "spark.sql.files.maxPartitionNum": "",
     }
 
 
-def write_id_of(topic: str, files: Sequence[InputFile], what: Mapping[str, Any]) -> str:
+def write_id_of(topic: str, files: Sequence[InputFile], what: Mapping[str, Any], job: str = "schedule") -> str:
     """A name that the same rows for the same topic always have: who writes them again writes nothing.
 
     `what`: the format, the mapping and the options of the reader. A file counts as the same one when its path, size and
@@ -136,4 +135,4 @@ def write_id_of(topic: str, files: Sequence[InputFile], what: Mapping[str, Any])
         "what": what,
     }
     text = json.dumps(told, sort_keys=True, ensure_ascii=True)
-    return f"schedule-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"{job}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

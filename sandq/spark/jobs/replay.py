@@ -4,10 +4,12 @@
     shifted     each so much later than it was due (what is past by then is due at once)
 
 A rate caps how many come due in a second: those above it come later, in their order. Each Spark partition keeps to its
-share of the rate, so that nothing has to be sorted in one place.
+share of the rate, one behind the other, so that nothing has to be sorted in one place. Beside a shift the partitions'
+bursts may meet: then a second has up to one message more for each of them.
 
-Running it again sends nothing twice, as with the job schedule: its write id follows from the files and from what is
-asked for.
+Running it again sends nothing twice, as with the job schedule: its write id follows from the files of the days and
+topics that are asked for, and from the rest of what is asked for. Files that the job archive adds to one of these days
+make it another job, and what was sent is sent again: end with a day that is over (`until`).
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def _run(
     from sandq.spark.jobs.files import cutting, find_files, write_id_of
 
     files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
-    name = write_id or write_id_of(topic, files, {"replay": repr(asked)})
+    name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     # Each attempt must have the same rows in the same Spark partitions.
     fixed = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(SHUFFLED)}
     own = own_session(spark, {**cutting(files), **fixed})
@@ -210,7 +212,7 @@ def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
         rows.withColumn("slot", F.spark_partition_id())
         .withColumn("place", F.row_number().over(window) - 1)
         .withColumn("ahead", F.max(wanted - F.col("place") * step).over(window))
-        .withColumn("due_ms", F.ceil(F.col("place") * step + F.col("ahead")).cast("bigint"))
+        .withColumn("due_ms", F.ceil((F.col("place") + F.col("slot") / slots) * step + F.col("ahead")).cast("bigint"))
     )
 
 

@@ -2,7 +2,8 @@
 
 The view `messages` has every message of the topics once. What the archive has, it has without a gap up to its last
 offset in each partition; the brokers are asked for what lies behind that only, wherever it still is. Pending messages
-are as they stand when they are read: one that is moved meanwhile may be seen twice or not at all.
+are as they stand when they are read: one that is moved meanwhile may be seen twice or not at all. One that was moved
+after it came due, and was archived before, is there at both times, with the same `message_id`.
 
     topic, partition, offset, message_id, key, value, headers map<string,string>, timestamp, deliver_at,
     archived boolean
@@ -23,7 +24,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
 from sandq.spark.jobs.session import failure
-from sandq.spark.options import SERVERS
+from sandq.spark.options import EARLIEST, SERVERS
 from sandq.spark.source import behind
 from sandq.sync import connect
 
@@ -43,13 +44,15 @@ def sql(
     views: Mapping[str, str] | None = None,
     since: Instant | None = None,
     until: Instant | None = None,
+    fail_on_data_loss: bool = True,
     servers: Sequence[str] = (),
 ) -> DataFrame:
     """The result of a query over the view `messages`, which holds these topics.
 
     `archive`: the directory of the job archive. `views`: further views by name, each a query, in this order (`{"tasks":
     "select topic as queue, * from messages"}`). `since` and `until` (not included) bound the delivery times that are
-    read at all. InvalidRequest when the query is wrong.
+    read at all. InvalidRequest when the query is wrong. HistoryGone: something was trimmed that is not archived; with
+    `fail_on_data_loss=False` that is a warning.
     """
     if not topics:
         raise InvalidRequest("sql: name the topics that are asked about")
@@ -57,9 +60,16 @@ def sql(
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"view {name!r}: a name of letters, digits and _ is expected")
     try:
-        messages(spark, topics, archive=archive, since=since, until=until, servers=servers).createOrReplaceTempView(
-            VIEW
+        found = messages(
+            spark,
+            topics,
+            archive=archive,
+            since=since,
+            until=until,
+            fail_on_data_loss=fail_on_data_loss,
+            servers=servers,
         )
+        found.createOrReplaceTempView(VIEW)
         for name, text in (views or {}).items():
             spark.sql(text).createOrReplaceTempView(name)
         return spark.sql(query)
@@ -74,6 +84,7 @@ def messages(
     archive: str | None = None,
     since: Instant | None = None,
     until: Instant | None = None,
+    fail_on_data_loss: bool = True,
     servers: Sequence[str] = (),
 ) -> DataFrame:
     """Every message of these topics, once: the columns above."""
@@ -82,18 +93,32 @@ def messages(
     address = ",".join(servers) or DEFAULT_SERVER
     with connect(*address.split(","), name="sandq-sql") as client:
         counts = {topic: len(client.admin.topic(topic).partitions) for topic in topics}
-    options = {SERVERS: address, "subscribe": ",".join(topics), "view": "all", "includeHeaders": "true"}
+    options = {SERVERS: address, "view": "all", "includeHeaders": "true", "failOnDataLoss": str(fail_on_data_loss)}
     if until is not None:
         options["endingTimestamp"] = str(instant_ms(until))
+    if since is not None and archive is None:
+        options["startingTimestamp"] = str(instant_ms(since))
+    wanted = {topic: list(range(count)) for topic, count in counts.items()}
     old = None
     if archive is not None:
         # Which files that is, is settled here: a run of archive that ends meanwhile changes neither part.
         old = archived(spark, archive).where(F.col("topic").isin(list(topics)))
-        options |= {"startingOffsets": json.dumps(_starts(old, counts)), "failOnDataLoss": "false"}
-    elif since is not None:
-        options["startingTimestamp"] = str(instant_ms(since))
-    live = _columns(spark.read.format("sandq").options(**options).load(), F.lit(False))
-    found = live if old is None else live.unionByName(_columns(old, F.lit(True)))
+        starts = _starts(old, counts)
+        if until is not None:
+            # Of partitions that are archived beyond it, the archive has all that is asked for.
+            end = offset_model.to_text(offset_model.pack(instant_ms(until), 0, 0, 0))
+            wanted = {
+                topic: [one for one in of if starts[topic][str(one)] == EARLIEST or starts[topic][str(one)] < end]
+                for topic, of in wanted.items()
+            }
+        named = {topic: {str(one): starts[topic][str(one)] for one in of} for topic, of in wanted.items() if of}
+        options["startingOffsets"] = json.dumps(named)
+    parts = [] if old is None else [_columns(old, F.lit(True))]
+    wanted = {topic: partitions for topic, partitions in wanted.items() if partitions}
+    if wanted:
+        options["assign"] = json.dumps(wanted)
+        parts.append(_columns(spark.read.format("sandq").options(**options).load(), F.lit(False)))
+    found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     for bound, below in ((since, False), (until, True)):
         if bound is not None:
             at = F.lit(format_instant(instant_ms(bound))).cast("timestamp")
@@ -105,8 +130,10 @@ def _starts(old: DataFrame, counts: Mapping[str, int]) -> dict[str, dict[str, st
     """Behind the last offset that is archived of each partition; the earliest where there is none."""
     from pyspark.sql import functions as F
 
-    starts = {topic: {str(partition): "earliest" for partition in range(count)} for topic, count in counts.items()}
+    starts = {topic: {str(partition): EARLIEST for partition in range(count)} for topic, count in counts.items()}
     for row in old.groupBy("topic", "partition").agg(F.max("offset").alias("last")).collect():
+        if str(row["partition"]) not in starts[row["topic"]]:
+            continue  # of a topic of that name that had more
         last = behind(offset_model.from_text(row["last"]))
         starts[row["topic"]][str(row["partition"])] = offset_model.to_text(last)
     return starts

@@ -228,7 +228,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         for following, pieces in answers:
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, pieces=pieces: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST), pieces)
+                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), pieces)
                 )
             )
         found = [message async for message in client.fetch("t", 0)]
@@ -242,7 +242,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         ):
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, piece=piece: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST), [piece])
+                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), [piece])
                 )
             )
             with pytest.raises(ProtocolError):

@@ -45,10 +45,10 @@ def test_pieces_of_a_fetch() -> None:
     pieces = [Piece(BASE, None, 5, None, b"one"), Piece(BASE * 2, NEXT * 2, bytes(16), [[0, 1]], b"two" * 50_000)]
     for count in (0, 1, 2):
         for following in (None, NEXT):
-            (frame,) = FrameReader().feed(encode_pieces(7, (following, 99, BASE), pieces[:count]))
+            (frame,) = FrameReader().feed(encode_pieces(7, (following, 99, BASE, 7), pieces[:count]))
             assert frame[:2] == [0, 7]
-            assert FetchReply.parse(frame) == (following, 99, BASE, pieces[:count])
-    (frame,) = FrameReader().feed(encode_pieces(7, (None, 99, BASE), pieces[:1] * 5000))
+            assert FetchReply.parse(frame) == (following, 99, BASE, 7, pieces[:count])
+    (frame,) = FrameReader().feed(encode_pieces(7, (None, 99, BASE, 7), pieces[:1] * 5000))
     assert len(FetchReply.parse(frame).pieces) == 5000
 
 
@@ -56,18 +56,19 @@ def test_pieces_of_a_fetch() -> None:
     ("fields", "words"),
     [
         ([], "next"),
-        ([b"short", 5, BASE], r"field 1 \(next\): expected 16 bytes, got 5"),
-        ([None, -5, BASE], "closed_ms"),
+        ([b"short", 5, BASE, 7], r"field 1 \(next\): expected 16 bytes, got 5"),
+        ([None, -5, BASE, 7], "closed_ms"),
         ([None, 5], "trimmed"),
-        ([None, 5, b"t"], r"field 3 \(trimmed\): expected 16 bytes"),
-        ([None, 5, NEXT, BASE], r"piece field 2 \(ids\): missing"),
-        ([None, 5, NEXT, BASE, None, 5, None, "b"], r"piece field 5 \(batch\): expected bin, got str"),
-        ([None, 5, NEXT, b"", None, 5, None, b"b"], r"piece field 1 \(offsets\)"),
-        ([None, 5, NEXT, BASE, b"i", 5, None, b"b"], r"piece field 2 \(ids\)"),
-        ([None, 5, NEXT, BASE, None, b"i", None, b"b"], r"piece field 3 \(created_ms\)"),
-        ([None, 5, NEXT, BASE, None, None, None, b"b"], "expected int or bin, got nil"),
-        ([None, 5, NEXT, BASE, None, 5, [[0]], b"b"], r"piece field 4 \(live\)"),
-        ([None, 5, NEXT, BASE, None, 5, None, b"b", BASE], "missing"),
+        ([None, 5, BASE], "number"),
+        ([None, 5, b"t", 7], r"field 3 \(trimmed\): expected 16 bytes"),
+        ([None, 5, NEXT, 7, BASE], r"piece field 2 \(ids\): missing"),
+        ([None, 5, NEXT, 7, BASE, None, 5, None, "b"], r"piece field 5 \(batch\): expected bin, got str"),
+        ([None, 5, NEXT, 7, b"", None, 5, None, b"b"], r"piece field 1 \(offsets\)"),
+        ([None, 5, NEXT, 7, BASE, b"i", 5, None, b"b"], r"piece field 2 \(ids\)"),
+        ([None, 5, NEXT, 7, BASE, None, b"i", None, b"b"], r"piece field 3 \(created_ms\)"),
+        ([None, 5, NEXT, 7, BASE, None, None, None, b"b"], "expected int or bin, got nil"),
+        ([None, 5, NEXT, 7, BASE, None, 5, [[0]], b"b"], r"piece field 4 \(live\)"),
+        ([None, 5, NEXT, 7, BASE, None, 5, None, b"b", BASE], "missing"),
     ],
 )
 def test_a_malformed_fetch_reply(fields: list[Any], words: str) -> None:

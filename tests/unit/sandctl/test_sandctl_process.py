@@ -24,6 +24,11 @@ ROOT = Path(__file__).parents[3]
 HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq", "yaml", "zstandard")
 HOSTILE = ("\x1b[31mred", "a\nb", "a/b", "../../etc", "", " ", "x" * 250, "ü", "\u202e", "%s%n", "$(id)", "\udcff")
 PATHS = sorted(commands(main))
+ANY_NUMBER = (
+    *(("message", "cancel"), ("kv", "get"), ("kv", "delete")),
+    *(("pipeline", "forecast"), ("pipeline", "report")),
+)
+"""Commands that take any number of ids, of keys, of topics."""
 
 
 def python(code: str, **environ: str) -> list[str]:
@@ -220,8 +225,8 @@ def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> No
 def test_words_that_no_command_knows(ctl: Any, server: FakeServer, path: tuple[str, ...]) -> None:
     """Nothing is sent for wrong usage, and the option that was meant is named."""
     for more in (["--no-such-option"], ["--outptu", "json"], ["-o", "xml"], ["a"] * 9):
-        if path[:2] in (("message", "cancel"), ("kv", "get"), ("kv", "delete")) and more[0] == "a":
-            continue  # which takes any number of ids, or of keys
+        if path[:2] in ANY_NUMBER and more[0] == "a":
+            continue
         result = ctl(*path, *more)
         assert result.exit_code == 2 and "Error: " in result.stderr and "Usage: " in result.stderr, more
     assert "--output" in ctl(*path, "--outptu", "json").stderr

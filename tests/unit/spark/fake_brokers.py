@@ -100,7 +100,7 @@ class FakeBrokers:
         if most is not None and count > most:
             count = min(most, self.step)
             following = behind(rows[count - 1])
-        return MeasureReply(rows[0] if rows else None, following, count, MS + self.closed_ms, log.trimmed)
+        return MeasureReply(rows[0] if rows else None, following, count, MS + self.closed_ms, log.trimmed, place.number)
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
         if self.refuses_holds:

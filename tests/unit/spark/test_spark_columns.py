@@ -224,8 +224,9 @@ def test_a_malformed_piece_is_refused(wrong: Piece) -> None:
         list(record_batches([wrong], "t", 3))
 
 
-def test_headers_that_are_no_map_are_refused() -> None:
-    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""], Column.HEADERS: [b"\x01"]}))
-    with pytest.raises(InvalidRequest):
-        list(record_batches([piece], "t", 3, include_headers=True))
-    assert got([piece])[0]["value"] == b"", "who does not ask for them is not bothered"
+def test_headers_that_are_no_map_are_given_as_they_are() -> None:
+    cells = [b"\x01", headers_pack({"a": 1}), b"", b"\x81\xa1a\x81\xa1b\xc1"]
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""] * 4, Column.HEADERS: cells}))
+    (batch,) = record_batches([piece], "t", 0, include_headers=True)
+    found = [[tuple(pair.values()) for pair in row] for row in batch.column("headers").to_pylist()]
+    assert found == [[("headers", cells[0])], [("a", b"1")], [("headers", cells[2])], [("headers", cells[3])]]

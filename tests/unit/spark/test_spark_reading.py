@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sandq.client import Page
 from sandq.errors import ConnectionLost, HistoryGone, Unavailable
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
@@ -40,7 +39,7 @@ class FakeLog:
         self.trims: dict[int, bytes] = {}  # what is trimmed before the page of a number is given
         self.threads: set[int] = set()
 
-    def ask(self, cursor: bytes) -> Page:
+    def ask(self, cursor: bytes) -> FetchReply:
         self.threads.add(threading.get_ident())
         self.trimmed = self.trims.get(len(self.asked), self.trimmed)
         self.asked.append(cursor)
@@ -48,10 +47,10 @@ class FakeLog:
         start = offsets.distance(at(0), first) or 0
         stop = min(self.end, start + self.size)
         if start >= stop:
-            return Page(NUMBER, FetchReply(None, self.closed_ms, self.trimmed, []))
+            return FetchReply(None, self.closed_ms, self.trimmed, NUMBER, [])
         batch = encode({Column.VALUE: [b"%d" % place for place in range(start, stop)]})
         piece = Piece(at(start), None, MS, None, batch)
-        return Page(NUMBER, FetchReply(at(stop), self.closed_ms, self.trimmed, [piece]))
+        return FetchReply(at(stop), self.closed_ms, self.trimmed, NUMBER, [piece])
 
 
 def task_of(start: bytes = offsets.FIRST, end: bytes = at(1000)) -> Task:
@@ -93,7 +92,7 @@ def test_the_next_page_is_asked_for_while_one_is_used() -> None:
     log = FakeLog(30_000, size=10_000)
     came = threading.Event()
 
-    def ask(cursor: bytes) -> Page:
+    def ask(cursor: bytes) -> FetchReply:
         if cursor == at(10_000):
             came.set()
         return log.ask(cursor)
@@ -159,7 +158,7 @@ def test_a_node_that_does_not_know_the_range_closed() -> None:
 
 
 def test_what_asking_raises_comes_out() -> None:
-    def ask(cursor: bytes) -> Page:
+    def ask(cursor: bytes) -> FetchReply:
         raise ConnectionLost("nobody is there")
 
     with pytest.raises(ConnectionLost, match="nobody is there"):

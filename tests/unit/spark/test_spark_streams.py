@@ -14,7 +14,7 @@ from sandq.spark.options import parse_options
 from sandq.spark.planning import Task
 from sandq.spark.positions import Place, Positions
 from sandq.spark.streams import BEGINNING, Stream, hold_name
-from tests.unit.spark.fake_brokers import MS, FakeBrokers, at, instant
+from tests.unit.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
 
 
 class Clock:
@@ -165,6 +165,34 @@ def test_a_topic_that_is_deleted_between_planning_and_reading(brokers: FakeBroke
     with pytest.raises(HistoryGone, match="is gone"):
         reader.tasks(start, end)
     assert stream(brokers, subscribePattern="t.*", failOnDataLoss="false").tasks(start, end) == []
+
+
+def test_a_topic_that_is_left_out_for_a_while_is_not_read_again(brokers: FakeBrokers) -> None:
+    brokers.add("b")
+    brokers.append("t", 10, 5)
+    brokers.append("b", 10, 3)
+    both = stream(brokers, subscribe="t,b")
+    first = both.latest(both.initial(), None)
+    less = stream(brokers, failOnDataLoss="false").latest(first, None)
+    brokers.append("b", 1100, 2)
+    brokers.closed_ms = 2000
+    again = both.latest(less, None)
+    assert len(rows_of(brokers, both.tasks(less, again))) == 2
+
+
+def test_an_added_partition_is_to_be_read_whole(brokers: FakeBrokers) -> None:
+    reader = stream(brokers)
+    start = reader.initial()
+    brokers.topics["t"].logs.append(FakeLog())
+    brokers.append("t", 10, 5, 2)
+    (task,) = reader.tasks(start, reader.latest(start, None))[-1:]
+    assert (task.partition, task.start) == (2, BEGINNING), "a claim: who reads it finds out what was trimmed"
+    # Of a topic that was not read before, what was trimmed is nobody's loss.
+    brokers.add("new")
+    brokers.append("new", 10, 5)
+    pattern = stream(brokers, subscribePattern=".*")
+    (task,) = pattern.tasks(start, pattern.latest(start, None))[-1:]
+    assert (task.topic, task.start) == ("new", offsets.FIRST)
 
 
 def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
