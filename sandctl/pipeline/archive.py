@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     "--to", "path", metavar="DIR", required=True, help="The archive; Spark's file systems (s3a://...) will do."
 )
 @click.option(
-    "--checkpoint", metavar="DIR", help="Where it keeps how far it is.  [default: _checkpoint in the archive]"
-)
-@click.option(
     "--batch",
     "batch_messages",
     type=click.IntRange(1),

@@ -85,7 +85,7 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
     )
     assert values(rows) == [*range(5)], "what is asked for ends before what is archived"
     shutil.rmtree(place / "_checkpoint")
-    with pytest.raises(InvalidRequest, match="its checkpoint .* knows 0"):
+    with pytest.raises(InvalidRequest, match=r"its checkpoint .* knows 0"):
         jobs.archive(spark, ["t"], str(place), servers=[node.address])
 
 

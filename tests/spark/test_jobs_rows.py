@@ -178,11 +178,11 @@ def test_the_same_rows_are_in_the_same_partitions(spark: Any, tmp_path: Path, mo
         (tmp_path / f"{name}.json").write_text("".join(f'{{"n": "{name}{number}"}}\n' for number in range(5000)))
     files = find_files(spark, [str(tmp_path)])
     seen = []
-    for most in ("1000", "128m"):
+    for most, cores in (("1000", "1"), ("128m", "50")):
         caller = spark.newSession()
         caller.conf.set("spark.sql.files.maxPartitionBytes", most)
-        caller.conf.set("spark.sql.leafNodeDefaultParallelism", "7")
         own = own_session(caller, cutting(files))
+        own.conf.set("spark.sql.leafNodeDefaultParallelism", cores)
         frame = read_files(own, [file.path for file in files], "json").frame
         seen.append(frame.select(F.spark_partition_id(), "_sandq_line").collect())
     assert seen[0] == seen[1] and len(seen[0]) == 15_000 and len({row[0] for row in seen[0]}) > 8

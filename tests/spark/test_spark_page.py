@@ -35,7 +35,8 @@ def test_the_page_has_examples() -> None:
 
 @pytest.mark.timeout(300)
 def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
-    shell = Shell(tmp_path, SANDCTL_SERVERS=process.address, SANDQ=process.address)
+    shell = Shell(tmp_path, SANDCTL_SERVERS=process.address)
+    shell.timeout_s = 150
     names: dict[str, Any] = {"spark": spark}
     for language, source, expected in BLOCKS:
         printed: list[str] = []

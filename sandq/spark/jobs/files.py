@@ -118,6 +118,7 @@ def cutting(files: Sequence[InputFile]) -> dict[str, str]:
         "spark.sql.files.maxPartitionBytes": str(max(SPLIT_BYTES, -(-total // SPLITS))),
         "spark.sql.files.openCostInBytes": str(OPEN_BYTES),
         # Otherwise the number of cores counts.
+        "spark.sql.files.minPartitionNum": "1",
         "spark.sql.files.maxPartitionNum": "",
     }
 

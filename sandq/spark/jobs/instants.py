@@ -106,4 +106,4 @@ def _local_ms(text: Column, time_zone: str) -> Column:
 def _ms(micros: Column) -> Column:
     """Rounded up, in whole numbers only."""
     whole = F.call_function("div", micros, F.lit(1000))
-    return whole
+    return whole + F.when((micros > 0) & (micros % 1000 != 0), F.lit(1)).otherwise(F.lit(0))

@@ -171,7 +171,7 @@ def _json(spark: SparkSession, reader: Any, paths: list[str]) -> Origin:
     read = F.try_variant_get(F.col(DOCUMENT), f"$.{_END}", "int").isNotNull()
     is_object = F.startswith(F.ltrim(LINE), F.lit("{"))
     corrupt = {
-        "line: not a JSON object": is_text & ~F.coalesce(is_object, F.lit(False)),
+        "line: not a JSON object": is_text & ~F.coalesce(read & is_object, F.lit(False)),
         "line: not UTF-8": ~is_text,
     }
     shown = {
