@@ -57,7 +57,7 @@ def archive(
 
     \b
       sandctl pipeline archive orders payments --to /data/archive
-      sandctl pipeline archive --pattern 'shop-.*' --to s3a://bucket/archive --conf spark.hadoop.fs.s3a....=...
+      sandctl pipeline archive --pattern 'shop-.*' --to s3a://bucket/archive
     """
     from sandq.model.errors import SandqError
     from sandq.spark.jobs.mapping import parse_pairs

@@ -45,11 +45,13 @@ def sql(
     archived; keys, values and headers are texts.
 
     \b
-      sandctl pipeline sql "select date(deliver_at) as day, count(*) from messages group by 1" --topic reminders
+      sandctl pipeline sql "select date(deliver_at) as day, count(*) from messages group by 1" \\
+          --topic reminders
       sandctl pipeline sql "select * from tasks where queue = 'welcome_emails'
           and deliver_at between '2030-01-31' and '2030-02-01'
           and get_json_object(headers['meta'], '$.lang') = 'de'" \\
-          --topic welcome_emails --archive /data/archive --view "tasks=select topic as queue, * from messages"
+          --topic welcome_emails --archive /data/archive \\
+          --view "tasks=select topic as queue, * from messages"
 
     Times in a query are UTC. --since and --until bound what is read at all.
     """

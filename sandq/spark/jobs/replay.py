@@ -151,6 +151,7 @@ def _run(
 
     from sandq.spark.jobs.checking import own_session
     from sandq.spark.jobs.files import cutting, find_files, write_id_of
+    from sandq.spark.jobs.session import active
 
     files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
@@ -163,7 +164,8 @@ def _run(
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
         options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
         columns = ("key", "value", "headers", "deliver_at")
-        sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
+        with active(own):
+            sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
     return name, counted[0], counted[1], counted[2]
 
 
