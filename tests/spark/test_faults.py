@@ -22,7 +22,7 @@ from sandq.spark.jobs.archive import archived
 from tests.faults.cluster_process import ClusterProcess
 from tests.spark.helpers import values
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 @pytest.fixture
@@ -200,14 +200,16 @@ def run_until(command: list[str], log: Path, reached: Callable[[], object] | Non
             driver.wait()
 
 
+@pytest.mark.timeout(300)
 def test_a_driver_is_killed_between_batches_and_commits(spark: Any, cluster: ClusterProcess, tmp_path: Path) -> None:
     fill(cluster, 30_000)
     archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
     command = [sys.executable, "-c", PROGRAM, servers(cluster), str(archive), str(checkpoint)]
     log = tmp_path / "log"
-    run_until(command, log, lambda: [*archive.glob("topic=a/*/*.parquet")] and (checkpoint / "offsets" / "1").exists())
-    assert not (archive / "_checkpoint" / "commits" / "2").exists(), "it was killed before its end"
-    assert not (checkpoint / "commits" / "2").exists()
+    # Whichever of the two is further: it runs yet when it is killed, so one of them at least is in the middle of it.
+    run_until(command, log, lambda: [*archive.glob("topic=a/*/*.parquet")] and (checkpoint / "offsets" / "0").exists())
+    last = Path("commits") / "2"
+    assert not ((archive / "_checkpoint" / last).exists() and (checkpoint / last).exists())
     run_until(command, log, None)
     assert values(archived(spark, str(archive))) == [*range(30_000)]
     assert stored(cluster, "b", 30_000) == [*range(30_000)]
