@@ -201,8 +201,8 @@ def test_topic_forecast(ctl: Ctl, client: FakeClient) -> None:
 
 
 def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
-    document = Path(__file__).parents[3] / "docs" / "sandctl.md"
-    lines = [line.strip() for line in document.read_text().splitlines() if line.startswith("    sandctl ")]
+    docs = Path(__file__).parents[3] / "docs"
+    lines = [line.strip() for line in (docs / "sandctl.md").read_text().splitlines() if line.startswith("    sandctl ")]
     typed = [shlex.split(part, comments=True) for line in lines for part in re.split(r" [|>] ", line)]
     used = set()
     for _, *args in [words for words in typed if words[0] == "sandctl"]:
@@ -213,6 +213,10 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
             command = command.commands[path[-1]]
         command.make_context(path[-1], args)
         used.add(tuple(path))
+    # Those of the pipeline stand on a page of their own, which `tests/spark/test_spark_page.py` runs.
+    used |= {
+        ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", (docs / "spark.md").read_text(), re.M)
+    }
     assert set(commands(main)) <= used
 
 
