@@ -15,6 +15,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, peek
 from sandq.model.errors import AlreadyStored, Conflict
 from sandq.model.limits import FIXED
+from sandq.model.sequence import chain_of
 
 from . import commands as c
 from . import rows
@@ -38,7 +39,7 @@ class Answer(NamedTuple):
     now_ms: int
     floor_ms: int
     crc: int
-    """The batch's own."""
+    """The batch's own, and the chain of those before it."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(*self)
@@ -72,17 +73,17 @@ def remember(
                 how = EACH_BUT
                 _, _, number = command.numbers
                 view.put(rows.answer_key(command.producer_id, number), rows.pack(*others))
-    return Answer(how, index, place, now_ms, floor_ms, _crc(command.batch))
+    return Answer(how, index, place, now_ms, floor_ms, _crc(command))
 
 
 def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tuple[bytes, int] | Stored:
     """The answer that the same batch had. Raises Conflict when this is another batch, AlreadyStored when it is the
     same one and its answer was not kept."""
     producer_id, epoch, number = command.numbers
-    if answer.crc != _crc(command.batch):
+    if answer.crc != _crc(command):
         raise Conflict(
-            f"producer {producer_id} stored another batch as number {number} of epoch {epoch}; nothing was stored now. "
-            "A producer id is of one producer, and a batch sent again is sent as it was"
+            f"producer {producer_id} stored another batch as number {number} of epoch {epoch}, or others before it; "
+            "nothing was stored now. A producer id is of one producer, and a batch sent again is sent as it was"
         )
     if answer.how == WHOLE:
         base = offsets.pack(answer.floor_ms, answer.entry, answer.place, partition)
@@ -122,5 +123,5 @@ def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | No
     ]
 
 
-def _crc(batch: bytes) -> int:
-    return int.from_bytes(batch[4:8], "little")
+def _crc(command: c.Append) -> int:
+    return int.from_bytes(command.batch[4:8], "little") ^ chain_of(command.sequence)

@@ -73,7 +73,7 @@ class Command:
 class Append(Command):
     """A producer's batch (bytes, checked before it was proposed). `split`: it has columns that the log keeps message
     by message (a unique key, a ttl, a key in a topic ordered by key). `on_conflict`: for messages with unique keys.
-    Producer id 0: not idempotent; else `sequence` is a number and a flag (`model.sequence`)."""
+    Producer id 0: not idempotent; else see `model.sequence`."""
 
     type: ClassVar[int] = CommandType.APPEND
     batch: bytes

@@ -123,8 +123,8 @@ _PRODUCE = Shape(
 
 
 class Produce(NamedTuple):
-    """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too; else `sequence` is
-    a number and a flag (`model.sequence`).
+    """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too; else see
+    `model.sequence` for what `sequence` says.
 
     `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
     has the key is cancelled; IGNORE: it is left out, and answered with the id of the one that has the key.

@@ -5,11 +5,8 @@ and bytes alone; whatever else is decided (what goes where, what is full) is dec
 
     record batches -> blocks -> by target (`routing`) -> lines -> chunks, numbered 1, 2, 3, ... in a topic partition
 
-How many rows a chunk has is *drawn*: from the checksums of all chunks before it in its topic partition, between the
-half of what fits and all. That is for attempts whose rows came in another order. A broker compares the last five
-chunks of a producer only; but where an earlier one had other rows, these are cut in other places as well, and so are
-not the same. `Chunk.choices` says among how many places the cut was drawn: by that much it is less likely that chunks
-are the same by chance. (`sending` demands enough of it.)
+Each chunk carries a checksum of all before it in its topic partition, its *chain*. That is for attempts whose rows came
+in another order: a broker compares the last five chunks of a producer only, and by their chains all others as well.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from sandq.model.sequence import MAX_CHAIN
 from sandq.protocol.requests import IGNORE, REJECT
 from sandq.spark.encoding import encode_rows
 from sandq.spark.routing import Target
@@ -45,8 +43,8 @@ class Chunk(NamedTuple):
     number: int
     """In its topic partition, from 1 on."""
     rows: int
-    choices: int
-    """Among how many numbers of rows this one was drawn."""
+    chain: int
+    """Of the chunks before it, as `sequence_of` takes it."""
     on_conflict: int
     ignorable: bool
     """Whether writing all of it again, under any name, stores nothing twice: its rows have unique keys."""
@@ -139,39 +137,33 @@ class Chunker:
         """What is to be sent now; to be asked for after each block."""
         for target, line in self._lines.items():
             while line.rows > CHUNK_ROWS or line.bytes > self._most_bytes:
-                yield self._draw(target, line)
+                yield self._cut(target, line)
         if self._bytes > WAITING_BYTES:
             for target, line in self._lines.items():
                 if line.rows:
-                    yield self._draw(target, line)
+                    yield self._cut(target, line)
 
     def rest(self) -> Iterator[Chunk]:
         """What is left, at the end of the rows; after `full`."""
         for target, line in self._lines.items():
             while line.rows:
-                yield self._cut(target, line, line.fits(CHUNK_ROWS, self._most_bytes), 1)
+                yield self._cut(target, line)
 
-    def _draw(self, target: Target, line: Line) -> Chunk:
-        most = line.fits(CHUNK_ROWS, self._most_bytes)
-        choices = most // 2 + 1
-        return self._cut(target, line, most - self._place(target).chain % choices, choices)
-
-    def _place(self, target: Target) -> _Place:
-        return self._places.setdefault((target.topic, target.partition), _Place())
-
-    def _cut(self, target: Target, line: Line, count: int, choices: int) -> Chunk:
-        place = self._place(target)
+    def _cut(self, target: Target, line: Line) -> Chunk:
+        place = self._places.setdefault((target.topic, target.partition), _Place())
+        count = line.fits(CHUNK_ROWS, self._most_bytes)
         self._bytes -= line.bytes
         rows = line.take(count)
         self._bytes += line.bytes
         data = encode_rows(rows, relative=target.relative)
         place.number += 1
+        chain = place.chain & MAX_CHAIN
         place.chain = xxhash.xxh3_64_intdigest(data[_CRC], seed=place.chain)
         unique = [batch.column("unique_key").null_count for batch in rows if "unique_key" in batch.schema.names]
         has_unique = sum(unique) < count if unique else False
         ignorable = bool(unique) and not any(unique) and self._on_conflict == IGNORE
         on_conflict = self._on_conflict if has_unique else REJECT
-        return Chunk(target.topic, target.partition, place.number, count, choices, on_conflict, ignorable, data)
+        return Chunk(target.topic, target.partition, place.number, count, chain, on_conflict, ignorable, data)
 
 
 class _Place:

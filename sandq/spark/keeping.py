@@ -9,7 +9,7 @@ from typing import IO, Final
 
 from sandq.spark.chunks import Chunk
 
-_HEAD: Final = struct.Struct("<QIIB?I")
+_HEAD: Final = struct.Struct("<QIHB?I")
 
 
 class Kept:
@@ -22,7 +22,7 @@ class Kept:
         if self._file is None:
             self._file = TemporaryFile(prefix="sandq-spark-")  # noqa: SIM115  # it is closed by `clear`
         for chunk in chunks:
-            head = (chunk.number, chunk.rows, chunk.choices, chunk.on_conflict, chunk.ignorable, len(chunk.data))
+            head = (chunk.number, chunk.rows, chunk.chain, chunk.on_conflict, chunk.ignorable, len(chunk.data))
             self._file.write(_HEAD.pack(*head) + chunk.data)
 
     def read(self, topic: str, partition: int) -> Iterator[Chunk]:

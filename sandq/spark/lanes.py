@@ -6,16 +6,16 @@ So a lane, the way to one topic partition, begins by asking how many are *known*
 * Those beyond are new, and stored in the order of their numbers. Whatever is sent twice, because an answer was lost, a
   leader went, or two attempts work at once, is stored once.
 * The last five of those known are sent again, and the broker compares: it refuses one that is not the same.
-* Older ones cannot be compared, and are not sent. They must have been the same, because the last five are: where a
-  chunk ends is drawn from all that came before it (`chunks`). `PROOF` is how sure that has to be.
+* Older ones are not sent. They were the same, because the last five are, and each of those says a checksum of all
+  before it (`model.sequence`: the chain): five times 16 bits.
 * Nothing new is sent before all that are known have been found the same. And an attempt must not end before it has sent
   as many as are known.
 
 What does not pass this has other rows than the attempt before: no chunk of it is taken as stored without having been
-compared, be it by itself or by what was drawn from it. It is an error, `ChangedRows`. Or all chunks of the lane are
-written again under a name that nobody had: when `again` asks for it, at the price of duplicates; and without that, when
-all rows have a unique key and a taken one is ignored. For that, chunks are kept in a file as long as it is not sure
-that they are stored.
+compared, be it by itself or by the chains of those behind it. It is an error, `ChangedRows`. Or all chunks of the lane
+are written again under a name that nobody had: when `again` asks for it, at the price of duplicates; and without that,
+when all rows have a unique key and a taken one is ignored. For that, chunks are kept in a file as long as it is not
+sure that they are stored.
 
 What remains. A broker forgets a producer after seven days, or for 10,000 others in one topic partition: a task that is
 run again after that doubles its rows. (Within 15 minutes the broker refuses it, for it knows that it may have forgotten
@@ -51,7 +51,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.limits import FIXED
-from sandq.model.sequence import RESENT
+from sandq.model.sequence import MAX_NUMBER, RESENT, sequence_of
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets
 from sandq.protocol.requests import IGNORE, REJECT, Produce
@@ -66,10 +66,7 @@ RETRY_S: Final = 120.0
 `producer_retry_ms`."""
 COMPARED: Final = FIXED.producer_answers
 """The broker compares the last so many; and so many are under way at once."""
-PROOF: Final = 100_000
-"""Chunks that cannot be compared are taken as stored when, had they been others, the chance that those behind them are
-the same would have been one in so many, or less."""
-QUESTION: Final = RESENT - 1
+QUESTION: Final = MAX_NUMBER
 """A number that no chunk ever has: the broker answers which one is next."""
 AGAIN_BYTES: Final = 16 << 20
 """Of kept chunks that are read, and sent again, at once."""
@@ -101,8 +98,6 @@ class Lane:
         self._known: int | None = None  # the last number that the broker had, when it was asked
         self._confirmed = 0  # the last number that is stored
         self._sent = 0  # the last number that was sent in this attempt
-        self._is_unproven = False  # whether some were taken as stored without a comparison
-        self._choices = 1  # in so many ways could those behind them have been cut that were compared
         self._is_ignorable = True
         self._kept = Kept()  # since it was sure last
 
@@ -146,7 +141,6 @@ class Lane:
         for part in _parts(self._kept.read(self._topic, self._partition), chunks):
             if self._known is None:
                 self._base = self._known = self._confirmed = self._sent = part[0].number - 1
-                self._is_unproven, self._choices = False, 1
                 self.already_stored = min(self.already_stored, self._base)
             await self._store(part)
             self.again += len(part)
@@ -226,11 +220,11 @@ class Lane:
         return self._known or 0
 
     def _send(self, connection: Connection, chunk: Chunk) -> _Answer:
-        number = chunk.number - self._base
+        sequence = sequence_of(chunk.number - self._base, chunk.chain)
         if self._identity.resent or chunk.number <= self._sent:
-            number |= RESENT
+            sequence |= RESENT
         self._sent = max(self._sent, chunk.number)
-        return _Answer(connection, self._produce(number, chunk.on_conflict, chunk.data))
+        return _Answer(connection, self._produce(sequence, chunk.on_conflict, chunk.data))
 
     async def _ask(self, connection: Connection, chunk: Chunk) -> int:
         """The last number that the broker has."""
@@ -263,20 +257,11 @@ class Lane:
             self._check_reply(chunk, Offsets.parse(reply))
         if chunk.number <= self._known_now:
             self.already_stored += 1
-            self._choices *= chunk.choices
         self._confirmed = chunk.number
-        if self._is_unproven and self._is_sure:
-            if self._choices < PROOF:
-                raise self._changed(
-                    f"an earlier attempt stored {self._known} chunks, and of so large rows the last {COMPARED} do not "
-                    "tell whether the first were the same"
-                )
-            self._is_unproven = False
 
     def _skip(self, chunk: Chunk) -> None:
-        """The broker has it, and does not know any more what it was."""
+        """The broker has one with its number; the chains of those behind it tell that it is this one."""
         self._confirmed = chunk.number
-        self._is_unproven, self._choices = True, 1
         self.already_stored += 1
 
     def _check_reply(self, chunk: Chunk, offsets: Offsets) -> None:

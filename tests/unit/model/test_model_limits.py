@@ -8,7 +8,7 @@ from sandq.model.batch import MAX_MESSAGES
 from sandq.model.limits import DEFAULT, FIXED, Limits
 from sandq.model.names import MAX_NAME_CHARS
 from sandq.model.offsets import PARTITION_MAX, PLACE_MAX, TOKEN_PLACE_MAX
-from sandq.model.sequence import RESENT, is_resent, number_of
+from sandq.model.sequence import MAX_CHAIN, MAX_NUMBER, RESENT, chain_of, is_resent, number_of, sequence_of
 
 
 def test_the_designs_figures() -> None:
@@ -27,11 +27,14 @@ def test_defaults_fit_the_formats() -> None:
     assert FIXED.entry_grants - 1 <= TOKEN_PLACE_MAX
 
 
-def test_a_batchs_number_and_the_flag_beside_it() -> None:
-    for number in (1, 7, RESENT - 1):
-        assert (number_of(number), is_resent(number)) == (number, False)
-        assert (number_of(number | RESENT), is_resent(number | RESENT)) == (number, True)
-        assert number | RESENT < 2**64
+@pytest.mark.parametrize("chain", [0, 1, MAX_CHAIN])
+@pytest.mark.parametrize("number", [1, 7, MAX_NUMBER])
+def test_a_batchs_number_and_what_stands_beside_it(number: int, chain: int) -> None:
+    sequence = sequence_of(number, chain)
+    assert (number_of(sequence), chain_of(sequence), is_resent(sequence)) == (number, chain, False)
+    sequence |= RESENT
+    assert (number_of(sequence), chain_of(sequence), is_resent(sequence)) == (number, chain, True)
+    assert sequence < 2**64
 
 
 def test_frozen() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.errors import AlreadyStored, Conflict, InvalidRequest, OutOfSequence, ProducerFenced, SandqError
 from sandq.model.limits import FIXED
-from sandq.model.sequence import RESENT
+from sandq.model.sequence import MAX_CHAIN, RESENT, sequence_of
 from sandq.partition import answers, producers, rows
 from sandq.partition import commands as c
 from sandq.partition.log import Stored
@@ -22,10 +22,10 @@ RETRY_MS = FIXED.producer_retry_ms
 
 def send(bench: Bench, number: int, *values: str, at: int = 0, epoch: int = 1, producer: int = P, **more: Any) -> Any:
     """The answer to a batch; its message is named after it unless others are given."""
-    resent = RESENT if more.pop("resent", False) else 0
+    sequence = sequence_of(number, more.pop("chain", 0)) | (RESENT if more.pop("resent", False) else 0)
     on_conflict, split = more.pop("on_conflict", c.REJECT), more.pop("split", False)
     batch = batch_of(values or [f"{producer}.{epoch}.{number}"], **more)
-    return bench.apply(at, c.Append(batch, producer, epoch, number | resent, on_conflict, split))[0]
+    return bench.apply(at, c.Append(batch, producer, epoch, sequence, on_conflict, split))[0]
 
 
 def log(bench: Bench) -> list[str]:
@@ -156,6 +156,16 @@ def test_another_batch_under_the_same_number_is_refused(bench: Bench) -> None:
     send(bench, 1, "a")
     refused(send(bench, 1, "b"), Conflict, "stored another batch as number 1")
     assert log(bench) == ["a"]
+
+
+def test_a_batch_with_others_before_it_is_another_batch(bench: Bench) -> None:
+    first = send(bench, 1, "a", chain=7)
+    for resent in (False, True):
+        assert send(bench, 1, "a", chain=7, resent=resent) == first
+        for chain in (0, 6, 8, MAX_CHAIN):
+            refused(send(bench, 1, "a", chain=chain, resent=resent), Conflict, "or others before it")
+    assert not isinstance(send(bench, 2, "b", chain=MAX_CHAIN), SandqError), "the number is what is counted"
+    assert log(bench) == ["a", "b"]
 
 
 # -- what is out of order ---------------------------------------------------------------------------------------------

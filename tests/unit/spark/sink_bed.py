@@ -192,9 +192,9 @@ class FakeCluster:
             return [Type.REPLY, request_id, result.offsets, [[*row] for row in result.refused] or None]
         return [Type.REPLY, request_id, list(result), None]
 
-    def store(self, batch: bytes, producer_id: int, epoch: int, number: int) -> None:
+    def store(self, batch: bytes, producer_id: int, epoch: int, sequence: int) -> None:
         """Another attempt, or another producer, writes."""
-        self.bench.apply(0, c.Append(batch, producer_id, epoch, number))
+        self.bench.apply(0, c.Append(batch, producer_id, epoch, sequence))
 
     def stored(self) -> list[int]:
         """The values in the log, in its order."""

@@ -11,6 +11,7 @@ import pytest
 
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.headers import headers_pack
+from sandq.model.sequence import MAX_CHAIN
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark import chunks as chunks_module
 from sandq.spark.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
@@ -124,7 +125,7 @@ def test_limits() -> None:
     rows = 3 * CHUNK_ROWS
     chunks = cut([table(range(rows))])
     assert sum(chunk.rows for chunk in chunks) == rows
-    assert all(CHUNK_ROWS // 2 <= chunk.rows <= CHUNK_ROWS for chunk in chunks[:-1])
+    assert [chunk.rows for chunk in chunks] == [CHUNK_ROWS] * 3
     large = pa.record_batch({"value": [bytes(CHUNK_BYTES // 8)] * 40 + [bytes(CHUNK_BYTES + 1)] + [b"x"] * 3})
     chunks = cut([large])
     assert sum(chunk.rows for chunk in chunks) == 44
@@ -133,26 +134,20 @@ def test_limits() -> None:
     assert cut([]) == cut([table([])]) == []
 
 
-def test_where_a_chunk_ends_is_drawn_from_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_says_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     small_chunks(monkeypatch, 100)
     same = [*range(1000, 3000)]
 
-    def ends(first: Sequence[int]) -> list[int]:
-        """Where chunks end, in `same`."""
-        found, at = [], -len(first)
-        for chunk in cut([table([*first, *same])]):
-            at += chunk.rows
-            if at > 0:
-                found.append(at)
-        return found
+    def chains(first: Sequence[int]) -> list[int]:
+        """Of the chunks of `same`."""
+        chunks = cut([table([*first, *same])])
+        assert chunks[0].chain == 0 and all(chunk.chain <= MAX_CHAIN for chunk in chunks)
+        return [chunk.chain for chunk in chunks[len(first) // 100 :]]
 
-    one, other = ends([1, 2, 3, 4] * 50), ends([1, 2, 4, 3] * 50)
-    assert len(one) > 20
-    assert len(set(one) & set(other)) < len(one) // 4
-    chunks = cut([table(same)])
-    assert all(chunk.choices == 51 and 50 <= chunk.rows <= 100 for chunk in chunks[:-1])
-    assert chunks[-1].choices == 1, "the last one has what is left"
-    assert len({chunk.rows for chunk in chunks}) > 10
+    one, other = chains([1, 2, 3, 4] * 50), chains([1, 2, 4, 3] * 50)
+    assert len(one) == len(set(one)) == 20
+    assert not any(left == right for left, right in zip(one, other, strict=True))
+    assert chains([1, 2, 3, 4] * 50) == one
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from sandq.client.connection import Build, OnReply
 from sandq.client.options import Options
 from sandq.errors import DuplicateKey, NotLeader, OutOfSequence, Overloaded, ProducerFenced, StorageFailed, TimedOut
 from sandq.model.errors import ConnectionLost, SandqError, Unavailable
+from sandq.model.sequence import sequence_of
 from sandq.protocol.requests import REJECT
 from sandq.spark.chunks import Chunk
 from sandq.spark.identity import Identity
@@ -131,29 +132,30 @@ async def test_other_rows_are_refused_before_anything_is_stored(cluster: FakeClu
     assert cluster.stored() == before
 
 
-async def test_blocks_of_rows_that_changed_places(cluster: FakeCluster) -> None:
-    """The last five chunks may have the very same rows: they are cut elsewhere, because of those before."""
-    small_rows = [[*range(0, 640)], [*range(640, 1280)], [*range(2000, 4000)]]
-    one, other, same = small_rows
-    first = rows([*one, *same, *other])
-    await write(cluster, first[: len(rows(one)) + 12])
+@pytest.mark.parametrize("per_chunk", [1, 64])
+async def test_blocks_of_rows_that_changed_places(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, per_chunk: int
+) -> None:
+    """The last five chunks have the very same rows, and say that those before them were others."""
+    small_chunks(monkeypatch, per_chunk)
+    at = 10 * per_chunk
+    one, other, same = [*range(at)], [*range(at, 2 * at)], [*range(2 * at, 5 * at)]
+    await write(cluster, rows([*one, *same, *other])[:22])
     before = cluster.stored()
-    assert len(before) > 1200
+    changed = rows([*other, *same, *one])
+    assert [chunk.data for chunk in changed[17:22]] == [chunk.data for chunk in rows([*one, *same, *other])[17:22]]
     with pytest.raises(ChangedRows):
-        await write(cluster, rows([*other, *same, *one]), identity=RETRY)
-    assert cluster.stored() == before
+        await write(cluster, changed, identity=RETRY)
+    assert cluster.stored() == before == [*one, *same][: 22 * per_chunk]
 
 
-async def test_large_rows_do_not_prove_enough(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one row a chunk nothing can be drawn, so what is older than the last five might have been anything."""
+async def test_an_attempt_after_one_with_large_rows(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one row is as good as one of many."""
     small_chunks(monkeypatch, 1)
     chunks = rows(range(20))
     await write(cluster, chunks[:8])
-    with pytest.raises(ChangedRows, match="do not tell whether the first were the same"):
-        await write(cluster, chunks, identity=RETRY)
-    await write(cluster, chunks[:5], identity=Identity("other", 0))
-    await write(cluster, chunks[:7], identity=Identity("other", 0, resent=True))
-    assert cluster.stored() == [*range(8), *range(7)], "all five are compared"
+    lane = await write(cluster, chunks, identity=RETRY)
+    assert cluster.stored() == [*range(20)] and lane.already_stored == 8
 
 
 async def test_an_attempt_with_fewer_rows(cluster: FakeCluster) -> None:
@@ -263,7 +265,8 @@ async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, 
         if count == after:
             last = max(number for _, number, _ in cluster.seen)
             for number in range(last + 1, last + 20):
-                cluster.store(other[number].data, RETRY.producer_id, 1, number)
+                one = other[number - 1]
+                cluster.store(one.data, RETRY.producer_id, 1, sequence_of(number, one.chain))
         count += 1
         return calls(build, on_reply)
 
