@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import say, show_one
-from sandctl.pipeline.running import Tell, run_spark, spark_options
-from sandctl.settings import common_options, servers, settings
+from sandctl.pipeline.running import Servers, Tell, run_job, spark_options
+from sandctl.settings import common_options
 from sandctl.times import DURATION
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Messages that are written at a time.",
 )
-@click.option("--hold", metavar="NAME", help="Under which the brokers keep what is not archived.  [default: of DIR]")
+@click.option("--hold", metavar="NAME", help="Under which brokers keep what is not archived.  [default: drawn for DIR]")
 @click.option(
     "--hold-ttl",
     type=DURATION,
@@ -49,7 +49,7 @@ def archive(
     path: str,
     ignore_data_loss: bool,
     master: str | None,
-    conf: tuple[str, ...],
+    conf: Mapping[str, str],
     **options: Any,
 ) -> None:
     """Archive what is due of topics, and was not archived before, as Parquet files by topic and day. Each message is
@@ -59,35 +59,17 @@ def archive(
       sandctl pipeline archive orders payments --to /data/archive
       sandctl pipeline archive --pattern 'shop-.*' --to s3a://bucket/archive
     """
-    from sandq.model.errors import SandqError
-    from sandq.spark.jobs.mapping import parse_pairs
-    from sandq.spark.jobs.session import check_extra
-
     if bool(topics) is (options["pattern"] is not None):
         raise click.UsageError("name topics, or a pattern with --pattern")
-    try:
-        settled = parse_pairs(conf, "--conf")
-    except SandqError as error:
-        raise click.UsageError(error.message) from None
-    check_extra()
-    asked = servers()  # the job's thread knows nothing of this command
 
-    def work(spark: SparkSession, tell: Tell) -> ArchiveSummary:
+    def work(spark: SparkSession, servers: Servers, tell: Tell) -> ArchiveSummary:
         from sandq.spark import jobs
 
         def progress(messages: int, batches: int) -> None:
             tell(f"{messages:,} messages archived")
 
         return jobs.archive(
-            spark, topics, path, servers=asked, fail_on_data_loss=not ignore_data_loss, progress=progress, **options
+            spark, topics, path, servers=servers, fail_on_data_loss=not ignore_data_loss, progress=progress, **options
         )
 
-    try:
-        found = run_spark(work, master=master, conf=settled)
-    except KeyboardInterrupt:
-        say("stopped; the same command goes on", err=True)
-        raise
-    if settings().output == "table":
-        say("\n".join(found.lines()))
-    else:
-        show_one(found.record())
+    run_job(work, master=master, conf=conf, stopped="the same command goes on")

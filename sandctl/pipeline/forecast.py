@@ -10,6 +10,7 @@ import click
 
 from sandctl.forecast import UNITS_MS, forecast_lines
 from sandctl.output import show_one, show_rows
+from sandctl.pipeline.running import usage_errors
 from sandctl.settings import common_options, run, settings
 from sandctl.times import DURATION, limit_option
 
@@ -50,15 +51,12 @@ def forecast(
     Brokers count 3600 units ahead: an hour by the second, 60 hours by the minute, 150 days by the hour. It needs no
     Spark; a chart needs matplotlib. --limit is about the lines that are shown, files have everything.
     """
-    from sandq.model.errors import InvalidRequest
     from sandq.spark.jobs.forecast import collect_forecast, count_of, unit_of, write_csv
     from sandq.spark.jobs.summary import FORECAST_COLUMNS
 
-    try:
+    with usage_errors():
         ahead_ms = ahead // timedelta(milliseconds=1)
         count_of(ahead_ms, unit_of(ahead_ms, unit))
-    except InvalidRequest as error:
-        raise click.UsageError(error.message) from None
     found = run(lambda client: collect_forecast(client, topics, ahead=ahead, unit=unit))
     if csv_path is not None:
         write_csv(csv_path, found.rows(), FORECAST_COLUMNS)

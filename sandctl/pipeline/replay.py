@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.names import topic_argument
-from sandctl.output import say, show_one
-from sandctl.pipeline.running import Tell, run_spark, spark_options
-from sandctl.settings import common_options, run, servers, settings
+from sandctl.pipeline.running import Servers, Tell, check_topic, run_job, spark_options, usage_errors
+from sandctl.settings import common_options
 from sandctl.times import INSTANT, RATE, SHIFT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sandq.client import Client
     from sandq.spark.jobs import ReplaySummary
 
 
@@ -39,9 +38,10 @@ if TYPE_CHECKING:
 @spark_options
 @common_options
 def replay(
-    path: str, topic: str, topics: tuple[str, ...], master: str | None, conf: tuple[str, ...], **options: Any
+    path: str, topic: str, topics: tuple[str, ...], master: str | None, conf: Mapping[str, str], **options: Any
 ) -> None:
-    """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC: keys, values and headers as they were.
+    """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC: keys, values, headers and times to live as
+    they were.
 
     \b
       sandctl pipeline replay /data/archive orders-test --from orders --since 2030-01-31T00:00:00Z \\
@@ -52,38 +52,17 @@ def replay(
     Run again with the same options over the same files, it sends only what is not stored yet; the brokers know that for
     a week. A --start like +5m is another one each time.
     """
-    from sandq.model.errors import SandqError
-    from sandq.spark.jobs.mapping import parse_pairs
     from sandq.spark.jobs.replay import asked_for
-    from sandq.spark.jobs.session import check_extra
 
     sending = {name: options.pop(name) for name in ("write_id", "dry_run")}
-    try:
-        settled = parse_pairs(conf, "--conf")
+    with usage_errors():
         asked_for(topics=topics, **options)
-    except SandqError as error:
-        raise click.UsageError(error.message) from None
-    check_extra()
-    run(lambda client: _look(client, topic))
-    asked = servers()  # the job's thread knows nothing of this command
+    check_topic(topic)
 
-    def work(spark: SparkSession, tell: Tell) -> ReplaySummary:
+    def work(spark: SparkSession, servers: Servers, tell: Tell) -> ReplaySummary:
         from sandq.spark import jobs
 
         tell("sending")
-        return jobs.replay(spark, path, topic, topics=topics, servers=asked, **options, **sending)
+        return jobs.replay(spark, path, topic, topics=topics, servers=servers, **options, **sending)
 
-    try:
-        found = run_spark(work, master=master, conf=settled)
-    except KeyboardInterrupt:
-        say("stopped; what is sent by now stays, and the same command sends the rest", err=True)
-        raise
-    if settings().output == "table":
-        say("\n".join(found.lines()))
-    else:
-        show_one(found.record())
-
-
-async def _look(client: Client, topic: str) -> None:
-    """Whether there is such a topic, before Spark is started."""
-    await client.admin.topic(topic)
+    run_job(work, master=master, conf=conf, stopped="what is sent by now stays, and the same command sends the rest")

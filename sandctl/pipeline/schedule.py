@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.names import topic_argument
-from sandctl.output import say, show_one
-from sandctl.pipeline.running import Tell, run_spark, spark_options
-from sandctl.settings import common_options, run, servers, settings
+from sandctl.pipeline.running import Servers, Tell, check_topic, pairs, run_job, spark_options, usage_errors
+from sandctl.settings import common_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sandq.client import Client
     from sandq.spark.jobs import ScheduleSummary
 
 
@@ -49,7 +48,14 @@ if TYPE_CHECKING:
     help="When more rows cannot be sent, none is.",
 )
 @click.option("--write-id", metavar="NAME", help="The name of this job; what was sent under it is not sent again.")
-@click.option("--read-option", "read_options", metavar="NAME=VALUE", multiple=True, help="For Spark's reader.")
+@click.option(
+    "--read-option",
+    "read_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=pairs,
+    help="For Spark's reader.",
+)
 @click.option("--dry-run", is_flag=True, help="Only check the rows.")
 @spark_options
 @common_options
@@ -60,9 +66,9 @@ def schedule(
     mapping: tuple[str, ...],
     value_json: str | None,
     unique_key: str | None,
-    read_options: tuple[str, ...],
+    read_options: Mapping[str, str],
     master: str | None,
-    conf: tuple[str, ...],
+    conf: Mapping[str, str],
     **options: Any,
 ) -> None:
     """Send the rows of files to TOPIC, each at the time that its row says.
@@ -81,26 +87,18 @@ def schedule(
     All rows are checked before the first is sent. Run again with the same files and options, it sends only what is not
     stored yet; the brokers know that for a week.
     """
-    from sandq.model.errors import SandqError
     from sandq.spark.jobs.mapping import parse_pairs, row_mapping
     from sandq.spark.jobs.schedule import Allowed
-    from sandq.spark.jobs.session import check_extra
 
     shape: dict[str, Any] = {name: options.pop(name) for name in ("default_delay", "time_zone", "on_conflict")}
     shape["value_json"] = [name.strip() for name in value_json.split(",")] if value_json else []
-    try:
+    with usage_errors():
         parts = parse_pairs([*mapping, *([f"unique_key={unique_key}"] if unique_key else [])], "--map")
-        reading, settled = parse_pairs(read_options, "--read-option"), parse_pairs(conf, "--conf")
         row_mapping(parts, **shape)
         Allowed.parse(options["max_rejected"])
-    except SandqError as error:
-        raise click.UsageError(error.message) from None
-    check_extra()
-    run(lambda client: _look(client, topic))
+    check_topic(topic)
 
-    asked = servers()  # the job's thread knows nothing of this command
-
-    def work(spark: SparkSession, tell: Tell) -> ScheduleSummary:
+    def work(spark: SparkSession, servers: Servers, tell: Tell) -> ScheduleSummary:
         from sandq.spark import jobs
 
         return jobs.schedule(
@@ -109,24 +107,11 @@ def schedule(
             paths,
             parts,
             format=format,
-            read_options=reading,
-            servers=asked,
+            read_options=read_options,
+            servers=servers,
             stage=tell,
             **shape,
             **options,
         )
 
-    try:
-        found = run_spark(work, master=master, conf=settled)
-    except KeyboardInterrupt:
-        say("stopped; what is sent by now stays, and the same command sends the rest", err=True)
-        raise
-    if settings().output == "table":
-        say("\n".join(found.lines()))
-    else:
-        show_one(found.record())
-
-
-async def _look(client: Client, topic: str) -> None:
-    """Whether there is such a topic, before Spark is started."""
-    await client.admin.topic(topic)
+    run_job(work, master=master, conf=conf, stopped="what is sent by now stays, and the same command sends the rest")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.output import show_rows
-from sandctl.pipeline.running import Tell, run_spark, spark_options
-from sandctl.settings import common_options, servers
+from sandctl.pipeline.running import Servers, Tell, pairs, run_spark, spark_options
+from sandctl.settings import common_options
 from sandctl.times import INSTANT
 
 if TYPE_CHECKING:
@@ -22,7 +23,14 @@ Found = tuple[list[str], list[dict[str, Any]]]
 @click.argument("query", metavar="QUERY")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="May be given again.")
 @click.option("--archive", metavar="DIR", help="What `sandctl pipeline archive` has written.")
-@click.option("--view", "views", metavar="NAME=QUERY", multiple=True, help="A further view; may be given again.")
+@click.option(
+    "--view",
+    "views",
+    metavar="NAME=QUERY",
+    multiple=True,
+    callback=pairs,
+    help="A further view; may be given again.",
+)
 @click.option("--since", type=INSTANT, metavar="INSTANT", help="What is due then or later.")
 @click.option("--until", type=INSTANT, metavar="INSTANT", help="What is due before.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
@@ -32,11 +40,11 @@ Found = tuple[list[str], list[dict[str, Any]]]
 def sql(
     query: str,
     topics: tuple[str, ...],
-    views: tuple[str, ...],
+    views: Mapping[str, str],
     limit: int,
     ignore_data_loss: bool,
     master: str | None,
-    conf: tuple[str, ...],
+    conf: Mapping[str, str],
     **options: Any,
 ) -> None:
     """Ask about messages that are archived, due and pending, each of them once, in Spark's SQL.
@@ -55,27 +63,17 @@ def sql(
 
     Times in a query are UTC. --since and --until bound what is read at all.
     """
-    from sandq.model.errors import SandqError
-    from sandq.spark.jobs.mapping import parse_pairs
-    from sandq.spark.jobs.session import check_extra
 
-    try:
-        settled, defined = parse_pairs(conf, "--conf"), parse_pairs(views, "--view")
-    except SandqError as error:
-        raise click.UsageError(error.message) from None
-    check_extra()
-    asked = servers()  # the job's thread knows nothing of this command
-
-    def work(spark: SparkSession, tell: Tell) -> Found:
+    def work(spark: SparkSession, servers: Servers, tell: Tell) -> Found:
         from sandq.spark import jobs
 
         frame = jobs.sql(
-            spark, query, topics, views=defined, servers=asked, fail_on_data_loss=not ignore_data_loss, **options
+            spark, query, topics, views=views, servers=servers, fail_on_data_loss=not ignore_data_loss, **options
         )
         tell("reading")
         return frame.columns, [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
 
-    columns, rows = run_spark(work, master=master, conf=settled)
+    columns, rows = run_spark(work, master=master, conf=conf)
     shown = [{name: _plain(cell) for name, cell in row.items()} for row in rows]
     show_rows(shown, {name: name.upper() for name in columns}, limit)
 

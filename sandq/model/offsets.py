@@ -122,6 +122,15 @@ def shift(offset: bytes, n: int) -> bytes:
     return (number + n * _PLACE_STEP).to_bytes(OFFSET_BYTES, "big")
 
 
+def behind(offset: bytes) -> bytes:
+    """The place behind an offset: the least one of its partition that is greater, be it of the next entry or
+    millisecond. InvalidRequest when the offset is the last of all."""
+    number = int.from_bytes(_checked(offset), "big") + _PLACE_STEP
+    if number >> 8 * OFFSET_BYTES:
+        raise InvalidRequest("offset: no place lies behind the last one of its partition")
+    return number.to_bytes(OFFSET_BYTES, "big")
+
+
 def distance(base: bytes, offset: bytes) -> int | None:
     """How many places `offset` is after `base` (negative: before); None when more than the place differs."""
     if _checked(base)[:_PREFIX_BYTES] != _checked(offset)[:_PREFIX_BYTES]:

@@ -56,7 +56,7 @@ def fetch(
     reader.rows_read = {}
     until_ms = _until_ms(machine, end, pending)
     ranges, _ = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
-    following = following_offset(reader.cursor) if ranges else None
+    following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
     return Fetched(machine.book.reader.pieces(view, ranges, rows_read=reader.rows_read), following, closed_ms, trimmed)
@@ -92,11 +92,6 @@ def measure(
     return Extent(head.first, None, counted, closed_ms, trimmed)
 
 
-def following_offset(offset: bytes) -> bytes:
-    """The next place: `cursor_before` of it is the offset itself."""
-    return (int.from_bytes(offset, "big") + (1 << 12)).to_bytes(offsets.OFFSET_BYTES, "big")
-
-
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
     """Pass over `count` messages: how many that were below `end`, and the offset behind them, None at the end."""
     ranges, _ = reader.take(view, until_ms, count, FETCH_BYTES)
@@ -104,7 +99,7 @@ def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count
         return 0, None
     if end is not None and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         return sum(one.length for one in _below(ranges, end)), None
-    return sum(one.length for one in ranges), following_offset(reader.cursor)
+    return sum(one.length for one in ranges), offsets.behind(reader.cursor)
 
 
 def _until_ms(machine: TimerPartition, end: bytes | None, pending: bool) -> int:

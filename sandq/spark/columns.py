@@ -11,7 +11,7 @@ one place that says what they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Batch, Column
-from sandq.model.batch_format import pack_ints
+from sandq.model.batch_format import TYPE_INT64, TYPE_OF, pack_ints
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.headers import headers_unpack
 from sandq.protocol.replies_messages import Piece
+from sandq.spark.options import PLAIN, Extra
 from sandq.spark.texts import CHARS, texts_of_column, texts_of_run, times_of_column
 
 BATCH_ROWS: Final = 10_000
@@ -40,9 +41,10 @@ Span = tuple[int, int]
 """(First position, stop) of messages that are live."""
 
 
-def schema(*, include_headers: bool = False) -> Any:
+def schema(extra: Extra = PLAIN) -> Any:
     """The columns (pyarrow.Schema): those of Spark's Kafka connector, then ours."""
-    headers = [("headers", HEADERS)] if include_headers else []
+    headers = [("headers", HEADERS)] if extra.headers else []
+    raw = [("raw_headers", pa.binary()), ("ttl_ms", pa.int64())] if extra.raw else []
     return pa.schema(
         [
             ("key", pa.binary()),
@@ -54,31 +56,19 @@ def schema(*, include_headers: bool = False) -> Any:
             *headers,
             ("deliver_at", TIMES),
             ("message_id", pa.string()),
+            *raw,
         ]
     )
-
-
-def record_batches(
-    pieces: Iterable[Piece], topic: str, partition: int, *, include_headers: bool = False
-) -> Iterator[Any]:
-    """The live messages of pieces of one partition, in their order. ProtocolError when a piece is malformed."""
-    rows = Rows(topic, partition, include_headers=include_headers)
-    for piece in pieces:
-        rows.add(piece)
-        if rows.is_full:
-            yield rows.take()
-    if rows.count:
-        yield rows.take()
 
 
 class Rows:
     """Rows that gather until they are worth a record batch; used again after `take`."""
 
-    def __init__(self, topic: str, partition: int, *, include_headers: bool = False) -> None:
+    def __init__(self, topic: str, partition: int, extra: Extra = PLAIN) -> None:
         self._topic = topic
         self._partition = partition
-        self._schema = schema(include_headers=include_headers)
-        self._with_headers = include_headers
+        self._schema = schema(extra)
+        self._extra = extra
         self._begin()
 
     def _begin(self) -> None:
@@ -92,6 +82,8 @@ class Rows:
         self._created: list[bytes] = []
         self._deliver_at: list[bytes] = []
         self._headers: list[bytes | None] = []
+        self._raw_headers: list[Any] = []
+        self._ttls: list[Any] = []
 
     @property
     def is_full(self) -> bool:
@@ -106,11 +98,13 @@ class Rows:
         whole = spans == [(0, batch.count)]
         count = sum(stop - first for first, stop in spans)
         self._values += _parts(_array(batch, Column.VALUE), spans, whole)
-        has_keys = Column.KEY in batch.columns
-        self._keys += _parts(_array(batch, Column.KEY), spans, whole) if has_keys else [_nulls(count)]
+        self._keys += _column(batch, Column.KEY, spans, whole, count)
         self._add_places(piece, spans, whole)
         self._created.append(_times(piece.created_ms, spans, whole))
-        if self._with_headers:
+        if self._extra.raw:
+            self._raw_headers += _column(batch, Column.HEADERS, spans, whole, count)
+            self._ttls += _column(batch, Column.TTL_MS, spans, whole, count)
+        if self._extra.headers:
             cells = batch.bytes_column(Column.HEADERS) or [None] * batch.count
             self._headers += cells if whole else [cell for first, stop in spans for cell in cells[first:stop]]
         self.count += count
@@ -143,9 +137,10 @@ class Rows:
             pa.repeat(pa.scalar(self._partition, pa.int32()), self.count),
             offsets,
             _times_array(self._created, self.count),
-            *([headers_array(self._headers)] if self._with_headers else []),
+            *([headers_array(self._headers)] if self._extra.headers else []),
             _times_array(self._deliver_at, self.count),
             _texts_array(self._ids, self.count) if self._has_ids else offsets,
+            *([_joined(self._raw_headers), _joined(self._ttls)] if self._extra.raw else []),
         ]
         self._begin()
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -179,11 +174,23 @@ def _spans(live: Sequence[Sequence[int]] | None, count: int) -> list[Span]:
     return spans
 
 
+def _column(batch: Batch, column: int, spans: Sequence[Span], whole: bool, count: int) -> list[Any]:
+    """The live cells of a column, nulls when it is not there."""
+    if column in batch.columns:
+        return _parts(_array(batch, column), spans, whole)
+    return [pa.nulls(count, _arrow_type(column))]
+
+
 def _array(batch: Batch, column: int) -> Any:
-    """A column of bytes as Arrow's array over the batch's own buffers."""
+    """A column as Arrow's array over the batch's own buffers."""
     validity, offsets, data = batch.buffers(column)
     bits = None if validity is None else pa.py_buffer(validity)
-    return pa.Array.from_buffers(pa.binary(), batch.count, [bits, pa.py_buffer(offsets), pa.py_buffer(data)])
+    buffers = [pa.py_buffer(data)] if TYPE_OF[column] == TYPE_INT64 else [pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(_arrow_type(column), batch.count, [bits, *buffers])
+
+
+def _arrow_type(column: int) -> Any:
+    return pa.int64() if TYPE_OF[column] == TYPE_INT64 else pa.binary()
 
 
 def _parts(array: Any, spans: Sequence[Span], whole: bool) -> list[Any]:
@@ -210,10 +217,6 @@ def _size(batch: Batch) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ Arrow's arrays
-
-
-def _nulls(count: int) -> Any:
-    return pa.nulls(count, pa.binary())
 
 
 def _joined(arrays: Sequence[Any]) -> Any:

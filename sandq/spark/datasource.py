@@ -26,6 +26,7 @@ try:
         ArrayType,
         BinaryType,
         IntegerType,
+        LongType,
         StringType,
         StructField,
         StructType,
@@ -88,7 +89,8 @@ class SandqDataSource(DataSource):
 def struct_of(options: SourceOptions) -> StructType:
     """The columns, as Spark names their types; those of `columns.schema`."""
     times, pairs = TimestampType(), StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    headers = [StructField("headers", ArrayType(pairs))] if options.include_headers else []
+    headers = [StructField("headers", ArrayType(pairs))] if options.extra.headers else []
+    raw = [StructField("raw_headers", BinaryType()), StructField("ttl_ms", LongType())] if options.extra.raw else []
     return StructType(
         [
             StructField("key", BinaryType()),
@@ -100,6 +102,7 @@ def struct_of(options: SourceOptions) -> StructType:
             *headers,
             StructField("deliver_at", times),
             StructField("message_id", StringType()),
+            *raw,
         ]
     )
 
@@ -110,13 +113,8 @@ def _read(options: SourceOptions, partition: InputPartition | None) -> Iterator[
     if task is None:
         return iter(())
     if isinstance(task, Task):
-        return read_task(
-            task,
-            options.servers,
-            include_headers=options.include_headers,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
-    return read_latest(task, options.servers, include_headers=options.include_headers)
+        return read_task(task, options.servers, options.extra, fail_on_data_loss=options.fail_on_data_loss)
+    return read_latest(task, options.servers, options.extra)
 
 
 class BatchReader(DataSourceReader):

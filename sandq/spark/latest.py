@@ -18,9 +18,9 @@ from sandq.client import Entry
 from sandq.model import offsets as offset_model
 from sandq.model.errors import UnknownTopic
 from sandq.spark.columns import BATCH_BYTES, BATCH_ROWS, TIMES, headers_array, schema
-from sandq.spark.options import SourceOptions
+from sandq.spark.options import PLAIN, Extra, SourceOptions
 from sandq.spark.source import CLIENT_NAME, Brokers, check_kinds
-from sandq.sync import connect
+from sandq.sync import Client, connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,30 @@ def plan_latest(options: SourceOptions, brokers: Brokers) -> list[LatestTask]:
     return [LatestTask(found.topic, place.number, place.partition) for place, found in sorted(places.items())]
 
 
-def read_latest(task: LatestTask, servers: tuple[str, ...], *, include_headers: bool = False) -> Iterator[Any]:
-    """What the keys have (pyarrow.RecordBatch, with `columns.schema`), in their order, through a client of its own."""
+def read_latest(task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN) -> Iterator[Any]:
+    """What the keys have (pyarrow.RecordBatch, with `columns.schema`), in their order, through a client of its own.
+    UnknownTopic: the topic was deleted, before or while it is read."""
     with connect(*servers, name=CLIENT_NAME) as client:
-        if client.admin.topic(task.topic).number != task.number:
-            raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+        _check_number(client, task)
         entries = iter(client.kv(task.topic).scan(partition=task.partition))
         while rows := list(islice(entries, BATCH_ROWS)):
+            _check_number(client, task)
             for part in _in_size(rows):
-                yield record_batch(part, task, include_headers=include_headers)
+                yield record_batch(part, task, extra)
 
 
-def record_batch(entries: list[Entry], task: LatestTask, *, include_headers: bool = False) -> Any:
+def _check_number(client: Client, task: LatestTask) -> None:
+    """UnknownTopic when there is another topic of this name by now. Numbers never come back: if there is not, all rows
+    so far are of the right one. A page of keys does not say its topic's, MEASURE does, at no cost for an empty range.
+    """
+    nothing = offset_model.to_text(offset_model.FIRST)
+    if client.measure(task.topic, task.partition, nothing, nothing).number != task.number:
+        raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+
+
+def record_batch(entries: list[Entry], task: LatestTask, extra: Extra = PLAIN) -> Any:
     """Entries as rows."""
+    raw = [entry.headers_bytes for entry in entries]
     versions = pa.array([entry.version for entry in entries], pa.string())
     written = [offset_model.deliver_ms(entry.version_bytes) for entry in entries]
     times = pa.array(written, pa.timestamp("ms", tz="UTC")).cast(TIMES)
@@ -62,11 +73,18 @@ def record_batch(entries: list[Entry], task: LatestTask, *, include_headers: boo
         pa.repeat(pa.scalar(task.partition, pa.int32()), len(entries)),
         versions,
         times,
-        *([headers_array([entry.headers_bytes for entry in entries])] if include_headers else []),
+        *([headers_array(raw)] if extra.headers else []),
         times,
         versions,
+        *([pa.array(raw, pa.binary()), _times_to_live(entries, written)] if extra.raw else []),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema(include_headers=include_headers))
+    return pa.RecordBatch.from_arrays(columns, schema=schema(extra))
+
+
+def _times_to_live(entries: list[Entry], written: list[int]) -> Any:
+    """Milliseconds from the write on."""
+    ends = [entry.expires_ms for entry in entries]
+    return pa.array([None if end is None else end - at for end, at in zip(ends, written, strict=True)], pa.int64())
 
 
 def _in_size(entries: list[Entry]) -> Iterator[list[Entry]]:

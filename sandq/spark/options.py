@@ -12,6 +12,7 @@
     minPartitions             tasks at least
     failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
     includeHeaders            true: the column `headers`
+    includeRaw                true: the columns `raw_headers` and `ttl_ms`, for who writes the messages as they are
     view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
                               batches), "latest" (the present value of each key of a compacted topic; for batches)
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
@@ -22,19 +23,29 @@ A partition that a JSON of offsets does not name begins at its earliest, and end
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
-from sandq.client.options import DEFAULT_SERVER, parse_server
+from sandq.client.options import DEFAULT_SERVER
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
-from sandq.model.times import duration_ms, format_duration, instant_ms
+from sandq.model.times import instant_ms
+from sandq.spark.option_texts import (
+    SERVERS,
+    OptionTexts,
+    Side,
+    duration_within,
+    one_of,
+    servers,
+    shown,
+    truth,
+    whole_number,
+)
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -42,7 +53,6 @@ LATEST: Final = "latest"
 TASKS_MAX: Final = 10_000
 """Tasks of one batch; more would only be overhead for Spark's scheduler."""
 OFFSETS_MAX: Final = 10**12
-_SHOWN_CHARS: Final = 80
 
 LOG: Final = "log"
 PENDING: Final = "pending"
@@ -52,21 +62,22 @@ VIEWS: Final = (LOG, PENDING, ALL, LATEST_VALUES)
 NO_HOLD: Final = "none"
 HOLD_TTL_MS: Final = 86_400_000
 
-SERVERS: Final = "sandq.bootstrap.servers"
 OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders", "includeRaw"),
     *("view", "holdName", "holdTtl"),
 )
-_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
+_SOURCE: Final = Side(
+    "source",
+    OPTIONS,
+    path="nothing is read from a path; call load() without one, and name the topic with subscribe",
+)
 _TOPICS: Final = OPTIONS[1:4]
 _BOUNDS: Final = OPTIONS[4:8]
 _ENDINGS: Final = {"endingOffsets", "endingTimestamp"}
 _OF_STREAMS: Final = ("holdName", "holdTtl")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,16 @@ class Bound:
         return self.word if self.instant_ms is None else self.instant_ms
 
 
+class Extra(NamedTuple):
+    """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live."""
+
+    headers: bool = False
+    raw: bool = False
+
+
+PLAIN: Final = Extra()
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What a read was asked for."""
@@ -111,10 +132,10 @@ class SourceOptions:
     max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
     fail_on_data_loss: bool = True
-    include_headers: bool = False
+    extra: Extra = PLAIN
     view: str = LOG
     hold_name: str | None = None
-    """None: it is made from the options, so that it is the same after a restart."""
+    """None: one is drawn when the stream begins."""
     hold_ttl_ms: int = HOLD_TTL_MS
     given: frozenset[str] = frozenset()
     """Which options were named."""
@@ -134,7 +155,7 @@ class SourceOptions:
             mistakes += [f"{name}: the latest values are read whole, a task for each partition" for name in told]
         if self.view == PENDING and any(self.ending.offsets) | any(self.starting.offsets):
             mistakes.append("startingOffsets, endingOffsets: pending messages are bounded by timestamps")
-        _refuse(mistakes)
+        _SOURCE.refuse(mistakes)
 
     def check_stream(self) -> None:
         """InvalidSetting when there is something that only a batch can do."""
@@ -143,98 +164,52 @@ class SourceOptions:
             mistakes.append("endingOffsets and endingTimestamp: a stream has no end; they are for spark.read")
         if self.view != LOG:
             mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
-        _refuse(mistakes)
+        _SOURCE.refuse(mistakes)
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """The options of a read. InvalidSetting names every mistake."""
-    parsing = _Parsing(options)
+    texts = OptionTexts(options, _SOURCE)
     found = SourceOptions(
-        topics=parsing.topics(),
-        servers=parsing.one(SERVERS, _servers, (DEFAULT_SERVER,)),
-        starting=parsing.bound("starting", EARLIEST),
-        ending=parsing.bound("ending", LATEST),
-        max_offsets_per_trigger=parsing.one("maxOffsetsPerTrigger", _count(OFFSETS_MAX), None),
-        min_partitions=parsing.one("minPartitions", _count(TASKS_MAX), 1),
-        fail_on_data_loss=parsing.one("failOnDataLoss", _truth, True),
-        include_headers=parsing.one("includeHeaders", _truth, False),
-        view=parsing.one("view", _view, LOG),
-        hold_name=parsing.one("holdName", lambda text: check_name("hold", text), None),
-        hold_ttl_ms=parsing.one("holdTtl", _hold_ttl, HOLD_TTL_MS),
-        given=parsing.names,
+        topics=_topics(texts),
+        servers=texts.one(SERVERS, servers, (DEFAULT_SERVER,)),
+        starting=_bound(texts, "starting", EARLIEST),
+        ending=_bound(texts, "ending", LATEST),
+        max_offsets_per_trigger=texts.one("maxOffsetsPerTrigger", whole_number(OFFSETS_MAX), None),
+        min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), 1),
+        fail_on_data_loss=texts.one("failOnDataLoss", truth, True),
+        extra=Extra(texts.one("includeHeaders", truth, False), texts.one("includeRaw", truth, False)),
+        view=texts.one("view", one_of({view: view for view in VIEWS}), LOG),
+        hold_name=texts.one("holdName", lambda text: check_name("hold", text), None),
+        hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), HOLD_TTL_MS),
+        given=texts.names,
     )
     if _names_word(found.ending, EARLIEST):
-        parsing.mistakes.append("endingOffsets: nothing ends at 'earliest'")
-    _refuse(parsing.mistakes)
+        texts.mistakes.append("endingOffsets: nothing ends at 'earliest'")
+    _SOURCE.refuse(texts.mistakes)
     return found
 
 
-class _Parsing:
-    """The options by their proper names, and what is wrong with them."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.mistakes: list[str] = []
-        self._texts: dict[str, str] = {}
-        for given, text in options.items():
-            name = _BY_LOWER.get(given.lower())
-            if name is None:
-                self.mistakes.append(_unknown(given))
-            elif name in self._texts:
-                self.mistakes.append(f"{name}: it is given twice, in different case")
-            else:
-                self._texts[name] = text.strip()
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._texts)
-
-    def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """An option's value; its default when it is not given, or is wrong."""
-        if name not in self._texts:
-            return default
-        try:
-            return parse(self._texts[name])
-        except InvalidRequest as error:
-            self.mistakes.append(f"{name}: {error.message}")
-            return default
-
-    def topics(self) -> Topics:
-        given = [name for name in _TOPICS if name in self._texts]
-        if len(given) != 1:
-            has = f"{' and '.join(given)} are given" if given else "none of them is given"
-            self.mistakes.append(f"one of subscribe, subscribePattern and assign says what is read; {has}")
-        return Topics(
-            self.one("subscribe", _names, ()),
-            self.one("subscribePattern", _pattern, None),
-            self.one("assign", _assigned, {}),
-        )
-
-    def bound(self, which: str, default: str) -> Bound:
-        offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-        if offsets in self._texts and timestamp in self._texts:
-            self.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
-        found = self.one(offsets, lambda text: _bound(text, default), Bound(default))
-        at_ms = self.one(timestamp, instant_ms, None)
-        return found if at_ms is None else Bound(default, at_ms)
+def _topics(texts: OptionTexts) -> Topics:
+    given = [name for name in _TOPICS if name in texts.names]
+    if len(given) != 1:
+        has = f"{' and '.join(given)} are given" if given else "none of them is given"
+        texts.mistakes.append(f"one of subscribe, subscribePattern and assign says what is read; {has}")
+    return Topics(
+        texts.one("subscribe", _names, ()),
+        texts.one("subscribePattern", _pattern, None),
+        texts.one("assign", _assigned, {}),
+    )
 
 
-def _refuse(mistakes: list[str]) -> None:
-    if mistakes:
-        raise InvalidSetting("sandq source: " + "; ".join(mistakes))
-
-
-def _unknown(given: str) -> str:
-    if given.lower() == "path":
-        return "path: nothing is read from a path; call load() without one, and name the topic with subscribe"
-    shown = _shown(given)
-    if given.lower().startswith("kafka."):
-        return f"{shown}: that is an option of Kafka's source; the brokers are named with {SERVERS}"
-    close = difflib.get_close_matches(given.lower(), _BY_LOWER, n=1)
-    if not close:
-        # sandq.subscribe, or servers alone
-        close = [name for name in _BY_LOWER if name in given.lower() or (len(given) > 3 and given.lower() in name)]
-    hint = f"did you mean {_BY_LOWER[close[0]]}?" if close else f"there are {', '.join(OPTIONS)}"
-    return f"{shown}: no such option; {hint}"
+def _bound(texts: OptionTexts, which: str, word: str) -> Bound:
+    """`which`: starting or ending; `word`: what holds where nothing else is said."""
+    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+    if {offsets, timestamp} <= texts.names:
+        texts.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
+    found = texts.one(offsets, lambda text: _offsets(text, word), Bound(word))
+    at_ms = texts.one(timestamp, instant_ms, None)
+    return found if at_ms is None else Bound(word, at_ms)
 
 
 def _names_word(bound: Bound, word: str) -> bool:
@@ -242,18 +217,6 @@ def _names_word(bound: Bound, word: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ single values
-
-
-def _shown(value: object) -> str:
-    shown = str(value)
-    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
-
-
-def _servers(text: str) -> tuple[str, ...]:
-    servers = tuple(part.strip() for part in text.split(","))
-    for server in servers:
-        parse_server(server)
-    return servers
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -265,40 +228,10 @@ def _pattern(text: str) -> str | None:
     try:
         re.compile(text)
     except re.error as error:
-        raise InvalidRequest(f"{_shown(text)} is not a regular expression: {error}") from None
+        raise InvalidRequest(f"{shown(text)} is not a regular expression: {error}") from None
     if not text:
         raise InvalidRequest("an empty pattern matches no topic")
     return text
-
-
-def _count(most: int) -> Callable[[str], int | Any]:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) <= 18 and 1 <= int(text) <= most):
-            raise InvalidRequest(f"a whole number within 1..{most} is expected, not {_shown(text)!r}")
-        return int(text)
-
-    return parse
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise InvalidRequest(f"true or false is expected, not {_shown(text)!r}")
-    return text.lower() == "true"
-
-
-def _view(text: str) -> str:
-    if text.lower() not in VIEWS:
-        raise InvalidRequest(f"one of {', '.join(VIEWS)} is expected, not {_shown(text)!r}")
-    return text.lower()
-
-
-def _hold_ttl(text: str) -> int:
-    ttl_ms = duration_ms(text)
-    if not FIXED.hold_least_ms <= ttl_ms <= FIXED.hold_most_ms:
-        raise InvalidRequest(
-            f"{format_duration(FIXED.hold_least_ms)} to {format_duration(FIXED.hold_most_ms)} is expected"
-        )
-    return ttl_ms
 
 
 def _json(text: str, form: str) -> Mapping[str, Any]:
@@ -307,7 +240,7 @@ def _json(text: str, form: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not found:
-        raise InvalidRequest(f"JSON like {form} is expected, not {_shown(text)!r}")
+        raise InvalidRequest(f"JSON like {form} is expected, not {shown(text)!r}")
     for topic in found:
         check_name("topic", topic)
     return found
@@ -324,7 +257,7 @@ def _partition(topic: str, partition: object) -> int:
     text = str(partition)
     fits = text.isascii() and text.isdecimal() and len(text) <= 4 and str(int(text)) == text
     if isinstance(partition, bool) or not fits or int(text) > offset_model.PARTITION_MAX:
-        raise InvalidRequest(f"{_shown(partition)!r} is no partition of {topic}: 0 to {offset_model.PARTITION_MAX}")
+        raise InvalidRequest(f"{shown(partition)!r} is no partition of {topic}: 0 to {offset_model.PARTITION_MAX}")
     return int(text)
 
 
@@ -332,24 +265,24 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     found = {}
     for topic, partitions in _json(text, '{"orders": [0, 1]}').items():
         if not isinstance(partitions, list) or not partitions:
-            raise InvalidRequest(f"{topic}: a list of partitions is expected, not {_shown(partitions)!r}")
+            raise InvalidRequest(f"{topic}: a list of partitions is expected, not {shown(partitions)!r}")
         if not all(type(partition) is int for partition in partitions):
-            raise InvalidRequest(f"{topic}: partitions are numbers, not {_shown(partitions)!r}")
+            raise InvalidRequest(f"{topic}: partitions are numbers, not {shown(partitions)!r}")
         found[topic] = tuple(sorted({_partition(topic, partition) for partition in partitions}))
     return found
 
 
-def _bound(text: str, default: str) -> Bound:
+def _offsets(text: str, default: str) -> Bound:
     if text.lower() in (EARLIEST, LATEST):
         if text.lower() == EARLIEST and default == LATEST:
             raise InvalidRequest("nothing ends at 'earliest'")
         return Bound(text.lower())
     if not text.startswith("{"):
-        raise InvalidRequest(f"'earliest', 'latest' or JSON of offsets is expected, not {_shown(text)!r}")
+        raise InvalidRequest(f"'earliest', 'latest' or JSON of offsets is expected, not {shown(text)!r}")
     offsets = {}
     for topic, places in _json(text, '{"orders": {"0": "01J...26 characters"}}').items():
         if not isinstance(places, dict):
-            raise InvalidRequest(f"{topic}: offsets by partition are expected, not {_shown(places)!r}")
+            raise InvalidRequest(f"{topic}: offsets by partition are expected, not {shown(places)!r}")
         offsets[topic] = {_partition(topic, key): _place(topic, key, place) for key, place in places.items()}
     return Bound(default, None, offsets)
 

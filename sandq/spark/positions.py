@@ -1,6 +1,6 @@
 """How far a stream has come: a cursor for each partition, as the JSON that Spark keeps in its checkpoint.
 
-    {"version": 1, "topics": {"7": {"0": "01J...", "1": "01J..."}}}        topic number, partition, cursor
+    {"version": 1, "hold": "spark-1f...", "topics": {"7": {"0": "01J..."}}}        topic number, partition, cursor
 
 A cursor is the text of the first offset that was not read: it is where a range ends (without it), and the next one
 begins (with it). Topics go by their number, which is never reused, so a topic that was deleted and made again is not
@@ -42,9 +42,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Positions:
-    """Cursors (16 bytes) by partition."""
+    """Cursors (16 bytes) by partition. `hold`: the name under which the stream holds what it has yet to read."""
 
     cursors: Mapping[Place, bytes]
+    hold: str = ""
 
     @classmethod
     def parse(cls, found: object) -> Positions:
@@ -56,6 +57,9 @@ class Positions:
                 f"the position is of version {found.get('version')!r}, this sandq reads {VERSION}: the checkpoint was "
                 "written by another one"
             )
+        hold = found.get("hold")
+        if not isinstance(hold, str):
+            raise InvalidRequest(f"position: {str(hold)[:40]!r} is no name of a hold")
         cursors = {}
         for number, partitions in found["topics"].items():
             if not isinstance(partitions, dict):
@@ -63,7 +67,7 @@ class Positions:
             for partition, text in partitions.items():
                 place = Place(_number("topic number", number), _number("partition", partition))
                 cursors[place] = offset_model.from_text(text)
-        return cls(cursors)
+        return cls(cursors, hold)
 
     def to_json(self) -> dict[str, Any]:
         """What may be written as JSON; positions that are equal give the same text."""
@@ -71,7 +75,7 @@ class Positions:
         for place in sorted(self.cursors):
             text = offset_model.to_text(self.cursors[place])
             topics.setdefault(str(place.number), {})[str(place.partition)] = text
-        return {"version": VERSION, "topics": topics}
+        return {"version": VERSION, "hold": self.hold, "topics": topics}
 
     def __iter__(self) -> Iterator[Place]:
         return iter(sorted(self.cursors))

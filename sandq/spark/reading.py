@@ -21,6 +21,7 @@ from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
 from sandq.protocol.requests_log import FetchReply
 from sandq.spark.columns import Rows
+from sandq.spark.options import PLAIN, Extra
 from sandq.spark.planning import Task
 from sandq.sync import Client, connect
 
@@ -33,7 +34,7 @@ Ask = Callable[[bytes], FetchReply]
 
 
 def read_task(
-    task: Task, servers: tuple[str, ...], *, include_headers: bool = False, fail_on_data_loss: bool = True
+    task: Task, servers: tuple[str, ...], extra: Extra = PLAIN, *, fail_on_data_loss: bool = True
 ) -> Iterator[Any]:
     """The messages of a task (pyarrow.RecordBatch, with `columns.schema`), through a client of its own.
 
@@ -42,14 +43,12 @@ def read_task(
     may be tried again.
     """
     with connect(*servers, name=CLIENT_NAME) as client:
-        yield from read_pages(
-            task, asking(client, task), include_headers=include_headers, fail_on_data_loss=fail_on_data_loss
-        )
+        yield from read_pages(task, asking(client, task), extra, fail_on_data_loss=fail_on_data_loss)
 
 
-def read_pages(task: Task, ask: Ask, *, include_headers: bool = False, fail_on_data_loss: bool = True) -> Iterator[Any]:
+def read_pages(task: Task, ask: Ask, extra: Extra = PLAIN, *, fail_on_data_loss: bool = True) -> Iterator[Any]:
     """The same, through any `ask`, which is called in a thread."""
-    rows = Rows(task.topic, task.partition, include_headers=include_headers)
+    rows = Rows(task.topic, task.partition, extra)
     for cursor, page in _pages(task, ask):
         _check_trimmed(task, cursor, page, fail_on_data_loss)
         _check_closed(task, page)

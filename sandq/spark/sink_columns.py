@@ -3,6 +3,7 @@
     value        binary, string            required; null deletes the key, in a compacted topic only
     key          binary, string            messages of one key go to one partition
     headers      map<string, string or binary>, or array<struct<key, value>> as the source gives them
+    raw_headers  binary                    the same as msgpack, in place of `headers`; written as it is
     topic        string                    required, unless the option `topic` is given
     partition    int                       null: chosen by the key, else in turn
     deliver_at   timestamp, or bigint (epoch ms); rounded up to milliseconds, so that nothing is early
@@ -36,8 +37,11 @@ SIZE: Final = "size"
 OF_SOURCE: Final = frozenset({"offset", "timestamp", "state", "attempts", "message_id"})
 DELAY_MAX_MS: Final = 2**47
 """A later end than this has no place in an offset, for another 4,000 years."""
-HEADERS_KEPT: Final = 10_000
-"""Packed headers that are kept for rows with the same ones."""
+HEADERS_KEPT_BYTES: Final = 8 << 20
+"""Of packed headers that are kept for rows with the same ones."""
+
+HEADERS_OVERHEAD: Final = 500
+"""What keeping one costs beside its bytes, about."""
 
 _TEXT: Final = ("binary", "string")
 _LONG: Final = ("bigint", "int", "smallint", "tinyint")
@@ -46,6 +50,7 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "value": _TEXT,
     "key": _TEXT,
     "headers": (*_PAIRS, *(f"map<string,{kind}>" for kind in _TEXT)),
+    "raw_headers": ("binary",),
     "topic": ("string",),
     "partition": ("int", "smallint", "tinyint"),
     "deliver_at": ("timestamp", "bigint"),
@@ -75,6 +80,8 @@ def check_columns(fields: Iterable[tuple[str, str]], topic: str | None) -> tuple
         mistakes.append("value: the column is missing")
     if topic is None and "topic" not in found:
         mistakes.append("topic: neither the option nor the column is given")
+    if {"headers", "raw_headers"} <= set(found):
+        mistakes.append("raw_headers: headers is there as well; drop one of them")
     if mistakes:
         raise InvalidSetting("sandq sink: " + "; ".join(mistakes))
     return tuple(name for name in found if name != "topic" or topic is None)
@@ -123,6 +130,7 @@ class Columns:
             "unique_key": ("unique_key_bytes", FIXED.unique_key_bytes),
         }
         self._headers: dict[Any, bytes | None] = {}
+        self._headers_bytes = 0
 
     def read(self, batch: Any, first: int) -> Any:
         """A batch (pyarrow.RecordBatch) whose first row has this number. InvalidRequest names the first bad row of a
@@ -143,7 +151,7 @@ class Columns:
                 self._errors.check(pc.is_null(column), number, name, "it is null")
             else:
                 column = column.cast(pa.binary())
-            found[name] = column
+            found["headers" if name == "raw_headers" else name] = column
         self._check_pairs(found, number)
         found[SIZE] = self._sizes(found, number, batch.num_rows)
         return pa.RecordBatch.from_arrays([*found.values()], names=[*found])
@@ -171,15 +179,16 @@ class Columns:
     def _time(self, name: str, column: Any, number: Number) -> Any:
         """Milliseconds as int64."""
         check = self._errors.check
-        if pa.types.is_timestamp(column.type):
+        is_number = not pa.types.is_timestamp(column.type)
+        if not is_number:
             micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
             # Up: what is delivered at the millisecond is then never early.
             column = pc.divide(pc.add(micros, 999), 1000)
         else:
             column = column.cast(pa.int64())
         if name == "deliver_at":
-            shown = lambda place: f"{column[place]} ms since 1970 looks like seconds; epoch milliseconds are expected"  # noqa: E731
-            check(pc.less(column, LEAST_INSTANT_MS), number, name, shown)
+            meant = "looks like seconds; epoch milliseconds are expected" if is_number else "is before March 1973"
+            check(pc.less(column, LEAST_INSTANT_MS), number, name, lambda place: f"{column[place]} ms {meant}")
             check(pc.greater(column, TIME_MAX_MS), number, name, f"it lies after the last instant, {TIME_MAX_MS} ms")
         else:
             least = 1 if name == "ttl_ms" else 0
@@ -204,9 +213,11 @@ class Columns:
         for place, row in enumerate(column.to_pylist()):
             pairs = () if not row else tuple(row) if is_map else tuple([_pair(item) for item in row])
             if pairs not in kept:
-                if len(kept) >= HEADERS_KEPT:
+                if self._headers_bytes > HEADERS_KEPT_BYTES:
                     kept.clear()
-                kept[pairs] = self._pack(pairs, number(place))
+                    self._headers_bytes = 0
+                kept[pairs] = cell = self._pack(pairs, number(place))
+                self._headers_bytes += len(cell or b"") + HEADERS_OVERHEAD
             cells.append(kept[pairs])
         return pa.array(cells, pa.binary())
 

@@ -121,11 +121,6 @@ def check_kinds(places: Mapping[Place, Found], options: SourceOptions) -> None:
         )
 
 
-def behind(offset: bytes) -> bytes:
-    """The place behind an offset, in its partition."""
-    return (int.from_bytes(offset, "big") + (1 << 12)).to_bytes(offset_model.OFFSET_BYTES, "big")
-
-
 def before(cursor: bytes, partition: int) -> bytes:
     """The last offset before a cursor that a partition can have."""
     row = max((int.from_bytes(cursor, "big") >> 12) - 1, 0)

@@ -3,7 +3,9 @@
 A position is a cursor for each partition, and never above the partition's closed time, so that no later message comes
 to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
 before anybody was given it, compacted, or trimmed; a hold under the stream's name keeps what it has yet to read from
-being trimmed.
+being trimmed. The name is drawn when the stream begins and stands in its positions, so that it is found again after a
+restart, and no other stream has it. What is held must be written down first: a name that is drawn anew, because the
+first micro-batch never got so far, holds nothing.
 
 A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
 after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
@@ -11,20 +13,20 @@ after a failed one Spark asks again, and `latest` would be a later place then. S
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, SandqError
+from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
 from sandq.spark.planning import Range, Task, plan
 from sandq.spark.positions import Place, Positions, lost, steps
-from sandq.spark.source import TIMER, Brokers, Found, before, behind, check_kinds, closed_end
+from sandq.spark.source import TIMER, Brokers, Found, before, check_kinds, closed_end
 
 log = logging.getLogger("sandq.spark")
 
@@ -34,6 +36,8 @@ BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
 """Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read."""
 RENEWALS: Final = 10
 """A hold is renewed so many times within its time to live."""
+HOLD_BYTES: Final = 6
+"""Drawn for the name of a hold."""
 STEPS_MAX: Final = 1000
 """Questions about one partition until a micro-batch has as many messages as it may."""
 
@@ -45,7 +49,6 @@ class Stream:
         self._options = options
         self._brokers = brokers
         self._clock = clock
-        self._hold_name = hold_name(options)
         self._held_at = -float("inf")
         self._target: Positions | None = None
         self._gone: set[Place] = set()
@@ -59,9 +62,8 @@ class Stream:
         """Where a stream without a checkpoint begins."""
         places = self._places()
         replies = self._measured(places, {})
-        found = Positions({place: self._beginning(place, places[place], replies[place]) for place in places})
-        self._hold(found, places)
-        return found
+        found = {place: self._beginning(place, places[place], replies[place]) for place in places}
+        return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}")
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
         """Where the micro-batch from `start` on ends: after `limit` messages, about, or with all that is closed.
@@ -73,7 +75,8 @@ class Stream:
             places = {place: found for place, found in places.items() if place in self._target.cursors}
         known = {place.number for place in start}
         cursors = {place: start.cursors.get(place, first_of(place, known)) for place in places}
-        self._renew(Positions(cursors), places, at_once=bool(cursors.keys() - start.cursors.keys()))
+        held = Positions(cursors, start.hold)
+        self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
         replies = self._measured(places, cursors)
         self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
         ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
@@ -82,7 +85,7 @@ class Stream:
         if limit is not None and sum(counts.values()) > limit:
             ends |= self._limited(places, cursors, ends, counts, limit)
         # What is gone keeps its cursor: should it be asked for again, it is not read again.
-        return Positions({**start.cursors, **ends})
+        return Positions({**start.cursors, **ends}, start.hold)
 
     def aim(self) -> None:
         """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
@@ -98,6 +101,7 @@ class Stream:
     def tasks(self, start: Positions, end: Positions) -> list[Task]:
         """What reads a micro-batch; the same for the same positions."""
         places = self._places()
+        self._renew(Positions(start.cursors, end.hold), places)
         ranges = []
         known = {place.number for place in start}
         for step in steps(start, end, lambda place: first_of(place, known)):
@@ -177,9 +181,9 @@ class Stream:
     def _check_lost(self, start: Positions, end: Positions) -> None:
         gone = lost(start, end)
         if gone and set(gone) != self._gone:
-            self._gone = set(gone)
             more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
             self._lose(f"{gone[0]}{more}: it was deleted, or is not asked for any more")
+            self._gone = set(gone)
 
     def _lose(self, what: str) -> None:
         if self._options.fail_on_data_loss:
@@ -188,13 +192,14 @@ class Stream:
 
     # -- holds ----------------------------------------------------------------------------------------------------
 
-    def _renew(self, start: Positions, places: Mapping[Place, Found], at_once: bool) -> None:
+    def _renew(self, start: Positions, places: Mapping[Place, Found], *, at_once: bool = False) -> None:
         if at_once or self._clock() - self._held_at >= self._options.hold_ttl_ms / 1000 / RENEWALS:
             self._hold(start, places)
 
     def _hold(self, positions: Positions, places: Mapping[Place, Found]) -> None:
         """Keep what lies behind a position. Where that cannot be done reading goes on: what is trimmed is found out."""
-        if self._hold_name == NO_HOLD:
+        name = self._options.hold_name or positions.hold
+        if name == NO_HOLD:
             return
         by_topic: dict[str, dict[int, bytes]] = {}
         for place, cursor in positions.cursors.items():
@@ -203,7 +208,7 @@ class Stream:
                 by_topic.setdefault(found.topic, {})[place.partition] = before(cursor, place.partition)
         for topic, offsets in by_topic.items():
             try:
-                self._brokers.hold(topic, self._hold_name, offsets, self._options.hold_ttl_ms)
+                self._brokers.hold(topic, name, offsets, self._options.hold_ttl_ms)
             except SandqError as error:
                 log.warning("topic %r: what is to be read is not held: %s", topic, error.message)
         self._held_at = self._clock()
@@ -213,12 +218,3 @@ def first_of(place: Place, known: set[int]) -> bytes:
     """Where a partition begins that comes later. Of a topic that was read before, all of it is to be read. Of another
     one, what is there: that something was trimmed before it was asked for is no loss."""
     return BEGINNING if place.number in known else offset_model.FIRST
-
-
-def hold_name(options: SourceOptions) -> str:
-    """The name of a stream's hold: the option's; else one that is made of what is read, the same after a restart."""
-    if options.hold_name is not None:
-        return options.hold_name
-    topics = options.topics
-    what = json.dumps([topics.names, topics.pattern, sorted(topics.assigned.items()), options.include_headers])
-    return f"spark-{hashlib.blake2b(what.encode(), digest_size=6).hexdigest()}"

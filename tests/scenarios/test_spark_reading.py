@@ -11,8 +11,11 @@ import trio
 import sandq
 from sandq.errors import ConnectionLost, Unavailable, UnknownTopic
 from sandq.model import offsets
+from sandq.model.headers import headers_pack
 from sandq.node import Serving
 from sandq.spark.columns import schema
+from sandq.spark.latest import LatestTask, read_latest
+from sandq.spark.options import Extra
 from sandq.spark.planning import Range, Task, plan
 from sandq.spark.reading import read_task
 from tests.ports import free_port
@@ -48,7 +51,7 @@ async def read(node: Serving, task: Task, **options: Any) -> list[dict[str, Any]
     def rows() -> list[dict[str, Any]]:
         found = []
         for batch in read_task(task, servers, **options):
-            assert batch.schema.equals(schema(include_headers=options.get("include_headers", False)))
+            assert batch.schema.equals(schema(options.get("extra", Extra())))
             found += batch.to_pylist()
         return found
 
@@ -76,7 +79,7 @@ async def test_every_message_is_in_one_task(node: Serving, api: sandq.Client, ta
     assert len(planned) == max(tasks, PARTITIONS)
     rows = []
     for task in planned:
-        found = await read(node, task, include_headers=True)
+        found = await read(node, task, extra=Extra(headers=True))
         assert [row["offset"] for row in found] == sorted(row["offset"] for row in found)
         assert {row["partition"] for row in found} <= {task.partition}
         rows += found
@@ -124,3 +127,21 @@ async def test_a_task_of_something_else(node: Serving, api: sandq.Client) -> Non
         await read(node, task)
     with pytest.raises(ConnectionLost):
         await trio.to_thread.run_sync(partial(list, read_task(task, (f"127.0.0.1:{free_port()}",))))
+
+
+async def test_what_keys_have_with_all_columns(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("kv", kind="compacted", partitions=1)
+    keys = api.kv("kv")
+    await keys.put("a", b"1", headers={"n": 1})
+    await keys.put("b", b"2", ttl="1h")
+    task = LatestTask("kv", (await api.admin.topic("kv")).number, 0)
+
+    def read() -> list[dict[str, Any]]:
+        servers = (f"127.0.0.1:{node.client_port}",)
+        return [row for batch in read_latest(task, servers, Extra(True, True)) for row in batch.to_pylist()]
+
+    rows = await trio.to_thread.run_sync(read)
+    assert [(row["key"], row["raw_headers"], row["ttl_ms"]) for row in rows] == [
+        (b"a", headers_pack({"n": 1}), None),
+        (b"b", None, 3_600_000),
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sandq.errors import InvalidRequest, SandqError
+from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
 from sandq.spark.jobs.archive import archived
@@ -16,6 +17,7 @@ from sandq.testing import Broker
 from tests.spark.helpers import fill, reading, values
 
 START_MS = instant_ms("2030-01-01T00:00:00Z")
+HEADERS = {"number": 7, "bytes": b"\xff", "none": None, "true": True}
 
 
 def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
@@ -99,7 +101,8 @@ def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:
             producer.send(
                 b"%d" % number,
                 key=b"k%d" % (number % 5),
-                headers={"n": str(number)},
+                headers=HEADERS | {"n": str(number)},
+                ttl="1h" if number % 4 == 0 else None,
                 deliver_at=START_MS + 1000 * number,
             )
     node.advance("1h")
@@ -110,11 +113,13 @@ def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:
     told = jobs.replay(spark, place, "again", **shifted)
     assert (told.messages, told.first_ms, told.last_ms) == (50, START_MS + 86_400_000, START_MS + 86_400_000 + 98_000)
     jobs.replay(spark, place, "again", **shifted)
-    rows = reading(spark.read, node, subscribe="again", view="pending", includeHeaders=True).load().collect()
+    rows = reading(spark.read, node, subscribe="again", view="pending", includeRaw=True).load().collect()
     assert sorted(int(row.value) for row in rows) == [*range(0, 100, 2)], "once, however often it runs"
     for row in rows:
         number = int(row.value)
-        assert bytes(row.key) == b"k%d" % (number % 5) and row.headers[0].value == str(number).encode()
+        assert bytes(row.key) == b"k%d" % (number % 5)
+        assert headers_unpack(bytes(row.raw_headers)) == HEADERS | {"n": str(number)}, "each of its type"
+        assert row.ttl_ms == (3_600_000 if number % 4 == 0 else None)
         assert int(row.deliver_at.timestamp() * 1000) == START_MS + 86_400_000 + 1000 * number
     start_ms = START_MS + 7_200_000
     capped = jobs.replay(spark, place, "again", start=start_ms, rate=10, **options)

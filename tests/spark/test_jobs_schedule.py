@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandq.model.errors import InvalidRequest, SandqError, UnknownTopic
+from sandq.model.errors import Conflict, InvalidRequest, SandqError, UnknownTopic
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
+from sandq.spark.jobs.schedule import Allowed
 from sandq.testing import Broker
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
@@ -87,8 +88,9 @@ BAD: list[tuple[Any, set[str]]] = [
     ({**GOOD, "at": "soon"}, {"deliver_at: not a time: RFC 3339"}),
     ({**GOOD, "at": "2030-06-01 00:00:00"}, {"deliver_at: it has no time zone"}),
     ({**GOOD, "at": 1_900_000_000}, {"deliver_at: it looks like seconds"}),
-    ({**GOOD, "at": "1960-01-01T00:00:00Z"}, {"deliver_at: it is before 1970"}),
-    ({**GOOD, "at": 2**48}, {"deliver_at: it is before 1970 or after the year 10889"}),
+    ({**GOOD, "at": "1970-01-01T00:00:00Z"}, {"deliver_at: it is before March 1973"}),
+    ({**GOOD, "at": "1960-01-01T00:00:00Z"}, {"deliver_at: it is before March 1973"}),
+    ({**GOOD, "at": 2**48}, {"deliver_at: it is before March 1973 or after the year 10889"}),
     ({**GOOD, "at": 10**30}, {"deliver_at: not a time"}),
     ({**GOOD, "delay": 5}, {"delay_ms: deliver_at is there as well"}),
     ({"body": "x", "delay": -5}, {"delay_ms: not a whole number"}),
@@ -238,3 +240,38 @@ def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     with pytest.raises(SandqError, match="sending: ") as caught:
         schedule(tmp_path / "a.json", mapping=mapping, on_conflict="reject")
     assert "stored" in caught.value.__notes__[0]
+
+
+def test_names_that_spark_passes_over(schedule: Schedule, tmp_path: Path) -> None:
+    for name in ("a.csv", "_b.csv"):
+        (tmp_path / name).write_text("body,at\nx,2030-02-01T00:00:00Z\n")
+    assert schedule(tmp_path / "*.csv", dry_run=True).files == 1
+    with pytest.raises(InvalidRequest, match=r"_b\.csv: Spark does not read files of such a name"):
+        schedule(tmp_path / "a.csv", tmp_path / "_b.csv", dry_run=True)
+
+
+def test_changed_rows_are_told_as_such(schedule: Schedule, tmp_path: Path) -> None:
+    rows = [f"{number},2030-02-01T00:00:00Z\n" for number in range(50)]
+    (tmp_path / "a.csv").write_text("body,at\n" + "".join(rows))
+    schedule(tmp_path / "a.csv", write_id="w")
+    (tmp_path / "a.csv").write_text("body,at\n" + "".join(rows[::-1]))
+    with pytest.raises(Conflict, match="the rows differ between attempts of a task") as refused:
+        schedule(tmp_path / "a.csv", write_id="w")
+    assert not hasattr(refused.value, "__notes__"), "the same again would fail again"
+
+
+def test_no_directory_is_replaced_that_it_did_not_make(schedule: Schedule, tmp_path: Path) -> None:
+    for place, name in (("users", "a.csv"), ("others", "part-00000-x.json")):
+        (tmp_path / place).mkdir()
+        text = '{"body": "x", "at": "soon"}' if name.endswith(".json") else "body,at\n,soon\n"
+        (tmp_path / place / name).write_text(text)
+        with pytest.raises(InvalidRequest, match="name another place"):
+            schedule(tmp_path / place, rejected=str(tmp_path), max_rejected=1, write_id=place, dry_run=True)
+        assert (tmp_path / place / name).read_text() == text
+    for _ in range(2):
+        found = schedule(tmp_path / "users", rejected=str(tmp_path), max_rejected=1, write_id="w", dry_run=True)
+        assert len(lines(str(found.rejected_path))) == 1
+
+
+def test_a_share_is_exact() -> None:
+    assert [Allowed.parse(text).of(100) for text in ("29%", "0.5%", "100%", "7")] == [29, 0, 100, 7]

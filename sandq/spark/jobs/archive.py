@@ -11,17 +11,18 @@ other programs that read PATH should go by that list, too. A hold keeps the brok
 
 from __future__ import annotations
 
-import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.options import DEFAULT_SERVER
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.times import Duration, duration_ms
 from sandq.spark.jobs.session import failure
-from sandq.spark.options import SERVERS
+from sandq.spark.option_texts import SERVERS
+from sandq.spark.positions import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,6 +32,10 @@ BATCH_MESSAGES: Final = 1_000_000
 """Of one micro-batch: a failure costs no more than that again."""
 HOLD_TTL: Final = "7d"
 CHECKPOINT: Final = "_checkpoint"
+FILES: Final = "_spark_metadata"
+"""Spark's list of the files that count, by micro-batch."""
+LOOKS: Final = 10
+"""An archive that grew while it was looked at is looked at again, so many times."""
 POLL_S: Final = 0.2
 
 Progress = Callable[[int, int], object]
@@ -86,8 +91,8 @@ def archive(
 ) -> ArchiveSummary:
     """Archive what is due of topics, or of those whose name matches `pattern`, and was not archived in `path` yet.
 
-    `hold`: a name for what keeps the brokers from
-    trimming what is not archived, for `hold_ttl` after the last run. HistoryGone: something was trimmed before it was
+    `hold`: a name for what keeps the brokers from trimming what is not archived, for `hold_ttl` after the last run; one
+    is drawn when `path` is new. HistoryGone: something was trimmed before it was
     archived; with `fail_on_data_loss=False` that is a warning. InvalidRequest: `path` has lost its checkpoint.
     """
     if bool(topics) is (pattern is not None):
@@ -96,11 +101,13 @@ def archive(
         SERVERS: ",".join(servers) or DEFAULT_SERVER,
         **({"subscribe": ",".join(topics)} if pattern is None else {"subscribePattern": pattern}),
         "includeHeaders": "true",
+        "includeRaw": "true",
         "maxOffsetsPerTrigger": str(batch_messages),
-        "holdName": hold or _hold_name(path),
         "holdTtl": f"{duration_ms(hold_ttl)}ms",
         "failOnDataLoss": str(fail_on_data_loss).lower(),
     }
+    if hold is not None:
+        options["holdName"] = hold
     began_s = time.monotonic()
     try:
         _check_path(spark, path)
@@ -115,7 +122,7 @@ def _check_path(spark: SparkSession, path: str) -> None:
 
     Spark counts micro-batches in the checkpoint, and leaves out those whose number the list of files has already.
     """
-    files, checkpoint = _numbers(spark, f"{path}/_spark_metadata"), _numbers(spark, f"{path}/{CHECKPOINT}/offsets")
+    files, checkpoint = _numbers(spark, f"{path}/{FILES}"), _numbers(spark, f"{path}/{CHECKPOINT}/offsets")
     if files and max(files) > max(checkpoint, default=-1):
         raise InvalidRequest(
             f"{path}: its files are of {max(files) + 1} micro-batches, its checkpoint ({CHECKPOINT}) knows "
@@ -126,10 +133,9 @@ def _check_path(spark: SparkSession, path: str) -> None:
 
 def _numbers(spark: SparkSession, path: str) -> list[int]:
     """The numbers that files of a directory are named by, of any file system that Spark has."""
-    jvm: Any = spark._jvm
-    java: Any = spark._jsc
-    place = jvm.org.apache.hadoop.fs.Path(path)
-    system = place.getFileSystem(java.hadoopConfiguration())
+    from sandq.spark.jobs.files import file_system
+
+    system, place = file_system(spark, path)
     if not system.exists(place):
         return []
     names = [status.getPath().getName().split(".")[0] for status in system.listStatus(place)]
@@ -173,8 +179,27 @@ def day(at: Column) -> Column:
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
-    """What `archive` has put there: the source's columns, with headers, and `date`."""
+    """What `archive` has put there: all of the source's columns, and `date`."""
     return spark.read.schema(archive_schema()).parquet(path)
+
+
+def archive_at(spark: SparkSession, path: str) -> tuple[DataFrame, Positions] | None:
+    """What is archived, and how far that goes, as of one moment: whatever was to be archived before these positions is
+    there, and nothing behind them. None: nothing yet. InvalidRequest when there is no archive, or no checkpoint of it.
+    """
+    for _ in range(LOOKS):
+        number = max(_numbers(spark, f"{path}/{FILES}"), default=None)
+        if number is None:
+            if _numbers(spark, f"{path}/{CHECKPOINT}/offsets"):
+                return None
+            raise InvalidRequest(f"{path}: there is no archive; `sandctl pipeline archive` makes one")
+        if number not in _numbers(spark, f"{path}/{CHECKPOINT}/offsets"):
+            raise InvalidRequest(f"{path}: how far it goes is not known, its checkpoint ({CHECKPOINT}) was lost")
+        found = archived(spark, path)
+        text = spark.read.text(f"{path}/{CHECKPOINT}/offsets/{number}", wholetext=True).collect()[0].value
+        if max(_numbers(spark, f"{path}/{FILES}")) == number:
+            return found, Positions.parse(json.loads(text.splitlines()[-1]))
+    raise Unavailable(f"{path}: it is written to faster than it can be looked at; ask again")
 
 
 def archive_schema() -> StructType:
@@ -182,9 +207,9 @@ def archive_schema() -> StructType:
     from pyspark.sql.types import DateType, StringType, StructField, StructType
 
     from sandq.spark.datasource import struct_of
-    from sandq.spark.options import SourceOptions, Topics
+    from sandq.spark.options import Extra, SourceOptions, Topics
 
-    columns = struct_of(SourceOptions(Topics(), include_headers=True))
+    columns = struct_of(SourceOptions(Topics(), extra=Extra(headers=True, raw=True)))
     return StructType(
         [
             *(field for field in columns if field.name != "topic"),
@@ -192,8 +217,3 @@ def archive_schema() -> StructType:
             StructField("date", DateType()),
         ]
     )
-
-
-def _hold_name(path: str) -> str:
-    """The same for each run into a path."""
-    return f"archive-{hashlib.blake2b(path.rstrip('/').encode(), digest_size=6).hexdigest()}"

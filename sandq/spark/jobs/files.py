@@ -1,13 +1,15 @@
 """The files that a job reads, in an order that is always the same, and how they are cut for Spark.
 
 They are found through Hadoop's file systems, as Spark reads them: a local path, hdfs://, s3a://, ...; a directory with
-all that is below it, or a pattern ("in/*.csv"). Names that begin with "_" or "." are passed over, as Spark does.
+all that is below it, or a pattern ("in/*.csv"). What Spark passes over (names
+that begin with "_" or ".") is passed over here, and refused where it is named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +34,9 @@ SPLITS: Final = 2000
 _WRITE_ID_FORM: Final = 1
 """Goes into write ids: another one whenever the same files would be cut or mapped in another way."""
 
+_WRITTEN: Final = re.compile(
+    r"part-[0-9]{5}-.*\.json|\.part-[0-9]{5}-.*\.json\.crc|_SUCCESS|\._SUCCESS\.crc|_temporary"
+)
 _ENDINGS: Final = {"parquet": PARQUET, "pq": PARQUET, "csv": CSV, "json": JSON, "jsonl": JSON, "ndjson": JSON}
 _PACKED: Final = frozenset({"gz", "bz2", "zst", "snappy", "lz4", "deflate"})
 
@@ -58,15 +63,26 @@ def find_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
     return [found[path] for path in sorted(found)]
 
 
-def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
+def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's FileSystem and Path of a path."""
     jvm: Any = spark._jvm
     java: Any = spark._jsc
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    return place.getFileSystem(java.hadoopConfiguration()), place
+
+
+def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
     try:
-        place = jvm.org.apache.hadoop.fs.Path(path)
-        system = place.getFileSystem(java.hadoopConfiguration())
-        roots = [system.getFileStatus(place)] if system.exists(place) else list(system.globStatus(place) or ())
+        system, place = file_system(spark, path)
+        is_named = bool(system.exists(place))
+        roots = [system.getFileStatus(place)] if is_named else list(system.globStatus(place) or ())
         files = []
         for root in roots:
+            name = root.getPath().getName()
+            if root.isFile() and _is_passed_over(name):
+                if is_named:
+                    raise InvalidRequest(f"{path}: Spark does not read files of such a name; give it another one")
+                continue
             if root.isFile():
                 files.append(_file(root))
                 continue
@@ -75,11 +91,35 @@ def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
             while listed.hasNext() and len(files) <= FILES_MAX:
                 file = _file(listed.next())
                 parts = file.path.removeprefix(top).strip("/").split("/")
-                if not any(part.startswith(("_", ".")) for part in parts):
+                if not any(map(_is_passed_over, parts)):
                     files.append(file)
         return files
+    except InvalidRequest:
+        raise
     except Exception as error:  # Java's, of a file system
         raise InvalidRequest(f"{path}: it cannot be looked at: {first_line(error)[:500]}") from None
+
+
+def check_own(spark: SparkSession, path: str) -> None:
+    """InvalidRequest unless a directory is not there, or is one that Spark wrote as lines of JSON: it is about to be
+    replaced."""
+    system, place = file_system(spark, path)
+    if not system.exists(place):
+        return
+    names = [status.getPath().getName() for status in system.listStatus(place)]
+    strange = [name for name in names if not _WRITTEN.fullmatch(name)]
+    if strange or not system.getFileStatus(place).isDirectory():
+        raise InvalidRequest(f"{path}: it is there already, and not of an earlier run of this job; name another place")
+
+
+def whole_path(spark: SparkSession, path: str) -> str:
+    """A path as `InputFile` has it, with its file system."""
+    system, place = file_system(spark, path)
+    return str(system.makeQualified(place).toString())
+
+
+def _is_passed_over(name: str) -> bool:
+    return name.startswith(("_", ".")) or name.endswith("._COPYING_")
 
 
 def _file(status: Any) -> InputFile:

@@ -30,7 +30,7 @@ _BELOW_MICROS: Final = "\\.[0-9]{6}[0-9]*[1-9]"
 NOT_AN_INSTANT: Final = 'not a time: RFC 3339 like "2030-01-31T08:00:00Z", or epoch milliseconds, is expected'
 SECONDS: Final = "it looks like seconds; epoch milliseconds are expected"
 NO_ZONE: Final = "it has no time zone, and none is named for such times"
-OUTSIDE: Final = "it is before 1970 or after the year 10889"
+OUTSIDE: Final = "it is before March 1973 or after the year 10889"
 
 
 def instant(field: Field, time_zone: str | None) -> Column:
@@ -71,7 +71,7 @@ def wrong_instant(field: Field, ms: Column, time_zone: str | None) -> dict[str, 
     return {
         NOT_AN_INSTANT: field.value.isNotNull() & ms.isNull() & ~no_zone,
         SECONDS: is_epoch & (ms < LEAST_INSTANT_MS),
-        OUTSIDE: (ms > TIME_MAX_MS) | (~is_epoch & (ms < 0)),
+        OUTSIDE: (ms > TIME_MAX_MS) | (~is_epoch & (ms < LEAST_INSTANT_MS)),
         **({} if time_zone is not None else {NO_ZONE: no_zone}),
     }
 

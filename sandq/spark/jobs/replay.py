@@ -3,9 +3,8 @@
     at once     in the order of their delivery times
     shifted     each so much later than it was due (what is past by then is due at once)
 
-A rate caps how many come due in a second: those above it come later, in their order. Each Spark partition keeps to its
-share of the rate, one behind the other, so that nothing has to be sorted in one place. Beside a shift the partitions'
-bursts may meet: then a second has up to one message more for each of them.
+A rate caps how many come due in a second: those above it come later, in their order. That is one order for all of
+them, so that one task sorts and sends what is sent at a rate.
 
 Running it again sends nothing twice, as with the job schedule: its write id follows from the files of the days and
 topics that are asked for, and from the rest of what is asked for. Files that the job archive adds to one of these days
@@ -25,14 +24,12 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
 from sandq.spark.jobs.session import failure
-from sandq.spark.options import SERVERS
+from sandq.spark.option_texts import SERVERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 RATE_MAX: Final = 1_000_000
-SHUFFLED: Final = 16
-"""Spark partitions of what is sent at a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +153,13 @@ def _run(
     files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     # Each attempt must have the same rows in the same Spark partitions.
-    fixed = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(SHUFFLED)}
-    own = own_session(spark, {**cutting(files), **fixed})
+    own = own_session(spark, {**cutting(files), "spark.sql.adaptive.enabled": "false"})
     rows = timed(chosen(archived(own, path), asked), asked)
     counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms")).collect()[0]
     if not dry and counted[0]:
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
         options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
-        columns = ("key", "value", "headers", "deliver_at")
+        columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at")
         with active(own):
             sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
     return name, counted[0], counted[1], counted[2]
@@ -197,8 +193,8 @@ def chosen(rows: DataFrame, asked: Replayed) -> DataFrame:
 def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
     """With `due_ms`: when each is to be due (null: at once), in each Spark partition in the order of time.
 
-    The k-th of a partition is due no earlier than k steps after any one before it would have been: the k-th time is
-    k * step + max over j <= k of (time_j - j * step).
+    At a rate, the k-th of all is due a step after the one before it at least: its time is k * step + max over j <= k of
+    (time_j - j * step).
     """
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
@@ -207,14 +203,12 @@ def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
     wanted = _wanted(asked)
     if asked.rate is None:
         return rows.sortWithinPartitions(*order).withColumn("due_ms", wanted)
-    slots = max(1, rows.rdd.getNumPartitions())
-    step = F.lit(1000 * slots / asked.rate)
-    window = Window.partitionBy("slot").orderBy(*order)
+    step = F.lit(1000 / asked.rate)
+    window = Window.partitionBy(F.lit(0)).orderBy(*order)  # a constant: one partition, and that is meant
     return (
-        rows.withColumn("slot", F.spark_partition_id())
-        .withColumn("place", F.row_number().over(window) - 1)
+        rows.withColumn("place", F.row_number().over(window) - 1)
         .withColumn("ahead", F.max(wanted - F.col("place") * step).over(window))
-        .withColumn("due_ms", F.ceil((F.col("place") + F.col("slot") / slots) * step + F.col("ahead")).cast("bigint"))
+        .withColumn("due_ms", F.ceil(F.col("place") * step + F.col("ahead")).cast("bigint"))
     )
 
 

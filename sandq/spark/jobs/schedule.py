@@ -18,16 +18,18 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sandq.client.checks import Checks
 from sandq.client.options import DEFAULT_SERVER
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import Conflict, InvalidRequest, SandqError
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
 from sandq.spark.jobs.mapping import RowMapping, row_mapping
 from sandq.spark.jobs.session import failure
 from sandq.spark.jobs.summary import Reason, ScheduleSummary
+from sandq.spark.option_texts import SERVERS
 from sandq.sync import connect
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Allowed(NamedTuple):
     """How many rows may be bad: so many, or such a share of all."""
 
     rows: int = 0
-    share: float | None = None
+    share: Fraction | None = None
 
     def of(self, rows: int) -> int:
         """How many that are, of so many."""
@@ -61,8 +63,8 @@ class Allowed(NamedTuple):
         match = _ALLOWED.fullmatch(str(text))
         if match is not None and match[1] is not None:
             return cls(int(match[1]))
-        if match is not None and float(match[2]) <= 100:
-            return cls(0, float(match[2]) / 100)
+        if match is not None and Fraction(match[2]) <= 100:
+            return cls(0, Fraction(match[2]) / 100)
         raise InvalidRequest(f"max_rejected: a number of rows, or a share like 0.5%, is expected, not {text!r}")
 
 
@@ -156,13 +158,15 @@ def _run(
         raise TooManyRejected(_too_many(summary, allowed), summary)
     tell("sending")
     began_s = time.monotonic()
-    options = {"sandq.bootstrap.servers": ",".join(servers) or DEFAULT_SERVER, "topic": summary.topic}
+    options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": summary.topic}
     if mapping.on_conflict is not None:
         options["onConflict"] = mapping.on_conflict
     try:
         sent = checked.send({**options, "writeId": summary.write_id})
     except Exception as error:
         found = failure(error, "sending")
+        if type(found) is Conflict:  # changed rows: the same again would fail again
+            raise found from error
         found.add_note("part of the rows may be stored; run the same again: what is stored is not stored twice")
         raise found from error
     if sent != summary.rows - summary.rejected:
@@ -172,7 +176,7 @@ def _run(
 
 
 def _too_many(summary: ScheduleSummary, allowed: Allowed) -> str:
-    may = f"{allowed.of(summary.rows):,}" if allowed.share is None else f"{allowed.share:.6g} of them"
+    may = f"{allowed.of(summary.rows):,}" if allowed.share is None else f"{float(allowed.share * 100):.6g}% of them"
     lines = [f"{summary.rejected:,} of {summary.rows:,} rows are bad, {may} may be: nothing was sent"]
     for number, reason in enumerate(summary.reasons):
         example = f", as in {_shown(reason)}" if number < EXAMPLES else ""

@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from sandq.model.errors import InvalidSetting, SandqError, StartupError
+from sandq.model import errors
+from sandq.model.errors import Conflict, InvalidSetting, SandqError, StartupError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,10 +109,13 @@ def _started(master: str, conf: Mapping[str, str], log: IO[bytes]) -> SparkSessi
 
 def _stop(made: Any) -> None:
     """End it with its JVM: another job of this process may want other settings."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    made.stop()
+    # A JVM that has died cannot be asked to stop; what it died of is what is to be told.
+    with contextlib.suppress(Py4JError, OSError):
+        made.stop()
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
@@ -130,7 +134,7 @@ def _tail(log: IO[bytes]) -> str:
 
 # ------------------------------------------------------------------------------------------------ failures
 
-_OURS: Final = re.compile(r"\bsandq\.model\.errors\.(\w+): (.*)")
+_OURS: Final = re.compile(r"\bsandq\.(?:model\.errors|spark\.lanes)\.(\w+): (.*)")
 
 
 def failure(error: BaseException, doing: str) -> SandqError:
@@ -141,8 +145,11 @@ def failure(error: BaseException, doing: str) -> SandqError:
     if isinstance(error, SandqError):
         return error
     found = _OURS.findall(str(error))
-    text = found[-1][1] if found else first_line(error)
-    return SandqError(f"{doing}: {text[:ERROR_CHARS]}")
+    if not found:
+        return SandqError(f"{doing}: {first_line(error)[:ERROR_CHARS]}")
+    name, text = found[-1]
+    kind: type[SandqError] = getattr(errors, name, Conflict)  # ChangedRows is one
+    return kind(f"{doing}: {text[:ERROR_CHARS]}")
 
 
 def first_line(error: BaseException) -> str:

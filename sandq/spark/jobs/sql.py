@@ -22,10 +22,13 @@ from sandq.client.options import DEFAULT_SERVER
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Instant, format_instant, instant_ms
-from sandq.spark.jobs.archive import archived
+from sandq.protocol.replies import TopicRecord
+from sandq.spark.jobs.archive import archive_at
 from sandq.spark.jobs.session import failure
-from sandq.spark.options import EARLIEST, SERVERS
-from sandq.spark.source import behind
+from sandq.spark.option_texts import SERVERS
+from sandq.spark.options import EARLIEST
+from sandq.spark.positions import Place, Positions
+from sandq.spark.streams import first_of
 from sandq.sync import connect
 
 if TYPE_CHECKING:
@@ -92,31 +95,31 @@ def messages(
 
     address = ",".join(servers) or DEFAULT_SERVER
     with connect(*address.split(","), name="sandq-sql") as client:
-        counts = {topic: len(client.admin.topic(topic).partitions) for topic in topics}
+        records = [client.admin.topic(topic) for topic in topics]
     options = {SERVERS: address, "view": "all", "includeHeaders": "true", "failOnDataLoss": str(fail_on_data_loss)}
     if until is not None:
         options["endingTimestamp"] = str(instant_ms(until))
     if since is not None and archive is None:
         options["startingTimestamp"] = str(instant_ms(since))
-    wanted = {topic: list(range(count)) for topic, count in counts.items()}
-    old = None
-    if archive is not None:
-        # Which files that is, is settled here: a run of archive that ends meanwhile changes neither part.
-        old = archived(spark, archive).where(F.col("topic").isin(list(topics)))
-        starts = _starts(old, counts)
+    places = {record.name: list(range(len(record.partitions))) for record in records}
+    parts = []
+    there = None if archive is None else archive_at(spark, archive)
+    if there is not None:
+        old, positions = there
+        parts.append(_columns(old.where(F.col("topic").isin(list(topics))), F.lit(True)))
+        starts = _starts(records, positions, since)
         if until is not None:
             # Of partitions that are archived beyond it, the archive has all that is asked for.
             end = offset_model.to_text(offset_model.pack(instant_ms(until), 0, 0, 0))
-            wanted = {
+            places = {
                 topic: [one for one in of if starts[topic][str(one)] == EARLIEST or starts[topic][str(one)] < end]
-                for topic, of in wanted.items()
+                for topic, of in places.items()
             }
-        named = {topic: {str(one): starts[topic][str(one)] for one in of} for topic, of in wanted.items() if of}
+        named = {topic: {str(one): starts[topic][str(one)] for one in of} for topic, of in places.items() if of}
         options["startingOffsets"] = json.dumps(named)
-    parts = [] if old is None else [_columns(old, F.lit(True))]
-    wanted = {topic: partitions for topic, partitions in wanted.items() if partitions}
-    if wanted:
-        options["assign"] = json.dumps(wanted)
+    places = {topic: partitions for topic, partitions in places.items() if partitions}
+    if places:
+        options["assign"] = json.dumps(places)
         parts.append(_columns(spark.read.format("sandq").options(**options).load(), F.lit(False)))
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     for bound, below in ((since, False), (until, True)):
@@ -126,16 +129,18 @@ def messages(
     return found
 
 
-def _starts(old: DataFrame, counts: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Behind the last offset that is archived of each partition; the earliest where there is none."""
-    from pyspark.sql import functions as F
-
-    starts = {topic: {str(partition): EARLIEST for partition in range(count)} for topic, count in counts.items()}
-    for row in old.groupBy("topic", "partition").agg(F.max("offset").alias("last")).collect():
-        if str(row["partition"]) not in starts[row["topic"]]:
-            continue  # of a topic of that name that had more
-        last = behind(offset_model.from_text(row["last"]))
-        starts[row["topic"]][str(row["partition"])] = offset_model.to_text(last)
+def _starts(records: Sequence[TopicRecord], positions: Positions, since: Instant | None) -> dict[str, dict[str, str]]:
+    """Where the brokers are asked from on, for each partition: behind what is archived. A topic that is not archived is
+    as the brokers have it; a partition that was added to one that is, is to be there whole."""
+    known = {place.number for place in positions}
+    least = offset_model.FIRST if since is None else offset_model.pack(instant_ms(since), 0, 0, 0)
+    starts: dict[str, dict[str, str]] = {record.name: {} for record in records}
+    for record in records:
+        for partition in range(len(record.partitions)):
+            place = Place(record.number, partition)
+            start = positions.cursors.get(place, first_of(place, known))
+            is_open = start == offset_model.FIRST
+            starts[record.name][str(partition)] = EARLIEST if is_open else offset_model.to_text(max(start, least))
     return starts
 
 

@@ -28,7 +28,7 @@ def test_parts_that_do_not_fit(parts: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("offset", [b"", bytes(15), bytes(17)])
 def test_other_lengths_are_no_offsets(offset: bytes) -> None:
-    for function in (offsets.unpack, offsets.deliver_ms, offsets.to_text):
+    for function in (offsets.unpack, offsets.deliver_ms, offsets.to_text, offsets.behind):
         with pytest.raises(InvalidRequest):
             function(offset)
     for pair in ((offset, bytes(16)), (bytes(16), offset)):
@@ -49,6 +49,27 @@ def test_a_run_ends_where_places_end() -> None:
     ):
         with pytest.raises(InvalidRequest):
             wrong()
+
+
+@pytest.mark.parametrize(
+    ("parts", "behind"),
+    [
+        ((5, 6, 7, 8), (5, 6, 8, 8)),
+        ((5, 6, offsets.PLACE_MAX, 8), (5, 7, 0, 8)),
+        ((5, offsets.U48_MAX, offsets.PLACE_MAX, 8), (6, 0, 0, 8)),
+        ((0, 0, 0, 0), (0, 0, 1, 0)),
+    ],
+)
+def test_the_place_behind_is_the_next_one_of_the_partition(
+    parts: tuple[int, int, int, int], behind: tuple[int, int, int, int]
+) -> None:
+    assert offsets.unpack(offsets.behind(offsets.pack(*parts))) == behind
+
+
+@pytest.mark.parametrize("partition", [0, 8, offsets.PARTITION_MAX])
+def test_nothing_lies_behind_the_last_place(partition: int) -> None:
+    with pytest.raises(InvalidRequest, match="behind the last one"):
+        offsets.behind(offsets.pack(offsets.U48_MAX, offsets.U48_MAX, offsets.PLACE_MAX, partition))
 
 
 def test_ceiling() -> None:

@@ -124,6 +124,7 @@ def test_report(tmp_path: Path) -> None:
         (["--max-rejected", "many"], "max_rejected"),
         (["--time-zone", "Wien"], "time_zone"),
         (["--conf", "spark.x"], "--conf"),
+        (["--read-option", "header"], "--read-option: NAME=VALUE is expected"),
         (["--default-delay", "soon"], "is not a duration"),
         (["--on-conflict", "replace"], "it needs a unique_key"),
     ],
@@ -145,6 +146,27 @@ def test_what_the_extra_brings_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPa
     result = ctl(*SCHEDULE)
     assert result.exit_code == 1
     assert f"this needs {missing}: pip install 'sandq[spark]'; Java 17" in result.stderr
+
+
+# what all commands that run Spark have in common
+
+ARCHIVE = ["pipeline", "archive", "t", "--to", "a"]
+REPLAY = ["pipeline", "replay", "a", "t"]
+SQL = ["pipeline", "sql", "select 1", "--topic", "t"]
+
+
+@pytest.mark.parametrize("args", [ARCHIVE, REPLAY, SCHEDULE, SQL], ids=lambda args: str(args[1]))
+def test_pairs_that_are_none(ctl: Ctl, args: list[str]) -> None:
+    result = ctl(*args, "--conf", "spark.x=1", "--conf", "spark.y")
+    assert result.exit_code == 2 and "--conf: NAME=VALUE is expected, not 'spark.y'" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("args", [ARCHIVE, REPLAY, SQL], ids=lambda args: str(args[1]))
+def test_spark_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    result = ctl(*args)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("sandctl: this needs pyspark: pip install 'sandq[spark]'; Java 17"), result.stderr
 
 
 def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:

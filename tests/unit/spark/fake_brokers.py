@@ -12,7 +12,7 @@ from sandq.model import offsets
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.options import Topics
 from sandq.spark.positions import Place
-from sandq.spark.source import TIMER, Found, behind
+from sandq.spark.source import TIMER, Found
 
 MS = 1_700_000_000_000
 K = TypeVar("K")
@@ -99,7 +99,7 @@ class FakeBrokers:
         following = None
         if most is not None and count > most:
             count = min(most, self.step)
-            following = behind(rows[count - 1])
+            following = offsets.behind(rows[count - 1])
         return MeasureReply(rows[0] if rows else None, following, count, MS + self.closed_ms, log.trimmed, place.number)
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:

@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from sandq.client.fetching import open_piece
 from sandq.errors import InvalidRequest, ProtocolError
 from sandq.model import offsets
-from sandq.model.batch import Column, encode, headers_pack, headers_unpack
+from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack
 from sandq.protocol.replies_messages import Piece
-from sandq.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, record_batches, schema
+from sandq.protocol.requests_log import FetchReply
+from sandq.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, schema
+from sandq.spark.options import PLAIN, Extra
+from sandq.spark.planning import Task
+from sandq.spark.reading import read_pages
 from sandq.spark.texts import texts_of_column, texts_of_run, times_of_column
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,7 +33,7 @@ def at(ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=ms)
 
 
-def expected(pieces: Sequence[Piece], *, include_headers: bool) -> list[dict[str, Any]]:
+def expected(pieces: Sequence[Piece], extra: Extra = PLAIN) -> list[dict[str, Any]]:
     """What the client's own iterator makes of each message."""
     rows = []
     for piece in pieces:
@@ -46,9 +50,12 @@ def expected(pieces: Sequence[Piece], *, include_headers: bool) -> list[dict[str
                 "deliver_at": at(offsets.deliver_ms(found.offset(position))),
                 "message_id": offsets.to_text(found.id(position)),
             }
-            if include_headers:
-                cell = found.headers(position)
+            cell = found.headers(position)
+            if extra.headers:
                 row["headers"] = None if cell is None else as_headers(cell)
+            if extra.raw:
+                ttls = Batch.parse(piece.batch).int_column(Column.TTL_MS)
+                row |= {"raw_headers": cell, "ttl_ms": None if ttls is None else ttls[position]}
             rows.append(row)
     return rows
 
@@ -57,11 +64,18 @@ def as_headers(cell: bytes) -> list[dict[str, Any]]:
     return [{"key": key, "value": header_bytes(value)} for key, value in headers_unpack(cell).items()]
 
 
-def got(pieces: Sequence[Piece], *, include_headers: bool = False) -> list[dict[str, Any]]:
+def read(pieces: Sequence[Piece], partition: int = 3, *, extra: Extra = PLAIN) -> list[Any]:
+    """The record batches of a task to which they come in one page."""
+    task = Task("t", 1, partition, offsets.FIRST, offsets.LAST, pending=True)
+    page = FetchReply(None, MS, offsets.FIRST, 1, pieces)
+    return list(read_pages(task, lambda cursor: page, extra))
+
+
+def got(pieces: Sequence[Piece], extra: Extra = PLAIN) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for batch in record_batches(pieces, "t", 3, include_headers=include_headers):
+    for batch in read(pieces, extra=extra):
         batch.validate(full=True)
-        assert batch.schema.equals(schema(include_headers=include_headers), check_metadata=True)
+        assert batch.schema.equals(schema(extra), check_metadata=True)
         rows += batch.to_pylist()
     return rows
 
@@ -96,6 +110,8 @@ def a_piece(draw: st.DrawFn) -> Piece:
         columns[Column.KEY] = column(cells)
     if draw(st.booleans()):
         columns[Column.HEADERS] = [headers_pack(headers) for headers in column(some_headers)]
+    if draw(st.booleans()):
+        columns[Column.TTL_MS] = column(st.one_of(st.none(), st.integers(1, 2**40)))
     batch = encode(columns, compress=draw(st.booleans()))
     return Piece(
         draw(an_offset) if draw(st.booleans()) else b"".join(column(an_offset)),
@@ -113,11 +129,9 @@ def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(sorted(row.items())) for row in rows]
 
 
-@given(st.lists(a_piece(), max_size=4), st.booleans())
-def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], include_headers: bool) -> None:
-    assert shown(got(pieces, include_headers=include_headers)) == shown(
-        expected(pieces, include_headers=include_headers)
-    )
+@given(st.lists(a_piece(), max_size=4), st.builds(Extra, st.booleans(), st.booleans()))
+def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], extra: Extra) -> None:
+    assert shown(got(pieces, extra)) == shown(expected(pieces, extra))
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=30))
@@ -153,11 +167,11 @@ def test_the_schema_is_exact() -> None:
     plain = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32()}
     plain |= {"offset": pa.string(), "timestamp": utc, "deliver_at": utc, "message_id": pa.string()}
     assert [(field.name, field.type) for field in schema()] == list(plain.items())
-    assert all(field.nullable for field in schema(include_headers=True))
-    assert schema(include_headers=True).names == [*list(plain)[:6], "headers", "deliver_at", "message_id"]
-    assert str(schema(include_headers=True).field("headers").type) == (
-        "list<element: struct<key: string, value: binary>>"
-    )
+    every = schema(Extra(headers=True, raw=True))
+    assert all(field.nullable for field in every)
+    assert every.names == [*list(plain)[:6], "headers", "deliver_at", "message_id", "raw_headers", "ttl_ms"]
+    assert str(every.field("headers").type) == "list<element: struct<key: string, value: binary>>"
+    assert (every.field("raw_headers").type, every.field("ttl_ms").type) == (pa.binary(), pa.int64())
 
 
 def test_a_null_is_not_empty() -> None:
@@ -168,17 +182,17 @@ def test_a_null_is_not_empty() -> None:
 
 
 def test_small_pieces_are_merged_and_large_ones_are_not_cut() -> None:
-    sizes = [len(batch) for batch in record_batches([run_of(900)] * 25, "t", 3)]
+    sizes = [len(batch) for batch in read([run_of(900)] * 25)]
     assert sizes == [10_800, 10_800, 900]
-    assert [len(batch) for batch in record_batches([run_of(30_000)], "t", 3)] == [30_000]
+    assert [len(batch) for batch in read([run_of(30_000)])] == [30_000]
     large = run_of(2, size=BATCH_BYTES // 3)
-    assert [len(batch) for batch in record_batches([large] * 3, "t", 3)] == [4, 2]
+    assert [len(batch) for batch in read([large] * 3)] == [4, 2]
     assert BATCH_ROWS == 10_000
 
 
 def test_nothing_at_all() -> None:
-    assert list(record_batches([], "t", 3)) == []
-    assert list(record_batches([run_of(5, live=[])], "t", 3)) == []
+    assert read([]) == []
+    assert read([run_of(5, live=[])]) == []
     rows = Rows("t", 3)
     rows.add(run_of(5))
     assert len(rows.take()) == 5
@@ -189,12 +203,12 @@ def test_nothing_at_all() -> None:
 def test_many_live_ranges() -> None:
     live = [[n, 1] for n in range(0, 1000, 2)]
     pieces = [run_of(1000, live=live), run_of(1000, live=[[0, 3], [990, 10]])]
-    assert got(pieces) == expected(pieces, include_headers=False)
+    assert got(pieces) == expected(pieces)
 
 
 def test_one_piece_is_wrapped_without_a_copy() -> None:
     piece = run_of(100)
-    (batch,) = record_batches([piece], "t", 3)
+    (batch,) = read([piece])
     held = pa.py_buffer(piece.batch)
     data = batch.column("value").buffers()[2]
     assert held.address <= data.address < held.address + held.size
@@ -221,12 +235,12 @@ def test_what_a_header_becomes(value: object, seen: bytes | None) -> None:
 )
 def test_a_malformed_piece_is_refused(wrong: Piece) -> None:
     with pytest.raises(ProtocolError):
-        list(record_batches([wrong], "t", 3))
+        read([wrong])
 
 
 def test_headers_that_are_no_map_are_given_as_they_are() -> None:
     cells = [b"\x01", headers_pack({"a": 1}), b"", b"\x81\xa1a\x81\xa1b\xc1"]
     piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""] * 4, Column.HEADERS: cells}))
-    (batch,) = record_batches([piece], "t", 0, include_headers=True)
+    (batch,) = read([piece], 0, extra=Extra(headers=True))
     found = [[tuple(pair.values()) for pair in row] for row in batch.column("headers").to_pylist()]
     assert found == [[("headers", cells[0])], [("a", b"1")], [("headers", cells[2])], [("headers", cells[3])]]

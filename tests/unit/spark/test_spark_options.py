@@ -9,7 +9,7 @@ import pytest
 
 from sandq.errors import InvalidSetting
 from sandq.model import offsets
-from sandq.spark.options import OPTIONS, Bound, SourceOptions, Topics, parse_options
+from sandq.spark.options import OPTIONS, Bound, Extra, SourceOptions, Topics, parse_options
 
 OFFSET = offsets.to_text(offsets.pack(1_700_000_000_000, 5, 6, 1))
 
@@ -24,7 +24,7 @@ def test_what_is_not_given() -> None:
     assert found.servers == ("127.0.0.1:7170",)
     assert (found.starting, found.ending) == (Bound("earliest"), Bound("latest"))
     assert (found.min_partitions, found.max_offsets_per_trigger) == (1, None)
-    assert (found.fail_on_data_loss, found.include_headers) == (True, False)
+    assert (found.fail_on_data_loss, found.extra) == (True, Extra())
     found.check_batch()
     found.check_stream()
 
@@ -39,6 +39,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         "minPartitions": "7",
         "failOnDataLoss": "FALSE",
         "includeHeaders": "True",
+        "INCLUDERAW": "true",
     }
     for given in (options, {name.lower(): text for name, text in options.items()}):
         found = parse_options(given)
@@ -48,7 +49,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         assert found.starting.of("payments", 1) == "earliest"
         assert found.ending.of("orders", 0) == 1_893_456_000_000
         assert (found.max_offsets_per_trigger, found.min_partitions) == (5000, 7)
-        assert (found.fail_on_data_loss, found.include_headers) == (False, True)
+        assert (found.fail_on_data_loss, found.extra) == (False, Extra(headers=True, raw=True))
         assert pickle.loads(pickle.dumps(found)) == found, "it goes to workers"
 
 

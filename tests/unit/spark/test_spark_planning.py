@@ -33,15 +33,16 @@ def at(ms: int, place: int = 0) -> bytes:
 def test_positions_come_back_from_json(found: Positions) -> None:
     text = json.dumps(found.to_json())
     assert Positions.parse(json.loads(text)) == found
-    turned = Positions(dict(reversed(list(found.cursors.items()))))
+    turned = Positions(dict(reversed(list(found.cursors.items()))), found.hold)
     assert json.dumps(turned.to_json()) == text, "Spark compares them as text"
 
 
 def test_the_json() -> None:
-    found = Positions({Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)})
+    found = Positions({Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)}, "h")
     assert json.dumps(found.to_json()) == json.dumps(
         {
             "version": 1,
+            "hold": "h",
             "topics": {
                 "9": {"2": offsets.to_text(at(3)), "10": offsets.to_text(at(2))},
                 "10": {"2": offsets.to_text(at(1))},
@@ -55,13 +56,15 @@ def test_the_json() -> None:
     [
         None,
         {},
-        {"version": 2, "topics": {}},
-        {"topics": {}},
-        {"version": 1, "topics": {"x": {}}, "more": {"x": 1}, "topics2": 0} | {"topics": {"7": 5}},
-        {"version": 1, "topics": {"7": {"0": "short"}}},
-        {"version": 1, "topics": {"7": {"0": None}}},
-        {"version": 1, "topics": {"-7": {"0": "0" * 26}}},
-        {"version": 1, "topics": {"7": {"a": "0" * 26}}},
+        {"version": 2, "hold": "h", "topics": {}},
+        {"hold": "h", "topics": {}},
+        {"version": 1, "topics": {}},
+        {"version": 1, "hold": 7, "topics": {}},
+        {"version": 1, "hold": "h", "topics": {"x": {}}, "more": {"x": 1}, "topics2": 0} | {"topics": {"7": 5}},
+        {"version": 1, "hold": "h", "topics": {"7": {"0": "short"}}},
+        {"version": 1, "hold": "h", "topics": {"7": {"0": None}}},
+        {"version": 1, "hold": "h", "topics": {"-7": {"0": "0" * 26}}},
+        {"version": 1, "hold": "h", "topics": {"7": {"a": "0" * 26}}},
     ],
 )
 def test_what_is_no_position(wrong: object) -> None:

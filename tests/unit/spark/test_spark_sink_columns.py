@@ -12,6 +12,7 @@ from sandq.client.checks import Checks
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.model.headers import headers_unpack
 from sandq.spark import columns as source
+from sandq.spark.options import Extra
 from sandq.spark.sink_columns import Columns, RowErrors, check_columns
 
 LIMITS = {"message_bytes": 100, "key_bytes": 20, "headers_bytes": 30}
@@ -44,20 +45,28 @@ def test_a_frame_with_all_columns() -> None:
 
 def test_what_the_source_gives_can_be_written() -> None:
     names = {"timestamp[us, tz=UTC]": "timestamp", "int32": "int"}
-    fields = [
-        (field.name, names.get(str(field.type), str(field.type))) for field in source.schema(include_headers=True)
-    ]
+    extra = Extra(headers=True)
+    fields = [(field.name, names.get(str(field.type), str(field.type))) for field in source.schema(extra)]
     fields[fields.index(("headers", str(source.HEADERS)))] = ("headers", "array<struct<key:string,value:binary>>")
     written = check_columns([*fields, ("state", "string"), ("attempts", "int")], None)
     assert written == ("key", "value", "topic", "partition", "headers", "deliver_at")
+    names |= {"int64": "bigint"}
+    extra = Extra(raw=True)
+    fields = [(field.name, names.get(str(field.type), str(field.type))) for field in source.schema(extra)]
+    written = check_columns(fields, None)
+    assert written == ("key", "value", "topic", "partition", "deliver_at", "raw_headers", "ttl_ms")
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ([("key", "binary")], "value: the column is missing"),
+        (
+            [("value", "binary"), ("headers", "map<string,string>"), ("raw_headers", "binary")],
+            "raw_headers: headers is there as well; drop one of them",
+        ),
         ([("value", "int")], "value: the type binary or string is expected, not int; cast it"),
-        ([("values", "binary")], "values: no such column; there are value, key, headers, topic, "),
+        ([("values", "binary")], "values: no such column; there are value, key, headers, raw_headers, topic, "),
         (
             [("value", "binary"), ("deliver_at", "timestamp_ntz")],
             "deliver_at: the type timestamp or bigint is expected",
@@ -116,9 +125,9 @@ BAD = [
     ({"unique_key": ["u", "u"], "key": [None, "k"]}, "key: it must equal the unique_key"),
     ({"partition": [0, -1]}, "partition: it must not be negative"),
     ({"topic": ["t", None]}, "topic: it is null"),
-    ({"deliver_at": pa.array([None, 1_800_000_000])}, "deliver_at: 1800000000 ms since 1970 looks like seconds"),
+    ({"deliver_at": pa.array([None, 1_800_000_000])}, "deliver_at: 1800000000 ms looks like seconds"),
     ({"deliver_at": pa.array([MS, 2**48])}, "deliver_at: it lies after the last instant, 281474976710655 ms"),
-    ({"deliver_at": pa.array([None, -1], TIMES)}, "deliver_at: 0 ms since 1970 looks like"),
+    ({"deliver_at": pa.array([None, -1], TIMES)}, "deliver_at: 0 ms is before March 1973"),
     ({"delay_ms": pa.array([0, -1])}, "delay_ms: -1 is not within 0..140737488355328"),
     ({"delay_ms": pa.array([0, 2**62])}, "delay_ms: 4611686018427387904 is not within"),
     ({"ttl_ms": pa.array([1, 0])}, "ttl_ms: 0 is not within 1.."),
@@ -139,7 +148,20 @@ def test_a_bad_row_is_named(columns: dict[str, Any], says: str) -> None:
 
 
 def test_many_headers_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandq.spark.sink_columns.HEADERS_KEPT", 3)
+    monkeypatch.setattr("sandq.spark.sink_columns.HEADERS_KEPT_BYTES", 1200)
     rows = [[("a", b"%d" % (number % 7))] for number in range(50)]
-    found = read(headers=pa.array(rows, pa.map_(pa.string(), pa.binary())))["headers"]
+    batch = pa.record_batch({"value": [b"x"] * 50, "headers": pa.array(rows, pa.map_(pa.string(), pa.binary()))})
+    columns = Columns(batch.schema.names, Checks({}), RowErrors(0))
+    found = columns.read(batch, 0).column("headers").to_pylist()
     assert [headers_unpack(cell)["a"] for cell in found] == [row[0][1] for row in rows]
+    assert len(columns._headers) <= 3
+
+
+def test_raw_headers_are_written_as_they_are() -> None:
+    cells = [b"\x81\xa1n\x07", None, b"no map"]
+    batch = pa.record_batch({"value": [b"1", b"2", b"3"], "raw_headers": pa.array(cells, pa.binary())})
+    found = Columns(batch.schema.names, Checks({}), RowErrors(0)).read(batch, 0)
+    assert found.column("headers").to_pylist() == cells and "raw_headers" not in found.schema.names
+    large = pa.record_batch({"value": [b"1"], "raw_headers": [bytes(1 << 20)]})
+    with pytest.raises(InvalidRequest, match="column headers: 1048576 bytes"):
+        Columns(large.schema.names, Checks({}), RowErrors(0)).read(large, 0)

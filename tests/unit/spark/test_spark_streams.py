@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from typing import Any
@@ -12,8 +13,8 @@ from sandq.errors import HistoryGone
 from sandq.model import offsets
 from sandq.spark.options import parse_options
 from sandq.spark.planning import Task
-from sandq.spark.positions import Place, Positions
-from sandq.spark.streams import BEGINNING, Stream, hold_name
+from sandq.spark.positions import Positions
+from sandq.spark.streams import BEGINNING, Stream
 from tests.unit.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
 
 
@@ -200,8 +201,8 @@ def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
     reader = stream(brokers, clock, holdName="mine", holdTtl="100s")
     brokers.append("t", 10, 5)
     start = reader.initial()
-    assert brokers.holds["mine", 0] < BEGINNING
     end = reader.latest(start, None)
+    assert brokers.holds["mine", 0] < BEGINNING
     assert brokers.held == 1
     clock.now = 11
     reader.latest(start, None)
@@ -225,20 +226,45 @@ def test_partitions_that_are_added_are_held_at_once(brokers: FakeBrokers) -> Non
 
 
 def test_without_a_hold(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
-    stream(brokers, holdName="none").initial()
+    def begin(**options: str) -> None:
+        reader = stream(brokers, **options)
+        reader.latest(reader.initial(), None)
+
+    begin(holdName="none")
     assert not brokers.held
     brokers.refuses_holds = True
-    stream(brokers).initial()
+    begin()
     assert "is not held: too many holds" in caplog.text
     brokers.add("kv", 1, "compacted")
     brokers.refuses_holds = False
-    stream(brokers, subscribe="kv").initial()
+    begin(subscribe="kv")
     assert not brokers.held, "a compacted topic is not trimmed"
 
 
-def test_the_name_of_a_hold() -> None:
-    one = hold_name(parse_options({"subscribe": "a,b"}))
-    assert one == hold_name(parse_options({"subscribe": "a,b", "maxOffsetsPerTrigger": "5"}))
-    others = [{"subscribe": "a"}, {"subscribePattern": "a"}, {"assign": '{"a": [0]}'}]
-    assert len({one, *(hold_name(parse_options(options)) for options in others)}) == 4
-    assert Place(1, 0) < Place(1, 1)
+def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
+    """Two queries over one DataFrame, say."""
+    brokers.append("t", 10, 5)
+    names = set()
+    for _ in range(2):
+        reader = stream(brokers)
+        end = reader.latest(reader.initial(), None)
+        names.add(end.hold)
+        # As Spark keeps it; the next run goes on under the same name.
+        kept = Positions.parse(json.loads(json.dumps(end.to_json())))
+        stream(brokers).latest(kept, None)
+        assert (kept, {name for name, _ in brokers.holds}) == (end, names)
+    assert len(names) == 2
+
+
+def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeBrokers) -> None:
+    """Spark keeps where it ends, and asks for the beginning each time."""
+    brokers.append("t", 10, 5)
+    reader = stream(brokers)
+    end = reader.latest(reader.initial(), None)
+    before = brokers.holds[end.hold, 0]
+    for _ in range(3):
+        brokers.holds.clear()
+        again = stream(brokers)
+        again.tasks(again.initial(), end)
+        assert brokers.holds[end.hold, 0] == before
+        assert {name for name, _ in brokers.holds} == {end.hold}

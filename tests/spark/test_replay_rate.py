@@ -1,0 +1,84 @@
+"""The job replay at a rate: that is of the whole job, however many Spark partitions it has. No broker, no waiting: what
+is looked at is when each message would be due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.spark.jobs.replay import asked_for, timed
+
+START_MS = 1_900_000_000_000
+OLD_S = 1_800_000_000
+PARTS = 7
+
+
+def archive(spark: Any, counts: list[int], spacing: str) -> Any:
+    """As an archive is read: rows in a Spark partition each for the numbers in `counts`, some of them empty. `spacing`:
+    SQL that tells how many seconds after the first one the `place`-th of a partition was due."""
+    from pyspark.sql import functions as F
+
+    most = max(counts)
+    rows = spark.range(0, most * len(counts), 1, numPartitions=len(counts))
+    rows = rows.withColumn("part", F.expr(f"int(id div {most})")).withColumn("place", F.expr(f"int(id % {most})"))
+    kept = F.lit(False)
+    for part, count in enumerate(counts):
+        kept = kept | ((F.col("part") == part) & (F.col("place") < count))
+    return rows.where(kept).select(
+        F.expr(f"timestamp_seconds({OLD_S} + {spacing})").alias("deliver_at"),
+        F.lit("t").alias("topic"),
+        F.col("part").alias("partition"),
+        F.format_string("%06d", "place").alias("offset"),
+    )
+
+
+def due(rows: Any, **asked: Any) -> list[tuple[int, int, str]]:
+    """(When it is due, partition, offset) of each, in the order of time."""
+    found = timed(rows, asked_for(start=START_MS, **asked)).select("due_ms", "partition", "offset").collect()
+    return sorted((row.due_ms, row.partition, row.offset) for row in found)
+
+
+def most_in_a_second(times: list[int]) -> int:
+    first, most = 0, 0
+    for last, at_ms in enumerate(times):
+        while times[first] <= at_ms - 1000:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.parametrize("rate", [3, 10])
+def test_a_rate_is_of_the_whole_job(spark: Any, rate: int) -> None:
+    counts = [40, 0, 40, 3, 40, 40, 17]
+    assert len(counts) == PARTS
+    rows = due(archive(spark, counts, "place"), rate=rate)
+    assert len(rows) == sum(counts)
+    times = [at_ms for at_ms, _, _ in rows]
+    assert times[0] == START_MS, "nothing is early, and the first one is not late"
+    assert most_in_a_second(times) <= rate
+    for part in range(PARTS):
+        offsets = [offset for _, partition, offset in rows if partition == part]
+        assert offsets == sorted(offsets), "in the order in which they were due"
+
+
+def test_a_rate_beside_a_shift(spark: Any) -> None:
+    """Each message keeps its time where there is room."""
+    rate = 10
+    # Ten seconds with one message each, then twenty at once, in each partition.
+    rows = due(archive(spark, [30] * PARTS, "least(place, 10) * 60"), rate=rate, shift=(START_MS // 1000 - OLD_S))
+    times = [at_ms for at_ms, _, _ in rows]
+    assert len(times) == 30 * PARTS
+    before = [at_ms - START_MS - min(int(offset), 10) * 60_000 for at_ms, _, offset in rows]
+    assert min(before) == 0, "nothing is before its time"
+    assert most_in_a_second(times) == rate
+    burst = [at_ms for at_ms, _, offset in rows if int(offset) >= 10]
+    assert burst[-1] - burst[0] == 1000 * (len(burst) - 1) // rate, "the burst is spread"
+    assert max(late for late, (_, _, offset) in zip(before, rows, strict=True) if int(offset) < 10) == 600
+
+
+def test_below_the_rate_nothing_waits(spark: Any) -> None:
+    """Each day's file is a Spark partition, and all but one of them are idle at any time."""
+    rows = due(archive(spark, [40, 40, 40], "part * 86400 + place * 10"), rate=0.2, shift=(START_MS // 1000 - OLD_S))
+    late = [at_ms - START_MS - part * 86_400_000 - int(offset) * 10_000 for at_ms, part, offset in rows]
+    assert set(late) == {0}
