@@ -320,6 +320,8 @@ class Cluster:
 
     async def _ask(self, connection: Connection, topic: str, timeout_s: float) -> bool:
         """Whether there was an answer about the topic."""
+        self._serial += 1
+        asked = self._serial
         try:
             frame = await connection.call(Metadata([topic]).frame, timeout_s=timeout_s)
             reply = MetadataReply.parse(frame)
@@ -327,18 +329,21 @@ class Cluster:
             if not found:
                 raise NotFound(f"the answer about topic {topic!r} does not tell of it")
         except (NotFound, InvalidRequest) as error:
-            self._serial += 1
-            self._topics[topic] = Known(None, error, self._serial)
+            self._know(topic, Known(None, error, asked))
             return True
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)
             self._unanswered = error
             return False
         self._unanswered = None
-        self._serial += 1
-        self._topics[topic] = Known(found[0], None, self._serial)
+        self._know(topic, Known(found[0], None, asked))
         self._update_nodes(reply)
         return True
+
+    def _know(self, topic: str, answered: Known) -> None:
+        known = self._topics.get(topic)
+        if known is None or known.serial < answered.serial:
+            self._topics[topic] = answered
 
     def _update_nodes(self, reply: MetadataReply) -> None:
         for node in reply.nodes:

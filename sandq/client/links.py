@@ -14,7 +14,7 @@ Address = tuple[str, int]
 
 
 class Known(NamedTuple):
-    """The last answer about a topic: its record, or why there is none; `serial` rises with each answer."""
+    """The last answer about a topic: its record, or why there is none; `serial` rises with each question."""
 
     record: TopicRecord | None
     error: SandqError | None
