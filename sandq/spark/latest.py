@@ -49,6 +49,7 @@ def read_latest(task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN
             _check_number(client, task)
             for part in _in_size(rows):
                 yield record_batch(part, task, extra)
+        _check_number(client, task)
 
 
 def _check_number(client: Client, task: LatestTask) -> None:

@@ -3,7 +3,7 @@
     value        binary, string            required; null deletes the key, in a compacted topic only
     key          binary, string            messages of one key go to one partition
     headers      map<string, string or binary>, or array<struct<key, value>> as the source gives them
-    raw_headers  binary                    the same as msgpack, in place of `headers`; written as it is
+    raw_headers  binary                    the same as msgpack, in place of `headers`
     topic        string                    required, unless the option `topic` is given
     partition    int                       null: chosen by the key, else in turn
     deliver_at   timestamp, or bigint (epoch ms); rounded up to milliseconds, so that nothing is early
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from sandq.client.batching import MESSAGE_OVERHEAD_BYTES
 from sandq.client.checks import Checks
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
-from sandq.model.headers import headers_pack
+from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED
 from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
 
@@ -151,6 +151,8 @@ class Columns:
                 self._errors.check(pc.is_null(column), number, name, "it is null")
             else:
                 column = column.cast(pa.binary())
+            if name == "raw_headers":
+                self._check_raw(column, number)
             found["headers" if name == "raw_headers" else name] = column
         self._check_pairs(found, number)
         found[SIZE] = self._sizes(found, number, batch.num_rows)
@@ -220,6 +222,15 @@ class Columns:
                 self._headers_bytes += len(cell or b"") + HEADERS_OVERHEAD
             cells.append(kept[pairs])
         return pa.array(cells, pa.binary())
+
+    def _check_raw(self, column: Any, number: Number) -> None:
+        """That they are headers: whoever reads the message could not read them else."""
+        for cell in column.unique().to_pylist():
+            try:
+                headers_unpack(cell)
+            except SandqError as error:
+                row = number(pc.index(column, pa.scalar(cell, pa.binary())).as_py())
+                raise self._errors.at(row, "raw_headers", error.message.removeprefix("headers: ")) from None
 
     def _pack(self, pairs: tuple[tuple[str, Any], ...], row: int) -> bytes | None:
         headers = dict(pairs)

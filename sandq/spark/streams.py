@@ -4,8 +4,8 @@ A position is a cursor for each partition, and never above the partition's close
 to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
 before anybody was given it, compacted, or trimmed; a hold under the stream's name keeps what it has yet to read from
 being trimmed. The name is drawn when the stream begins and stands in its positions, so that it is found again after a
-restart, and no other stream has it. What is held must be written down first: a name that is drawn anew, because the
-first micro-batch never got so far, holds nothing.
+restart, and no other stream has it. Nothing is held before Spark has written the name down, with the end of the first
+micro-batch: a stream that never gets so far leaves no hold behind.
 
 A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
 after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
@@ -38,6 +38,9 @@ RENEWALS: Final = 10
 """A hold is renewed so many times within its time to live."""
 HOLD_BYTES: Final = 6
 """Drawn for the name of a hold."""
+_HELP: Final = (
+    "(A stream that begins anew each time leaves a hold each time, for holdTtl; holdName gives it one of one name)"
+)
 STEPS_MAX: Final = 1000
 """Questions about one partition until a micro-batch has as many messages as it may."""
 
@@ -50,6 +53,7 @@ class Stream:
         self._brokers = brokers
         self._clock = clock
         self._held_at = -float("inf")
+        self._is_written_down = True  # the name of the hold
         self._target: Positions | None = None
         self._gone: set[Place] = set()
         """What has been warned of."""
@@ -63,6 +67,7 @@ class Stream:
         places = self._places()
         replies = self._measured(places, {})
         found = {place: self._beginning(place, places[place], replies[place]) for place in places}
+        self._is_written_down = False
         return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}")
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
@@ -101,6 +106,9 @@ class Stream:
     def tasks(self, start: Positions, end: Positions) -> list[Task]:
         """What reads a micro-batch; the same for the same positions."""
         places = self._places()
+        # Between knowing an end and planning what is before it, Spark writes the end down.
+        self._is_written_down = True
+        start = self._begun(start, end)
         self._renew(Positions(start.cursors, end.hold), places)
         ranges = []
         known = {place.number for place in start}
@@ -112,6 +120,15 @@ class Stream:
             ranges.append(Range(found.topic, step.place.number, step.place.partition, step.start, step.end))
         wanted = self._options.min_partitions
         return plan(ranges if wanted <= len(ranges) else self._brokers.all(self._from_first, ranges), wanted)
+
+    def _begun(self, start: Positions, end: Positions) -> Positions:
+        """The start of a first micro-batch that failed: Spark has its end, and asks for the start anew. What was
+        trimmed since up to behind the end cannot be read any more."""
+        crossed = [place for place in start if start.cursors[place] > end.cursors.get(place, offset_model.LAST)]
+        if not crossed or start.hold == end.hold:
+            return start
+        self._lose(f"{crossed[0]}: all of the first micro-batch was trimmed before it was read")
+        return Positions({**start.cursors, **{place: end.cursors[place] for place in crossed}}, start.hold)
 
     def _from_first(self, one: Range) -> Range:
         """A range that begins at the very beginning is cut from its first message on."""
@@ -193,6 +210,8 @@ class Stream:
     # -- holds ----------------------------------------------------------------------------------------------------
 
     def _renew(self, start: Positions, places: Mapping[Place, Found], *, at_once: bool = False) -> None:
+        if not self._is_written_down:
+            return
         if at_once or self._clock() - self._held_at >= self._options.hold_ttl_ms / 1000 / RENEWALS:
             self._hold(start, places)
 
@@ -210,7 +229,7 @@ class Stream:
             try:
                 self._brokers.hold(topic, name, offsets, self._options.hold_ttl_ms)
             except SandqError as error:
-                log.warning("topic %r: what is to be read is not held: %s", topic, error.message)
+                log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
         self._held_at = self._clock()
 
 

@@ -11,6 +11,10 @@ import pytest
 
 from sandq.testing import Broker, broker
 
+# For every JVM that is started here, also by commands: few of them live long enough for the second compiler, which
+# takes half of their CPU time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is not installed: make spark")
 
 

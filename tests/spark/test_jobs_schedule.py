@@ -243,9 +243,15 @@ def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
 
 
 def test_names_that_spark_passes_over(schedule: Schedule, tmp_path: Path) -> None:
-    for name in ("a.csv", "_b.csv"):
+    for name in ("a.csv", "_b.csv", "_temporary/c.csv", "_day=2/d.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("body,at\nx,2030-02-01T00:00:00Z\n")
-    assert schedule(tmp_path / "*.csv", dry_run=True).files == 1
+    for path in (tmp_path, tmp_path / "*"):
+        found = schedule(path, dry_run=True)
+        assert (found.files, found.rows) == (2, 2)
+    (tmp_path / "_day=2" / "_e=3.csv").write_text("")
+    with pytest.raises(InvalidRequest, match=r"_e=3\.csv: Spark does not read files of such a name"):
+        schedule(tmp_path, dry_run=True)
     with pytest.raises(InvalidRequest, match=r"_b\.csv: Spark does not read files of such a name"):
         schedule(tmp_path / "a.csv", tmp_path / "_b.csv", dry_run=True)
 
@@ -261,16 +267,27 @@ def test_changed_rows_are_told_as_such(schedule: Schedule, tmp_path: Path) -> No
 
 
 def test_no_directory_is_replaced_that_it_did_not_make(schedule: Schedule, tmp_path: Path) -> None:
-    for place, name in (("users", "a.csv"), ("others", "part-00000-x.json")):
-        (tmp_path / place).mkdir()
-        text = '{"body": "x", "at": "soon"}' if name.endswith(".json") else "body,at\n,soon\n"
-        (tmp_path / place / name).write_text(text)
-        with pytest.raises(InvalidRequest, match="name another place"):
-            schedule(tmp_path / place, rejected=str(tmp_path), max_rejected=1, write_id=place, dry_run=True)
-        assert (tmp_path / place / name).read_text() == text
+    rejected = tmp_path / "rejected"
+    (rejected / "mine").mkdir(parents=True)
+    (rejected / "mine" / "a.txt").write_text("x")
+    (tmp_path / "a.csv").write_text("body,at\n,soon\n")
+    options: dict[str, Any] = {"rejected": str(rejected), "max_rejected": 1, "dry_run": True}
+    with pytest.raises(InvalidRequest, match="name another place"):
+        schedule(tmp_path / "a.csv", write_id="mine", **options)
+    assert (rejected / "mine" / "a.txt").read_text() == "x"
     for _ in range(2):
-        found = schedule(tmp_path / "users", rejected=str(tmp_path), max_rejected=1, write_id="w", dry_run=True)
+        found = schedule(tmp_path / "a.csv", write_id="w", **options)
         assert len(lines(str(found.rejected_path))) == 1
+
+
+def test_rejected_rows_do_not_become_input(schedule: Schedule, tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    (place / "bad" / "w").mkdir(parents=True)
+    (place / "a.jsonl").write_text('{"body": "x", "at": "soon"}\n')
+    for paths, bad in (((place,), place / "bad"), ((place / "a.jsonl",), place), ((place / "*",), place / "bad")):
+        (place / "bad" / "w" / "part-00000-x.json").write_text('{"body": "x", "at": "soon"}\n')
+        with pytest.raises(InvalidRequest, match="it is part of what is read"):
+            schedule(*paths, rejected=str(bad), max_rejected=1, write_id="w", format="json", dry_run=True)
 
 
 def test_a_share_is_exact() -> None:

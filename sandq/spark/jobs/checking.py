@@ -11,8 +11,8 @@ from pyspark.sql import Column, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from sandq.client.checks import Checks
-from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
-from sandq.spark.jobs.files import InputFile, check_own, cutting, find_files, kind_of, whole_path, write_id_of
+from sandq.model.errors import InvalidSetting, SandqError
+from sandq.spark.jobs.files import check_apart, check_own, cutting, find_files, kind_of, write_id_of
 from sandq.spark.jobs.mapping import RowMapping
 from sandq.spark.jobs.origins import FILE, JsonOrigin, Origin, read_files
 from sandq.spark.jobs.rows import Messages, is_bad, messages, reasons
@@ -32,17 +32,13 @@ class Checked:
     """Rows that were looked at."""
 
     summary: ScheduleSummary
-    files: Sequence[InputFile]
     origin: Origin
     made: Messages
 
     def write_rejected(self, path: str) -> None:
         """The bad rows as lines of JSON: the file, the reasons, and the row or its text. What an earlier run of the
-        same job wrote there goes. InvalidRequest when something else is there, or an input file would lie within."""
-        spark = self.made.frame.sparkSession
-        check_own(spark, path)
-        if any(file.path.startswith(f"{whole_path(spark, path)}/") for file in self.files):
-            raise InvalidRequest(f"{path}: the files that are read are in there; name another place")
+        same job wrote there goes. InvalidRequest when something else is there."""
+        check_own(self.made.frame.sparkSession, path)
         parts = [F.col(FILE).alias("file"), reasons(self.made.checks).alias("reasons")]
         parts += [column.alias(name) for name, column in self.origin.shown.items()]
         bad = self.made.frame.filter(is_bad(self.made.checks)).select(*parts)
@@ -81,10 +77,14 @@ def check(
     kind: str | None = None,
     read_options: Mapping[str, str] | None = None,
     write_id: str | None = None,
+    rejected: str | None = None,
 ) -> Checked:
-    """Look at all rows. InvalidSetting, InvalidRequest when the files and the mapping do not fit together."""
+    """Look at all rows. `rejected`: where bad ones are to be written. InvalidSetting, InvalidRequest when the files,
+    the mapping and that place do not fit together."""
     began_s = time.monotonic()
     files = find_files(spark, paths)
+    if rejected is not None:
+        check_apart(spark, files, paths, rejected)
     kind = kind_of(files, kind)
     own = own_session(spark, {**cutting(files), **_IN_STEPS})
     origin = read_files(own, [file.path for file in files], kind, read_options)
@@ -111,7 +111,7 @@ def check(
         last_ms=found["last_ms"],
         check_s=time.monotonic() - began_s,
     )
-    return Checked(summary, files, origin, made)
+    return Checked(summary, origin, made)
 
 
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:

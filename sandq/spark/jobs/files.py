@@ -34,6 +34,7 @@ SPLITS: Final = 2000
 _WRITE_ID_FORM: Final = 1
 """Goes into write ids: another one whenever the same files would be cut or mapped in another way."""
 
+_NAME: Final = "{}: Spark does not read files of such a name; give it another one"
 _WRITTEN: Final = re.compile(
     r"part-[0-9]{5}-.*\.json|\.part-[0-9]{5}-.*\.json\.crc|_SUCCESS|\._SUCCESS\.crc|_temporary"
 )
@@ -57,6 +58,9 @@ def find_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
         own = list(_below(spark, path))
         if not own:
             raise InvalidRequest(f"{path}: there is no file to read")
+        for file in own:
+            if file.path.rpartition("/")[2].startswith("_"):  # "_a=1.csv": some of Spark's readers pass over it
+                raise InvalidRequest(_NAME.format(file.path))
         found.update((file.path, file) for file in own)
         if len(found) > FILES_MAX:
             raise InvalidRequest(f"{path}: with it there are more than {FILES_MAX:,} files; name fewer at a time")
@@ -79,9 +83,9 @@ def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
         files = []
         for root in roots:
             name = root.getPath().getName()
-            if root.isFile() and _is_passed_over(name):
+            if _is_passed_over(name) and not (is_named and root.isDirectory()):
                 if is_named:
-                    raise InvalidRequest(f"{path}: Spark does not read files of such a name; give it another one")
+                    raise InvalidRequest(_NAME.format(path))
                 continue
             if root.isFile():
                 files.append(_file(root))
@@ -112,6 +116,15 @@ def check_own(spark: SparkSession, path: str) -> None:
         raise InvalidRequest(f"{path}: it is there already, and not of an earlier run of this job; name another place")
 
 
+def check_apart(spark: SparkSession, files: Sequence[InputFile], paths: Sequence[str], place: str) -> None:
+    """InvalidRequest when what is written to a directory is, or would be when the job is run again, read by it."""
+    whole = whole_path(spark, place)
+    within = next((file.path for file in files if file.path.startswith(f"{whole}/")), None)
+    around = next((path for path in paths if f"{whole}/".startswith(f"{whole_path(spark, path)}/")), None)
+    if within is not None or around is not None:
+        raise InvalidRequest(f"{place}: it is part of what is read ({within or around}); name a place outside of that")
+
+
 def whole_path(spark: SparkSession, path: str) -> str:
     """A path as `InputFile` has it, with its file system."""
     system, place = file_system(spark, path)
@@ -119,7 +132,8 @@ def whole_path(spark: SparkSession, path: str) -> str:
 
 
 def _is_passed_over(name: str) -> bool:
-    return name.startswith(("_", ".")) or name.endswith("._COPYING_")
+    """Spark's rule."""
+    return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
 
 def _file(status: Any) -> InputFile:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sandq.client.checks import Checks
 from sandq.client.options import DEFAULT_SERVER
@@ -113,7 +113,8 @@ def schedule(
 
     try:
         tell("checking")
-        checked = check(spark, topic, paths, mapped, checks, kind=format, read_options=read_options, write_id=write_id)
+        looked: dict[str, Any] = {"kind": format, "read_options": read_options, "write_id": write_id}
+        checked = check(spark, topic, paths, mapped, checks, rejected=rejected, **looked)
         return _run(checked, mapped, allowed, rejected, servers, dry_run, tell)
     except Exception as error:
         raise failure(error, "schedule") from error

@@ -99,11 +99,11 @@ def messages(
     options = {SERVERS: address, "view": "all", "includeHeaders": "true", "failOnDataLoss": str(fail_on_data_loss)}
     if until is not None:
         options["endingTimestamp"] = str(instant_ms(until))
-    if since is not None and archive is None:
-        options["startingTimestamp"] = str(instant_ms(since))
     places = {record.name: list(range(len(record.partitions))) for record in records}
     parts = []
     there = None if archive is None else archive_at(spark, archive)
+    if there is None and since is not None:
+        options["startingTimestamp"] = str(instant_ms(since))
     if there is not None:
         old, positions = there
         parts.append(_columns(old.where(F.col("topic").isin(list(topics))), F.lit(True)))

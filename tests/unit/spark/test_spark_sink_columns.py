@@ -10,7 +10,7 @@ import pytest
 
 from sandq.client.checks import Checks
 from sandq.errors import InvalidRequest, InvalidSetting
-from sandq.model.headers import headers_unpack
+from sandq.model.headers import headers_pack, headers_unpack
 from sandq.spark import columns as source
 from sandq.spark.options import Extra
 from sandq.spark.sink_columns import Columns, RowErrors, check_columns
@@ -158,10 +158,15 @@ def test_many_headers_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_raw_headers_are_written_as_they_are() -> None:
-    cells = [b"\x81\xa1n\x07", None, b"no map"]
+    cells = [b"\x81\xa1n\x07", None, b"\x80"]
     batch = pa.record_batch({"value": [b"1", b"2", b"3"], "raw_headers": pa.array(cells, pa.binary())})
     found = Columns(batch.schema.names, Checks({}), RowErrors(0)).read(batch, 0)
     assert found.column("headers").to_pylist() == cells and "raw_headers" not in found.schema.names
-    large = pa.record_batch({"value": [b"1"], "raw_headers": [bytes(1 << 20)]})
-    with pytest.raises(InvalidRequest, match="column headers: 1048576 bytes"):
-        Columns(large.schema.names, Checks({}), RowErrors(0)).read(large, 0)
+    for cell, says in (
+        (b"\xff\xff", "row 1 .* column raw_headers: not msgpack"),
+        (b"\x07", "row 1 .* column raw_headers: a map"),
+        (headers_pack({"n": bytes(100_000)}, max_bytes=1 << 20), "row 1 .* column headers: 100008 bytes"),
+    ):
+        wrong = pa.record_batch({"value": [b"1", b"2"], "raw_headers": [b"\x80", cell]})
+        with pytest.raises(InvalidRequest, match=says):
+            Columns(wrong.schema.names, Checks({}), RowErrors(0)).read(wrong, 0)

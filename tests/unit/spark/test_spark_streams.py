@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sandq.errors import HistoryGone
+from sandq.errors import HistoryGone, InvalidRequest
 from sandq.model import offsets
 from sandq.spark.options import parse_options
 from sandq.spark.planning import Task
-from sandq.spark.positions import Positions
+from sandq.spark.positions import Place, Positions
 from sandq.spark.streams import BEGINNING, Stream
 from tests.unit.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
 
@@ -202,6 +202,8 @@ def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 5)
     start = reader.initial()
     end = reader.latest(start, None)
+    assert not brokers.held, "its name is not written down yet"
+    reader.tasks(start, end)
     assert brokers.holds["mine", 0] < BEGINNING
     assert brokers.held == 1
     clock.now = 11
@@ -219,7 +221,8 @@ def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
 
 def test_partitions_that_are_added_are_held_at_once(brokers: FakeBrokers) -> None:
     reader = stream(brokers, holdName="mine", subscribePattern="t.*")
-    start = reader.initial()
+    start = reader.latest(reader.initial(), None)
+    reader.tasks(start, start)
     brokers.add("t2", 3)
     reader.latest(start, None)
     assert ("mine", 2) in brokers.holds
@@ -228,7 +231,8 @@ def test_partitions_that_are_added_are_held_at_once(brokers: FakeBrokers) -> Non
 def test_without_a_hold(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
     def begin(**options: str) -> None:
         reader = stream(brokers, **options)
-        reader.latest(reader.initial(), None)
+        start = reader.initial()
+        reader.tasks(start, reader.latest(start, None))
 
     begin(holdName="none")
     assert not brokers.held
@@ -247,7 +251,9 @@ def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
     names = set()
     for _ in range(2):
         reader = stream(brokers)
-        end = reader.latest(reader.initial(), None)
+        start = reader.initial()
+        end = reader.latest(start, None)
+        reader.tasks(start, end)
         names.add(end.hold)
         # As Spark keeps it; the next run goes on under the same name.
         kept = Positions.parse(json.loads(json.dumps(end.to_json())))
@@ -260,7 +266,10 @@ def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeB
     """Spark keeps where it ends, and asks for the beginning each time."""
     brokers.append("t", 10, 5)
     reader = stream(brokers)
-    end = reader.latest(reader.initial(), None)
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert not brokers.holds
+    reader.tasks(start, end)
     before = brokers.holds[end.hold, 0]
     for _ in range(3):
         brokers.holds.clear()
@@ -268,3 +277,23 @@ def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeB
         again.tasks(again.initial(), end)
         assert brokers.holds[end.hold, 0] == before
         assert {name for name, _ in brokers.holds} == {end.hold}
+
+
+def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
+    """It failed, and was not tried again before its hold was over."""
+    brokers.append("t", 10, 5)
+    reader = stream(brokers)
+    end = reader.latest(reader.initial(), None)
+    brokers.closed_ms = 5000
+    brokers.append("t", 2000, 5)
+    brokers.trim("t", instant(2001))
+    again = stream(brokers)
+    with pytest.raises(HistoryGone, match="all of the first micro-batch was trimmed"):
+        again.tasks(again.initial(), end)
+    lossy = stream(brokers, failOnDataLoss="false")
+    assert [task.partition for task in lossy.tasks(lossy.initial(), end)] == [1]
+    (task,) = lossy.tasks(end, lossy.latest(end, None))[:1]
+    assert task.start == end.cursors[Place(1, 0)], "the next one tells what else is gone"
+    other = Positions({place: instant(1) for place in end}, end.hold)
+    with pytest.raises(InvalidRequest, match="lies behind the end"):
+        stream(brokers).tasks(end, other)
