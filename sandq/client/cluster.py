@@ -131,7 +131,7 @@ class Cluster:
     def learn(self, record: TopicRecord) -> None:
         """What a node has just answered about a topic."""
         self._serial += 1
-        self._topics[record.name] = Known(record, None, self._serial)
+        self._topics[record.name] = Known(record, None, self._serial, self._serial)
         self._notify()
 
     def refresh(self, topic: str, node_id: str | None = None) -> None:
@@ -152,10 +152,11 @@ class Cluster:
                 self.check_open()
                 known = self._topics.get(name)
                 if known is not None and known.serial > before:
-                    if known.error is not None:
+                    if known.record is not None:
+                        return known.record
+                    # That there was none when somebody else asked says nothing: it may have been made since.
+                    if known.asked > before and known.error is not None:
                         raise again(known.error)
-                    assert known.record is not None
-                    return known.record
                 self.refresh(name)
                 await self._changed.wait()
         raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self.why()}")
@@ -329,21 +330,18 @@ class Cluster:
             if not found:
                 raise NotFound(f"the answer about topic {topic!r} does not tell of it")
         except (NotFound, InvalidRequest) as error:
-            self._know(topic, Known(None, error, asked))
+            self._serial += 1
+            self._topics[topic] = Known(None, error, self._serial, asked)
             return True
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)
             self._unanswered = error
             return False
         self._unanswered = None
-        self._know(topic, Known(found[0], None, asked))
+        self._serial += 1
+        self._topics[topic] = Known(found[0], None, self._serial, asked)
         self._update_nodes(reply)
         return True
-
-    def _know(self, topic: str, answered: Known) -> None:
-        known = self._topics.get(topic)
-        if known is None or known.serial < answered.serial:
-            self._topics[topic] = answered
 
     def _update_nodes(self, reply: MetadataReply) -> None:
         for node in reply.nodes:

@@ -14,11 +14,13 @@ Address = tuple[str, int]
 
 
 class Known(NamedTuple):
-    """The last answer about a topic: its record, or why there is none; `serial` rises with each question."""
+    """The last answer about a topic: its record, or why there is none; `serial` and `asked` are the numbers of
+    the answer and of its question, which are counted together."""
 
     record: TopicRecord | None
     error: SandqError | None
     serial: int
+    asked: int
 
 
 class Link:

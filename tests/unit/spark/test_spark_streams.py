@@ -219,6 +219,17 @@ def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
     assert ("mine", 0) in brokers.holds
 
 
+def test_a_stream_that_finds_nothing_has_a_first_batch(brokers: FakeBrokers) -> None:
+    """So its hold is there before anything comes: until then Spark writes nothing down."""
+    reader = stream(brokers)
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert end != start
+    reader.tasks(start, end)
+    assert {name for name, _ in brokers.holds} == {end.hold}
+    assert max(brokers.holds.values()) < BEGINNING
+
+
 def test_partitions_that_are_added_are_held_at_once(brokers: FakeBrokers) -> None:
     reader = stream(brokers, holdName="mine", subscribePattern="t.*")
     start = reader.latest(reader.initial(), None)
