@@ -30,7 +30,10 @@ U64_MAX = 2**64 - 1
 FIRST = bytes(OFFSET_BYTES)
 LAST = b"\xff" * OFFSET_BYTES
 
-_PLACE_STEP = 1 << 12
+PLACE_STEP = 1 << 12
+"""From the number that an offset is to that of the next place ..."""
+PLACE_BITS = PLACE_MAX << 12
+"""... and where the place stands in it."""
 _PREFIX_BYTES = 12  # deliver_ms and index; the last four bytes are place and partition
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -104,7 +107,7 @@ def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) ->
     pack(times_ms[0], index, place, partition)
     pack(times_ms[-1], index, place + len(times_ms) - 1, partition)
     tail = index << 32 | place << 12 | partition
-    step = _PLACE_STEP
+    step = PLACE_STEP
     return [(ms << 80 | tail + at * step).to_bytes(OFFSET_BYTES, "big") for at, ms in enumerate(times_ms)]
 
 
@@ -119,13 +122,13 @@ def shift(offset: bytes, n: int) -> bytes:
     place = (number >> 12 & PLACE_MAX) + n
     if not 0 <= place <= PLACE_MAX:
         _check("place", place, PLACE_MAX)
-    return (number + n * _PLACE_STEP).to_bytes(OFFSET_BYTES, "big")
+    return (number + n * PLACE_STEP).to_bytes(OFFSET_BYTES, "big")
 
 
 def behind(offset: bytes) -> bytes:
     """The place behind an offset: the least one of its partition that is greater, be it of the next entry or
     millisecond. InvalidRequest when the offset is the last of all."""
-    number = int.from_bytes(_checked(offset), "big") + _PLACE_STEP
+    number = int.from_bytes(_checked(offset), "big") + PLACE_STEP
     if number >> 8 * OFFSET_BYTES:
         raise InvalidRequest("offset: no place lies behind the last one of its partition")
     return number.to_bytes(OFFSET_BYTES, "big")
@@ -135,7 +138,7 @@ def distance(base: bytes, offset: bytes) -> int | None:
     """How many places `offset` is after `base` (negative: before); None when more than the place differs."""
     if _checked(base)[:_PREFIX_BYTES] != _checked(offset)[:_PREFIX_BYTES]:
         return None
-    places, rest = divmod(int.from_bytes(offset[12:], "big") - int.from_bytes(base[12:], "big"), _PLACE_STEP)
+    places, rest = divmod(int.from_bytes(offset[12:], "big") - int.from_bytes(base[12:], "big"), PLACE_STEP)
     return None if rest else places
 
 
@@ -145,7 +148,7 @@ def run(base: bytes, count: int) -> list[bytes]:
         return []
     shift(base, count - 1)  # checks both ends
     prefix, tail = base[:_PREFIX_BYTES], int.from_bytes(base[_PREFIX_BYTES:], "big")
-    return [prefix + low.to_bytes(4, "big") for low in range(tail, tail + count * _PLACE_STEP, _PLACE_STEP)]
+    return [prefix + low.to_bytes(4, "big") for low in range(tail, tail + count * PLACE_STEP, PLACE_STEP)]
 
 
 def ceiling(deliver_ms: int, index: int) -> bytes:

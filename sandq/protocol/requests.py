@@ -35,6 +35,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.offsets import PLACE_BITS, PLACE_STEP
 from sandq.protocol.fields import (
     OFFSET_BYTES,
     PARTITION_MAX,
@@ -277,7 +278,7 @@ class Ack(NamedTuple):
             if type(row) is not list or len(row) != 2 or type(row[0]) is not int or row[0] < 0:
                 raise _ACK.wrong(3, f"item {item}: expected [token, what]")
             if row[1] is not None:
-                check_what(_ACK, item, row[1])
+                row[1] = ranges_of(_ACK, item, row[1])
         return cls(frame[2], frame[3], frame[4])
 
     def frame(self, request_id: int) -> bytes:
@@ -304,7 +305,7 @@ class Nack(NamedTuple):
             if type(row[-1]) is not bool and len(row) == 5:
                 raise _NACK.wrong(3, f"item {item}: begun must be bool")
             if row[1] is not None:
-                check_what(_NACK, item, row[1])
+                row[1] = ranges_of(_NACK, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):
                 raise _NACK.wrong(3, f"item {item}: delay_ms must be nil or an int within 0..{U48_MAX}")
             if row[3] is not None and (type(row[3]) is not str or len(row[3]) > FIXED.error_chars):
@@ -363,19 +364,32 @@ def check_start(shape: Shape, number: int, start: str | int | bytes) -> None:
         check_choice(shape, number, start, (EARLIEST, LATEST))
 
 
-def check_what(shape: Shape, item: int, what: object) -> None:
-    """Raise unless `what` of an ACK's or NACK's item is an array of `[offset, count | bitmap]`."""
+def ranges_of(shape: Shape, item: int, what: object) -> list[list[Any]]:
+    """`what` of an ACK's or NACK's item, with ranges that follow one another made one: who names each message by itself
+    names runs, most often. Raises unless it is an array of `[offset, count | bitmap]`."""
     if type(what) is not list or not 1 <= len(what) <= ITEMS_MAX:
         raise shape.wrong(3, f"item {item}: what must be nil or an array of one or more ranges")
+    ranges: list[list[Any]] = []
+    add, number_of = ranges.append, int.from_bytes
+    behind = -1
     for row in what:
         if type(row) is list and len(row) == 2 and type(row[0]) is bytes and len(row[0]) == OFFSET_BYTES:
-            extent = row[1]
+            offset, extent = row
             if type(extent) is int and 1 <= extent <= RANGE_MESSAGES:
+                number = number_of(offset, "big")
+                if number == behind and number & PLACE_BITS and ranges[-1][1] + extent <= RANGE_MESSAGES:
+                    ranges[-1][1] += extent
+                else:
+                    add([offset, extent])
+                behind = number + extent * PLACE_STEP
                 continue
             if type(extent) is bytes and 1 <= len(extent) <= _BITMAP_BYTES:
+                add(row)
+                behind = -1
                 continue
         raise shape.wrong(
             3,
             f"item {item}: a range must be [offset of {OFFSET_BYTES} bytes, count 1..{RANGE_MESSAGES}"
             f" | bitmap of 1..{_BITMAP_BYTES} bytes]",
         )
+    return ranges

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 
 from .client_stats import OURS, ClientStats, Mark
+from .sender import Sender
 
 log = structlog.get_logger("sandq.server")
 
@@ -40,6 +42,10 @@ class Session(Protocol):
         """Start what a frame asks for. Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
+    def handled(self) -> None:
+        """Everything that one receive brought was handled."""
+        ...
+
     def drained(self) -> None:
         """The connection takes frames again after it was congested."""
         ...
@@ -48,17 +54,24 @@ class Session(Protocol):
 
 
 class Connection:
-    """Frames to send gather while a send is under way, and go out as one. Nothing awaits per frame."""
+    """Frames to send gather until the sender's turn, and go out as one. Nothing awaits per frame.
+
+    Most receives and sends are one call into the system: trio's streams, which cost ten times that, are there for what
+    the socket does not take at once.
+    """
 
     def __init__(
         self,
         stream: trio.SocketStream,
+        sender: Sender,
         limits: Limits,
         http_address: str,
         stats: ClientStats | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._stream = stream
+        self._fd = stream.socket.fileno()
+        self._sender = sender
         self._gate = gate
         self._stats = stats if stats is not None else ClientStats()
         self.add_hint: Callable[[SandqError], None] = lambda error: None
@@ -69,8 +82,9 @@ class Connection:
         self._log = log.bind(**structlog.contextvars.get_contextvars())
         self._limits = limits
         self._http_address = http_address
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
+        self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
         self._reading = trio.CancelScope()
@@ -99,8 +113,25 @@ class Connection:
     def send(self, frame: bytes) -> None:
         """Queue a frame. Once the connection is closed, frames go nowhere."""
         if self.open:
+            if not self._out and not self._writing:
+                self._sender.add(self)
             self._out.append(frame)
             self._out_bytes += len(frame)
+
+    def flush(self) -> None:
+        """Send what has gathered, as far as the socket takes it now; `_write` sends the rest, and meets the errors."""
+        if self._writing or not self.open or not self._out:
+            return
+        if not self.congested:
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            try:
+                sent = os.write(self._fd, data)
+            except OSError:
+                sent = 0
+            self._out_bytes -= sent
+            self._stats.sent_bytes += sent
+            self._out = [memoryview(data)[sent:]] if sent < len(data) else []
+        if self._out:
             self._wake.set()
 
     def reply(self, request_id: int, frame: bytes) -> None:
@@ -109,6 +140,15 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
         self.send(frame)
+
+    def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
+        """Answer several requests."""
+        now_s = time.perf_counter()
+        for request_id in request_ids:
+            mark = self._requests.pop(request_id, None)
+            if mark is not None:
+                mark[0].observe(now_s - mark[2])
+        self.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
         """Answer a request that failed; 0: tell what ends the connection."""
@@ -154,16 +194,19 @@ class Connection:
         finally:
             self._working -= 1
 
-    def _find_out(self, request_id: int, unsure: Unsure) -> None:
-        """Answer once it is certain what."""
+    def refuse(self, request_id: int, refusal: SandqError) -> None:
+        """Answer a request that failed, once it is certain how."""
 
         async def work() -> bytes:
-            raise unsure
+            raise refusal
 
-        try:
-            self.start(request_id, work)
-        except SandqError as error:
-            self.send_error(request_id, error)
+        if isinstance(refusal, Unsure):
+            try:
+                self.start(request_id, work)
+                return
+            except SandqError as error:
+                refusal = error
+        self.send_error(request_id, refusal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)
@@ -190,8 +233,11 @@ class Connection:
         handle, stats = self._session.handle, self._stats
         while True:
             try:
-                data = await self._stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await trio.lowlevel.wait_readable(self._fd)
+                data = os.read(self._fd, RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
                 return
             if not data:
                 return
@@ -210,10 +256,9 @@ class Connection:
                         handle(frame)
                     except ProtocolError:
                         raise
-                    except Unsure as error:
-                        self._find_out(frame[1], error)
                     except SandqError as error:
-                        self.send_error(frame[1], error)
+                        self.refuse(frame[1], error)
+                self._session.handled()
             except WrongPort as error:
                 self._wrong_port(error)
                 return
@@ -234,6 +279,7 @@ class Connection:
 
     async def _write(self) -> None:
         while True:
+            self._writing = True
             while self._out:
                 frames, self._out = self._out, []
                 size = self._out_bytes
@@ -245,13 +291,14 @@ class Connection:
                 self._sent.set()
                 if was_congested and not self.congested:
                     self._session.drained()
+            self._writing = False
             if self._ending:
                 self._written.set()
                 return
             self._wake = trio.Event()
             await self._wake.wait()
 
-    async def _send(self, data: bytes) -> bool:
+    async def _send(self, data: bytes | memoryview) -> bool:
         """In pieces: a client that is slow takes one after the other, a client that takes nothing is cut off."""
         view = memoryview(data)
         for start in range(0, len(data), SEND_BYTES):

@@ -16,7 +16,6 @@ from sandq.broker.taking import Taker
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError, WrongVersion
 from sandq.model.names import check_name
 from sandq.partition import commands as c
-from sandq.partition.log import Stored
 from sandq.protocol import requests as r
 from sandq.protocol.frames import PROTOCOL_VERSION, RESERVED, Frame, Type, encode_reply
 from sandq.protocol.replies import encode_deliver
@@ -24,6 +23,7 @@ from sandq.protocol.replies import encode_deliver
 from .connection import Connection
 from .control_session import ControlSession
 from .info import ServerInfo
+from .singles import Singles
 from .waiting import Entrance, Handlers
 
 TAKEN_KEPT = 1000
@@ -43,10 +43,11 @@ class ClientSession:
         """LEASE requests under way, by id ..."""
         self._taken: dict[int, Taker] = {}
         """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
+        self._singles = Singles(self._produce, connection.reply_each, connection.refuse)
         handlers: Handlers = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
-            Type.PRODUCE: self._produce,
+            Type.PRODUCE: self._singles.add,
             Type.SUBSCRIBE: self._subscribe,
             Type.UNSUBSCRIBE: self._unsubscribe,
             Type.CREDIT: self._credit,
@@ -60,6 +61,8 @@ class ClientSession:
         self._entrance = Entrance(handlers, info.waiting)
 
     def handle(self, frame: Frame) -> None:
+        if frame[0] != Type.PRODUCE:
+            self._singles.flush()
         handler = self._entrance.handlers.get(frame[0])
         if not self.greeted and frame[0] != Type.HELLO:
             raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
@@ -70,6 +73,9 @@ class ClientSession:
                 raise InvalidRequest(f"requests of type {frame[0]} are not implemented by this version")
             raise InvalidRequest(f"there are no requests of type {frame[0]}")
         handler(frame)
+
+    def handled(self) -> None:
+        self._singles.flush()
 
     def drained(self) -> None:
         for _, subscription in self._subscriptions.values():
@@ -119,17 +125,7 @@ class ClientSession:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _produce(self, frame: Frame) -> None:
-        asked = r.Produce.parse(frame)
-
-        def done(result: Any) -> None:
-            if isinstance(result, SandqError):
-                self._connection.send_error(frame[1], result)
-            elif isinstance(result, Stored):
-                self._reply(frame[1], result.offsets, result.refused or None)
-            else:
-                self._reply(frame[1], result, None)
-
+    def _produce(self, asked: r.Produce, done: Callable[[Any], None]) -> None:
         self._broker.produce(
             asked.topic,
             asked.partition,

@@ -14,6 +14,7 @@ from sandq.protocol.frames import encode_error
 
 from .client_stats import ClientStats
 from .connection import Connection, Gate, Session
+from .sender import Sender
 
 log = structlog.get_logger("sandq.server")
 
@@ -46,9 +47,12 @@ class ClientServer:
         self._limits = limits
         self._http_address = http_address
         self._stats = stats if stats is not None else ClientStats()
+        self._sender = Sender()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
-        await trio.serve_listeners(self._serve, listeners)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sender.run)
+            await trio.serve_listeners(self._serve, listeners, handler_nursery=nursery)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         stats = self._stats
@@ -62,7 +66,7 @@ class ClientServer:
         stats.accepted += 1
         # Of the task of this connection, and of those it begins.
         structlog.contextvars.bind_contextvars(connection=stats.accepted, peer=_peer(stream))
-        connection = Connection(stream, self._limits, self._http_address, stats, self._gate)
+        connection = Connection(stream, self._sender, self._limits, self._http_address, stats, self._gate)
         stats.open.add(connection)
         log.debug("a client has connected")
         try:

@@ -1,0 +1,83 @@
+"""ACK and NACK: ranges that follow one another are made one, and nothing else is changed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.errors import InvalidRequest
+from sandq.protocol.frames import Type
+from sandq.protocol.requests import RANGE_MESSAGES, Ack, Nack
+
+BASE = offsets.pack(1_700_000_000_000, 77, 5, 3)
+
+
+def at(place: int, base: bytes = BASE) -> bytes:
+    return offsets.shift(base, place)
+
+
+def acked(what: Any) -> Any:
+    return Ack.parse([int(Type.ACK), 1, 2, 3, [[9, what]]]).items[0][1]
+
+
+def named(what: list[list[Any]]) -> list[bytes]:
+    """Each message that ranges without bitmaps name, in order."""
+    return [offset for base, count in what for offset in offsets.run(base, count)]
+
+
+def test_messages_one_behind_the_other_are_one_range() -> None:
+    assert acked([[at(place), 1] for place in range(500)]) == [[BASE, 500]]
+    assert acked([[at(0), 3], [at(3), 2], [at(5), 1]]) == [[BASE, 6]]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        [[at(0), 1], [at(2), 1]],
+        [[at(1), 1], [at(0), 1]],
+        [[at(0), 1], [at(0), 1]],
+        [[at(0), 2], [at(1), 2]],
+        [[at(0), 1], [offsets.pack(1_700_000_000_000, 77, 6, 4), 1]],
+        [[at(0), 1], [offsets.pack(1_700_000_000_000, 78, 6, 3), 1]],
+        [[at(0), 1], [at(1), b"\x01"], [at(2), 1]],
+        [[at(0), b"\x01"], [at(1), 1]],
+    ],
+)
+def test_what_does_not_follow_stays_apart(what: list[list[Any]]) -> None:
+    assert acked([list(row) for row in what]) == what
+
+
+def test_a_range_has_no_more_than_a_batch() -> None:
+    merged = acked([[at(0), RANGE_MESSAGES - 1], [at(RANGE_MESSAGES - 1), 1], [at(RANGE_MESSAGES), 1]])
+    assert merged == [[at(0), RANGE_MESSAGES], [at(RANGE_MESSAGES), 1]]
+
+
+def test_a_range_does_not_run_on_into_the_next_entry() -> None:
+    last = offsets.pack(5, 77, offsets.PLACE_MAX, 3)
+    first = offsets.pack(5, 78, 0, 3)
+    assert acked([[last, 1], [first, 1]]) == [[last, 1], [first, 1]]
+    assert acked([[offsets.LAST, 1], [offsets.FIRST, 1]]) == [[offsets.LAST, 1], [offsets.FIRST, 1]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_messages_are_named(seed: int) -> None:
+    rng = random.Random(seed)
+    what = [[at(rng.randrange(40)), rng.randrange(1, 4)] for _ in range(rng.randrange(1, 60))]
+    asked = named(what)
+    assert named(acked([list(row) for row in what])) == asked, seed
+
+
+def test_nack_likewise() -> None:
+    parsed = Nack.parse([int(Type.NACK), 1, 2, 3, [[9, [[at(0), 1], [at(1), 1]], None, None]]])
+    assert parsed.items == [[9, [[BASE, 2]], None, None]]
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [[at(0)]], [[at(0), 0]], [[at(0), True]], [[b"x", 1]], [[at(0), b""]], "x", [[at(0), 1], 7]]
+)
+def test_what_is_wrong_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        acked(bad)
