@@ -13,7 +13,7 @@ SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation 
 SPARK_SUITE := tests/spark
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-long check bench clean
+.PHONY: setup spark demo system test test-long check bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,12 @@ check: $(STAMP)
 
 bench: $(SPARK_STAMP)
 	$(BIN)/python -m benchmarks
+
+# Beside other brokers, each started by the program. It leaves out what is not installed, and says so; for all of them:
+# apt-get install --no-install-recommends nats-server redis-server beanstalkd rabbitmq-server postgresql-15
+# (Debian also starts services of them then, on their usual ports; nothing here needs those.)
+bench-peers: $(SPARK_STAMP)
+	$(BIN)/python -m benchmarks.peers
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
-from functools import partial
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +17,33 @@ import click
 from rich.console import Console
 
 import sandq
-from benchmarks import cluster, cluster_moves, keys, spark
-from benchmarks.consume import consume, consume_client
-from benchmarks.lateness import KINDS, lateness
-from benchmarks.memory import memory
+from benchmarks import report
+from benchmarks.disk import check_disk, filesystem_of_directory
 from benchmarks.process import Where, sync_ms
-from benchmarks.produce import LOADS, produce, produce_client
-from benchmarks.result import Result, as_json, print_table
-from benchmarks.trimming import trimming
-
-Measure = Callable[[Where, bool], Result]
-
-MEASURES: dict[str, Measure] = {
-    **{load.name: partial(produce, load) for load in LOADS},
-    "produce_client": produce_client,
-    "consume": partial(consume, each=False),
-    "consume_each": partial(consume, each=True),
-    "consume_client": consume_client,
-    "consume_client_batches": partial(consume_client, batches=True),
-    "trimming": trimming,
-    **{kind.name: partial(lateness, kind) for kind in KINDS},
-    "memory": memory,
-    "kv_put_100": partial(keys.put, 100, 16),
-    "kv_put_1": partial(keys.put, 1, 1000),
-    "kv_get_100": partial(keys.get, 100, 16),
-    "kv_get_1": partial(keys.get, 1, 250),
-    "kv_scan": keys.scan,
-    **{f"kv_client_{kind}": partial(keys.client, kind) for kind in ("put", "get", "scan")},
-    "kv_watch": partial(keys.watch, 1),
-    "kv_watch_3": partial(keys.watch, 3),
-    "kv_disk": keys.disk,
-    "cluster_1000": cluster.batched,
-    "cluster_entries": cluster.entries,
-    "raft_entries": cluster.raft,
-    "cluster_100KB": cluster.large,
-    "cluster_commit": cluster.commit,
-    "cluster_idle": cluster.idle,
-    "cluster_failover": cluster.failover,
-    "cluster_moves": cluster_moves.join,
-    "cluster_rolling": cluster_moves.rolling,
-    "spark_read": spark.read,
-    "spark_archive": spark.archive,
-    "spark_schedule": spark.schedule,
-}
+from benchmarks.profiles import write_texts
+from benchmarks.result import GROUPS, Measured, Result, Row, Setting, as_json
+from benchmarks.rows import ALIASES, MEASURES
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, metavar="NAME", help="May be given again.")
+@click.option(
+    "--only", type=click.Choice([*MEASURES, *ALIASES]), multiple=True, metavar="NAME", help="May be given again."
+)
+@click.option("--group", "groups", type=click.Choice(list(GROUPS)), multiple=True, help="May be given again.")
 @click.option("--quick", is_flag=True, help="Few messages: whether it works, not how fast.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Go through all rows so often; the one with the median value counts.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write bench.md, bench.json and charts into this directory, too.",
+)
 @click.option(
     "--dir",
     "directory",
@@ -73,41 +54,92 @@ MEASURES: dict[str, Measure] = {
     "--profile",
     "profiles",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Run the nodes under cProfile, and put a profile for each thread into this directory.",
+    help="Run the nodes under cProfile, and put a profile for each thread into this directory, and its top as text.",
 )
-@click.option("--list", "list_names", is_flag=True, help="List the names of the measurements.")
+@click.option("--list", "list_rows", is_flag=True, help="List the measurements.")
 def main(
-    only: tuple[str, ...], quick: bool, output: str, directory: Path | None, profiles: Path | None, list_names: bool
+    only: tuple[str, ...],
+    groups: tuple[str, ...],
+    quick: bool,
+    rounds: int,
+    output: str,
+    results: Path | None,
+    directory: Path | None,
+    profiles: Path | None,
+    list_rows: bool,
 ) -> None:
-    """Measure a node of this machine, and print the figures beside the goals of the design."""
-    if list_names:
-        click.echo("\n".join(MEASURES))
+    """Measure nodes of this machine, and print the figures beside the goals of the design."""
+    rows = chosen(only, groups)
+    if list_rows:
+        width = max(len(row.name) for row in rows)
+        for row in rows:
+            click.echo(f"{row.name:{width}}  {row.group:8}  {row.what}")
         return
-    if profiles is not None:
-        profiles.mkdir(parents=True, exist_ok=True)
-    where = Where(directory, profiles)
-    machine = about(directory)
-    log = Console(stderr=True)
-    results: list[Result] = []
-    for name in only or MEASURES:
-        with log.status(f"{name} ...") if log.is_terminal else log:
-            results.append(MEASURES[name](where, quick))
-        log.print(f"{name}: {results[-1].value:,.1f} {results[-1].unit}", highlight=False)
+    check_disk(directory or Path(tempfile.gettempdir()))
+    for path in (results, profiles):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    machine, began_s = about(directory, rounds, quick), time.monotonic()
+    measured, failures = run(rows, Where(directory, profiles), quick, rounds)
+    machine["minutes"] = round((time.monotonic() - began_s) / 60, 1)
+    found = [Result.of(row, measured[row.name]) for row in rows if measured[row.name]]
     if output == "json":
-        click.echo(as_json(machine, results))
+        click.echo(as_json(machine, found))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 160)
-        print_table(console, machine, results)
+        report.print_tables(Console(width=None if sys.stdout.isatty() else 200), machine, found)
+    if results is not None:
+        report.write(results, machine, found)
+    wrong = [f"{result.row.name}: {result.measured.errors} errors" for result in found if result.measured.errors]
+    if wrong or failures:
+        raise click.ClickException("; ".join([*failures, *wrong]))
 
 
-def about(directory: Path | None) -> dict[str, Any]:
+def chosen(only: Sequence[str], groups: Sequence[str]) -> list[Row]:
+    """The rows of these names and of these groups; all, if none is named. In the order of the table."""
+    names = {ALIASES.get(name, name) for name in only}
+    return [row for row in MEASURES.values() if not (only or groups) or row.name in names or row.group in groups]
+
+
+def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[dict[str, list[Measured]], list[str]]:
+    """All rows, round by round, so that what disturbs the machine for a while disturbs all; what failed besides."""
+    log = Console(stderr=True)
+    measured: dict[str, list[Measured]] = {row.name: [] for row in rows}
+    failures: list[str] = []
+    for number in range(rounds):
+        for row in rows:
+            began_s = time.monotonic()
+            try:
+                with log.status(f"{row.name} ...") if log.is_terminal else log:
+                    found = row.measure(Setting(where, row.name, quick))
+            except Exception as error:
+                # One that fails takes the others' figures with it otherwise.
+                log.print(traceback.format_exc(), highlight=False, markup=False)
+                failures.append(f"{row.name} failed: {str(error).splitlines()[0] if str(error) else repr(error)}")
+                continue
+            measured[row.name].append(found)
+            if where.profiles is not None:
+                write_texts(where.profiles, row.name)
+            took_s = time.monotonic() - began_s
+            turn = f" ({number + 1}/{rounds})" if rounds > 1 else ""
+            log.print(f"{row.name}{turn}: {found.value:,.1f} {row.unit}, {took_s:.1f} s", highlight=False)
+    return measured, failures
+
+
+def about(directory: Path | None, rounds: int, quick: bool) -> dict[str, Any]:
     """What the figures depend on."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "sandq": sandq.__version__,
         "Python": platform.python_version(),
+        "Linux": platform.release(),
         "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 2),
+        "GB of memory": round(pages / 1e9),
+        "file system": filesystem_of_directory(directory or Path(tempfile.gettempdir())),
         "4 KB synced in ms": round(sync_ms(directory), 3),
+        "load before": round(os.getloadavg()[0], 2),
+        "rounds": rounds,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **({"quick": "yes: few messages, figures say nothing"} if quick else {}),
     }
 
 

@@ -1,28 +1,25 @@
-"""Three nodes, three replicas: what an acknowledgement costs that is on the disks of a majority."""
+"""Three nodes: what an acknowledgement costs that is on the disks of a majority."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 import demo.cluster
 import sandq
-from benchmarks.process import PROFILED, Where, cpu_s
-from benchmarks.produce import TOPIC, batch_of, frames_of
-from benchmarks.result import Goal, Result
-from benchmarks.wire import Flow, Wire, drive
-from demo.node import PROGRAM, free_port
-from sandq.model.batch import Column, encode
+from benchmarks.driver import measure
+from benchmarks.process import Metered, cpu_s, data_directory, program_of, serve_metrics
+from benchmarks.produce import TOPIC, links
+from benchmarks.result import CALLED, Goal, Latency, Measured, Row, Setting
+from demo.node import ROOT, Node, free_port
 
 NODES = 3
 START_S = 30.0
@@ -34,163 +31,136 @@ COMMIT = Goal(2.0, "ms", at_least=False)
 IDLE = Goal(6.0, "% of a core a node", at_least=False)
 FAILOVER = Goal(3.0, "s", at_least=False)
 LARGE_BYTES = 100_000
+GROUPS = 300
 
 
 class Cluster(demo.cluster.Cluster):
     """Processes of three nodes that have formed a cluster, and what they take."""
 
+    def __init__(self, directory: Path, program: tuple[str, ...]) -> None:
+        self._http_ports: dict[str, int] = {}
+        super().__init__(directory, program)
+
+    def add(self, name: str) -> Node:
+        node = super().add(name)
+        self._http_ports[name] = serve_metrics(node)
+        return node
+
+    @property
+    def metered(self) -> Metered:
+        return [(node, self._http_ports[name]) for name, node in self.nodes.items()]
+
     def cpu_s(self) -> float:
         """Of all nodes that run."""
         return sum(cpu_s(node.pid) for node in self.nodes.values() if node.pid is not None)
 
-    def form(self, topic: str = TOPIC, partitions: int = 1) -> list[str]:
-        """Make a topic of three replicas once all nodes are registered; the node that leads each partition."""
+    def form(self, topic: str = TOPIC, partitions: int = 1, replicas: int = NODES, **settings: Any) -> list[str]:
+        """Make a topic once all nodes are registered; the node that leads each partition."""
 
         async def run() -> list[str]:
             async with sandq.connect(*self.addresses) as client:
                 await _until_up(client)
-                await client.admin.create_topic(topic, partitions=partitions, replicas=NODES)
+                await client.admin.create_topic(topic, partitions=partitions, replicas=replicas, **settings)
                 return [str(row.leader) for row in (await client.admin.topic(topic)).partitions]
 
         return anyio.run(run, backend="trio")
 
 
 @contextlib.contextmanager
-def cluster(where: Where, **settings: str) -> Iterator[Cluster]:
-    directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
-    if where.profiles is not None:
-        os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / "cluster")
-    made = Cluster(directory, program=PROFILED if where.profiles is not None else PROGRAM)
-    for node in made.nodes.values():
-        node.configure(**settings)
-    try:
+def cluster(setting: Setting, **settings: str) -> Iterator[Cluster]:
+    """Three nodes that serve; their data is removed at the end."""
+    with data_directory(setting.where) as directory:
+        made = Cluster(directory, program_of(setting.where, setting.name))
         for node in made.nodes.values():
-            node.start()
-        for node in made.nodes.values():
-            node.wait_until_it_serves()
-        yield made
-    finally:
-        made.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+            node.configure(**settings)
+        try:
+            for node in made.nodes.values():
+                node.start()
+            for node in made.nodes.values():
+                node.wait_until_it_serves()
+            yield made
+        finally:
+            made.stop()
 
 
-def _produce(
-    name: str, what: str, goal: Goal, where: Where, batch: bytes, size: int, partitions: int, window: int, count: int,
-    **settings: str,
-) -> Result:  # fmt: skip
-    """`count` batches of `size` messages into each partition, over a connection to its leader."""
-    with cluster(where, **settings) as nodes:
-        leaders = nodes.form(partitions=partitions)
-        wires = [Wire(nodes.nodes[leader].port) for leader in leaders]
-        for at, wire in enumerate(wires):
-            drive([Flow(wire, frames_of([batch], at), 1)])
-        flows = [Flow(wire, frames_of([batch] * count, at), window) for at, wire in enumerate(wires)]
-        before_s = nodes.cpu_s()
-        driven = drive(flows)
-        used_s = nodes.cpu_s() - before_s
-        for wire in wires:
-            wire.close()
-    messages = size * count * partitions
-    result = Result(name, what, "raw", messages, messages / driven.seconds, goal.unit, goal)
-    result.cpu_us = used_s * 1e6 / messages
-    if driven.answer_s:
-        ordered = sorted(driven.answer_s)
-        result.details = {
-            "answer p50 ms": ordered[len(ordered) // 2] * 1000,
-            "answer p99 ms": ordered[len(ordered) * 99 // 100] * 1000,
-        }
-    return result
+def produce(
+    size: int, partitions: int, window: int, batches: int, quick_batches: int, setting: Setting, *,
+    replicas: int = NODES, merged: bool = True, **spec: Any,
+) -> Measured:  # fmt: skip
+    """`batches` of `size` messages into each partition, over a connection to its leader.
+
+    `merged`: batches that wait together become one Raft entry, as always.
+    """
+    settings = {} if merged else {"LIMITS__ENTRY_MESSAGES": "1"}
+    with cluster(setting, **settings) as nodes:
+        leaders = nodes.form(partitions=partitions, replicas=replicas)
+        to = links([nodes.nodes[leader].port for leader in leaders], partitions, partitions)
+        count = setting.count(batches, quick_batches)
+        return measure(nodes.metered, "produce", links=to, size=size, count=count, window=window, **spec)
 
 
-def batched(where: Where, quick: bool) -> Result:
-    """The whole broker, three replicas."""
-    what = "3 replicas, 6 partitions, batches of 1000 x 100 B, 4 on the way to each"
-    return _produce("cluster_1000", what, BATCHED, where, batch_of(1000), 1000, 6, 4, 10 if quick else 250)
+def large(setting: Setting) -> Measured:
+    """Bytes through one group."""
+    measured = produce(1, 1, 64, 5000, 100, setting, merged=False, value_bytes=LARGE_BYTES)
+    measured.value *= LARGE_BYTES / 1e6
+    return measured
 
 
-def entries(where: Where, quick: bool) -> Result:
-    """As many Raft entries as messages: nothing is merged."""
-    what = "3 replicas, one group, an entry of 100 B for each message, 2000 on the way"
-    count = 2000 if quick else 60_000
-    settings = {"LIMITS__ENTRY_MESSAGES": "1"}
-    return _produce("cluster_entries", what, ENTRIES, where, batch_of(1), 1, 1, 2000, count, **settings)
+def commit(setting: Setting) -> Measured:
+    """One message after the other."""
+    measured = produce(1, 1, 1, 3000, 100, setting)
+    assert measured.latency is not None
+    measured.value = measured.latency.at(0.5)
+    return measured
 
 
-def raft(where: Where, quick: bool) -> Result:
+def raft(setting: Setting) -> Measured:
     """The part of it that replication itself takes: no clients, no state machines."""
-    count = 5000 if quick else 200_000
-    directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
+    count = setting.count(200_000, 5000)
     ports = [f"node{at}={free_port()}" for at in range(NODES)]
     nodes: list[subprocess.Popen[str]] = []
-    try:
-        for at in range(NODES):
-            own = directory / str(at)
-            own.mkdir()
-            arguments = [str(own), str(count), *ports[at:], *ports[:at]]
-            command = [sys.executable, "-m", "benchmarks.raft_node", *arguments]
-            nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
-        leader = nodes[0].stdout
-        assert leader is not None
-        assert leader.readline() == "begun\n"
-        before_s = sum(cpu_s(node.pid) for node in nodes)
-        seconds = float(leader.readline())
-        used_s = sum(cpu_s(node.pid) for node in nodes) - before_s
-    finally:
-        for node in nodes:
-            node.kill()
-            node.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-    what = "Raft alone: 3 members, one group, entries of 100 B, 4000 on the way"
-    result = Result("raft_entries", what, "none", count, count / seconds, ENTRIES.unit, ENTRIES)
-    result.cpu_us = used_s * 1e6 / count
-    return result
+    with data_directory(setting.where) as directory:
+        try:
+            for at in range(NODES):
+                own = directory / str(at)
+                own.mkdir()
+                arguments = [str(own), str(count), *ports[at:], *ports[:at]]
+                command = [sys.executable, "-m", "benchmarks.raft_node", *arguments]
+                nodes.append(
+                    subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                )
+            leader = nodes[0].stdout
+            assert leader is not None
+            assert leader.readline() == "begun\n"
+            before_s = sum(cpu_s(node.pid) for node in nodes)
+            seconds = float(leader.readline())
+            used_s = sum(cpu_s(node.pid) for node in nodes) - before_s
+        finally:
+            for node in nodes:
+                node.kill()
+                node.communicate()
+    return Measured(count, count / seconds, cpu_us=used_s * 1e6 / count)
 
 
-def large(where: Where, quick: bool) -> Result:
-    """Bytes through one group."""
-    batch = encode({Column.VALUE: [b"x" * LARGE_BYTES]})
-    what = "3 replicas, one group, an entry of 100 KB for each message, 64 on the way"
-    settings = {"LIMITS__ENTRY_MESSAGES": "1"}
-    goal = Goal(LARGE.value * 1e6 / LARGE_BYTES, "msg/s")
-    result = _produce("cluster_100KB", what, goal, where, batch, 1, 1, 64, 100 if quick else 5000, **settings)
-    result.value, result.unit, result.goal = result.value * LARGE_BYTES / 1e6, LARGE.unit, LARGE
-    return result
-
-
-def commit(where: Where, quick: bool) -> Result:
-    """One message after the other."""
-    what = "3 replicas, one message on the way: its answer"
-    result = _produce("cluster_commit", what, COMMIT, where, batch_of(1), 1, 1, 1, 100 if quick else 3000)
-    result.value, result.unit = result.details["answer p50 ms"], COMMIT.unit
-    return result
-
-
-def idle(where: Where, quick: bool) -> Result:
-    """Groups in which nothing happens."""
-    groups, seconds = (30, 2.0) if quick else (300, 10.0)
-    with cluster(where) as nodes:
+def idle(setting: Setting) -> Measured:
+    """Groups in which nothing happens: the CPU of a node."""
+    groups, seconds = setting.count(GROUPS, 30), setting.count(10, 2)
+    with cluster(setting) as nodes:
         nodes.form(partitions=groups)
         time.sleep(2.0)
         before_s = nodes.cpu_s()
         time.sleep(seconds)
-        used = (nodes.cpu_s() - before_s) / seconds / NODES * 100
-    what = f"3 replicas, {groups} groups in which nothing happens: CPU of a node"
-    return Result("cluster_idle", what, "raw", groups, used, IDLE.unit, IDLE)
+        used_s = nodes.cpu_s() - before_s
+    return Measured(groups, used_s / seconds / NODES * 100)
 
 
-def failover(where: Where, quick: bool) -> Result:
-    """kill -9 of the node that leads, until the next message is acknowledged."""
-    times = 1 if quick else 12
-    taken: list[float] = []
-    with cluster(where) as nodes:
+def failover(setting: Setting) -> Measured:
+    """kill -9 of the node that leads, until the next message is acknowledged: the slowest."""
+    times = setting.count(12, 1)
+    with cluster(setting) as nodes:
         nodes.form()
-        for _ in range(times):
-            taken.append(anyio.run(partial(_kill_leader, nodes), backend="trio"))
-    ordered = sorted(taken)
-    what = f"kill -9 of the leader to the next acknowledged message, {times} times: the slowest"
-    result = Result("cluster_failover", what, "client", times, ordered[-1], FAILOVER.unit, FAILOVER)
-    result.details = {"p50 s": ordered[len(ordered) // 2]}
-    return result
+        taken_s = [anyio.run(partial(_kill_leader, nodes), backend="trio") for _ in range(times)]
+    return Measured(times, max(taken_s), latency=Latency.of(CALLED, taken_s))
 
 
 async def _kill_leader(nodes: Cluster) -> float:
@@ -215,3 +185,70 @@ async def _until_up(client: sandq.Client) -> None:
             return
         await anyio.sleep(0.05)
     raise TimeoutError(f"{NODES} nodes were not up within {START_S:g} s")
+
+
+def _row(
+    name: str,
+    what: str,
+    measure: Callable[[Setting], Measured],
+    unit: str,
+    goal: Goal | None = None,
+    driver: str = "raw",
+) -> Row:
+    return Row(name, "replicas", what, measure, unit, goal, driver)
+
+
+ROWS = (
+    _row(
+        "cluster_1000",
+        "3 replicas, 6 partitions, batches of 1000 x 100 B, 4 on the way to each",
+        partial(produce, 1000, 6, 4, 250, 10),
+        "msg/s",
+        BATCHED,
+    ),
+    _row(
+        "cluster_1000_replicas_1",
+        "the same on the same 3 nodes, 1 replica",
+        partial(produce, 1000, 6, 4, 250, 10, replicas=1),
+        "msg/s",
+    ),
+    _row(
+        "cluster_entries",
+        "3 replicas, one group, an entry of 100 B for each message, 2000 on the way",
+        partial(produce, 1, 1, 2000, 60_000, 2000, merged=False),
+        "entries/s",
+        ENTRIES,
+    ),
+    _row(
+        "raft_entries",
+        "Raft alone: 3 members, one group, entries of 100 B, 4000 on the way",
+        raft,
+        "entries/s",
+        ENTRIES,
+        "none",
+    ),
+    _row(
+        "cluster_100KB",
+        "3 replicas, one group, an entry of 100 KB for each message, 64 on the way",
+        large,
+        "MB/s",
+        LARGE,
+    ),
+    _row("cluster_commit", "3 replicas, one message on the way: its answer, p50", commit, "ms", COMMIT),
+    _row(
+        "cluster_idle",
+        f"3 replicas, {GROUPS} groups in which nothing happens: CPU of a node",
+        idle,
+        "% of a core",
+        IDLE,
+        "none",
+    ),
+    _row(
+        "cluster_failover",
+        "kill -9 of the leader to the next acknowledged message, 12 times: the slowest",
+        failover,
+        "s",
+        FAILOVER,
+        "client",
+    ),
+)

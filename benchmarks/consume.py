@@ -1,134 +1,125 @@
-"""Consuming: whole leases, an ack for each message, and the client's own subscription."""
+"""Consuming: acks gathered into ranges, an ack for each message, beside a producer; the client's own subscription."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
+from itertools import pairwise
 
-import anyio
+from benchmarks.driver import TOGETHER_S, Load, measure, node_with
+from benchmarks.process import Meter
+from benchmarks.produce import PARTITIONS, TOPIC, links
+from benchmarks.result import Goal, Measured, Row, Setting
 
-import sandq
-from benchmarks.process import Where, cpu_s, running
-from benchmarks.produce import PARTITIONS, TOPIC, batch_of, frames_of
-from benchmarks.result import Goal, Result
-from benchmarks.wire import Flow, Wire, drive
-from sandq.model import offsets
-from sandq.model.batch import peek
-from sandq.protocol.frames import Frame, Type
-from sandq.protocol.replies import Deliver
-from sandq.protocol.requests import Ack, Credit, Subscribe
-
-GROUP = "g"
-CREDIT = 10_000
 BATCH = 1000
-GOAL = Goal(300_000, "msg/s")
-SUBSCRIPTION = 1_000_000
-_REPLY = 0
+EACH = Goal(300_000, "msg/s")
+TRIMMED = Goal(1.25, "x", at_least=False)
+LEASE = "60s"
+BOTH_PER_S = 100_000
+BOTH_BATCH = 100
+BOTH_CONNECTIONS = 4
+TRIMMED_BATCH = 10
+"""A log row each: there are many rows to walk over, if anything did."""
 
 
-def fill(wire: Wire, messages: int) -> None:
-    """Messages that are due, in batches."""
-    wire.create_topic(TOPIC, PARTITIONS, lease="60s")
-    for partition in range(PARTITIONS):
-        count = messages // BATCH // PARTITIONS
-        drive([Flow(wire, frames_of([batch_of(BATCH)] * count, partition), 8)])
-    wire.socket.setblocking(True)
-
-
-def subscribe(wire: Wire, credit: int = CREDIT) -> None:
-    """Ask for messages; the answer comes among them."""
-    request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", credit, 60_000, "earliest", [])
-    wire.socket.sendall(request.frame(1))
-
-
-def offsets_of(delivery: Deliver, count: int) -> list[bytes]:
-    """Of each message of a delivery."""
-    if len(delivery.offsets) == offsets.OFFSET_BYTES:
-        return offsets.run(delivery.offsets, count)
-    return [delivery.offsets[at : at + offsets.OFFSET_BYTES] for at in range(0, len(delivery.offsets), 16)]
-
-
-def settle(frame: Frame, request_id: int, each: bool) -> tuple[bytes, int]:
-    """What acks a delivery and gives its credit back, and how many messages it had.
-
-    `each`: every message is named by itself. Otherwise one range, which is what the client makes of the acks of
-    single messages that were handled together.
-    """
-    delivery = Deliver.parse(frame)
-    column = offsets_of(delivery, peek(delivery.batch).count)
-    live = delivery.live or [[0, len(column)]]
-    count = sum(length for _, length in live)
-    if each or len(delivery.offsets) > offsets.OFFSET_BYTES:
-        what = [[offset, 1] for first, length in live for offset in column[first : first + length]]
-    else:
-        what = [[column[first], length] for first, length in live]
-    ack = Ack(delivery.group_number, delivery.partition, [[delivery.token, what]])
-    return ack.frame(request_id) + Credit(SUBSCRIPTION, count).frame(), count
-
-
-def consume(where: Where, quick: bool, *, each: bool) -> Result:
+def consume(setting: Setting, *, each: bool) -> Measured:
     """Everything of a topic that is due, one connection, until the last ack is confirmed."""
-    messages = 40_000 if quick else 1_000_000
-    name = "consume_each" if each else "consume"
-    with running(where, name) as node:
-        assert node.pid is not None
-        wire = Wire(node.port)
-        fill(wire, messages)
-        before_s, began = cpu_s(node.pid), time.perf_counter()
-        subscribe(wire)
-        got = acks = confirmed = 0
-        while got < messages or confirmed < acks:
-            out = []
-            for frame in wire.receive():
-                if frame[0] == Type.DELIVER:
-                    acks += 1
-                    answer, count = settle(frame, acks + 1, each)
-                    out.append(answer)
-                    got += count
-                elif frame[1] != 1:  # 1: the answer to SUBSCRIBE
-                    assert frame[2] == [None], f"an ack was refused: {frame}"
-                    confirmed += 1
-            if out:
-                wire.socket.sendall(b"".join(out))
-        seconds, used_s = time.perf_counter() - began, cpu_s(node.pid) - before_s
-        wire.close()
-    what = "an ack for each message" if each else "acks gathered into a range, as the client sends them"
-    result = Result(name, f"batches of {BATCH}, {what}", "raw", messages, messages / seconds, "msg/s", GOAL)
-    result.cpu_us = used_s * 1e6 / messages
-    return result
+    messages = setting.count(1_000_000, 40_000)
+    with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
+        return measure(node.metered, "consume", port=node.port, messages=messages, size=BATCH, each=each)
 
 
-def consume_client(where: Where, quick: bool, *, batches: bool = False) -> Result:
+def client(setting: Setting, *, batches: bool) -> Measured:
     """`async for message` and `message.ack()`, or whole batches, one client: what a Python program gets."""
-    messages = 20_000 if quick else 300_000
-    name = "consume_client_batches" if batches else "consume_client"
-    with running(where, name) as node:
-        pid = node.pid
-        assert pid is not None
-        wire = Wire(node.port)
-        fill(wire, messages)
-        wire.close()
+    messages = setting.count(300_000, 20_000)
+    with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
+        return measure(
+            node.metered, "client_consume", address=node.address, port=node.port, messages=messages, batches=batches
+        )
 
-        async def run() -> tuple[float, float]:
-            async with sandq.connect(node.address) as client:
-                before_s, began = cpu_s(pid), time.perf_counter()
-                async with client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription:
-                    left = messages
-                    if batches:
-                        async for batch in subscription.batches():
-                            left -= len(batch)
-                            batch.ack()
-                            if not left:
-                                break
-                    else:
-                        async for message in subscription:
-                            message.ack()
-                            left -= 1
-                            if not left:
-                                break
-                return time.perf_counter() - began, cpu_s(pid) - before_s
 
-        seconds, used_s = anyio.run(run, backend="trio")
-    what = "async for batch in subscription.batches(): batch.ack()" if batches else "async for message: message.ack()"
-    result = Result(name, f"{what}, one client", "client", messages, messages / seconds, "msg/s")
-    result.cpu_us = used_s * 1e6 / messages
-    return result
+def both(setting: Setting) -> Measured:
+    """One process produces at a rate, another one takes and acks each message: from the intended send to there."""
+    count = setting.count(BOTH_PER_S * 5, BOTH_PER_S // 2) // BOTH_BATCH // BOTH_CONNECTIONS
+    messages = count * BOTH_BATCH * BOTH_CONNECTIONS
+    with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
+        to = links([node.port], BOTH_CONNECTIONS, PARTITIONS)
+        spec = {"size": BOTH_BATCH, "per_s": BOTH_PER_S}
+        with (
+            Load("consume_paced", port=node.port, messages=messages, **spec) as consumer,
+            Load("produce_paced", links=to, count=count, numbered=True, **spec) as producer,
+        ):
+            consumer.ready()
+            producer.ready()
+            meter, began_s = Meter(node.metered), time.perf_counter() + TOGETHER_S
+            consumer.go(began_s)
+            producer.go(began_s)
+            produced, consumed = producer.told(), consumer.told()
+            used = meter.stop()
+    consumed.cpu_s += produced.cpu_s
+    measured = Measured.of(consumed, used)
+    assert produced.latency is not None
+    measured.details |= {
+        "produced/s": produced.messages / produced.seconds,
+        "produce p50 ms": produced.latency.at(0.5),
+        "produce p99 ms": produced.latency.at(0.99),
+    }
+    return measured
+
+
+def trimming(setting: Setting) -> Measured:
+    """Whether reading at the cursor stays as cheap as it was while all that was read before is trimmed behind it.
+
+    The value is the node's CPU for the last tenth over that for the second (the first one warms up).
+    """
+    messages = setting.count(3_000_000, 40_000)
+    with node_with(setting, TOPIC, 1, lease=LEASE) as node:
+        measured = measure(
+            node.metered, "consume_trimming", port=node.port, pid=node.pid, messages=messages, size=TRIMMED_BATCH
+        )
+    marks = [measured.details.pop(name) for name in list(measured.details) if name.startswith("mark")]
+    parts = [after - before for before, after in pairwise(marks)]
+    rate, base = measured.value, parts[1] or 0.01  # the clock of the system is as fine
+    measured.value = parts[-1] / base
+    measured.details |= {"msg/s": rate, "most of a tenth, x": max(parts[1:]) / base}
+    return measured
+
+
+ROWS = (
+    Row(
+        "consume",
+        "consume",
+        f"batches of {BATCH}, acks gathered into a range, as the client sends them",
+        partial(consume, each=False),
+        goal=EACH,
+    ),
+    Row("consume_each", "consume", f"batches of {BATCH}, every message named", partial(consume, each=True), goal=EACH),
+    Row(
+        "consume_client",
+        "consume",
+        "async for message: message.ack(), one client",
+        partial(client, batches=False),
+        driver="client",
+    ),
+    Row(
+        "consume_client_batches",
+        "consume",
+        "async for batch in subscription.batches(): batch.ack(), one client",
+        partial(client, batches=True),
+        driver="client",
+    ),
+    Row(
+        "both",
+        "consume",
+        f"batches of {BOTH_BATCH} at {BOTH_PER_S:,} msg/s, while another process takes them and acks each message",
+        both,
+    ),
+    Row(
+        "trimming",
+        "consume",
+        f"CPU for the last tenth over the second, batches of {TRIMMED_BATCH}, trimmed as they are acked",
+        trimming,
+        "x",
+        TRIMMED,
+    ),
+)

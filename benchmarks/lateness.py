@@ -1,4 +1,5 @@
-"""How late messages are: idle, beside a producer that keeps the node busy, and with very many due.
+"""How late messages are: idle, beside a producer that keeps the node busy, with very many due, and when the leader
+is killed as they come due.
 
 Lateness is the moment at which the frame was received minus the time in the message's offset, by the one wall clock
 of the machine. Early is anything below 0.
@@ -6,125 +7,118 @@ of the machine. Early is anything below 0.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.consume import offsets_of, settle, subscribe
-from benchmarks.process import Where, cpu_s, running
-from benchmarks.produce import TOPIC, VALUE, frames_of
-from benchmarks.result import Goal, Result
-from benchmarks.wire import Flow, Wire, drive
-from demo.node import ROOT
-from sandq.model.batch import Column, encode, peek
-from sandq.model.offsets import deliver_ms
-from sandq.protocol.frames import Type
-from sandq.protocol.replies import Deliver
+import anyio
 
-LEAD_MS = 1000
-"""Between the last of the preparation and the first that is due."""
+import sandq
+from benchmarks.cluster import cluster
+from benchmarks.driver import Load, node_with
+from benchmarks.process import Meter
+from benchmarks.produce import TOPIC, links
+from benchmarks.result import Goal, Measured, Row, Setting
+from benchmarks.wire import Wire
+
+IDLE = Goal(3, "ms", at_least=False)
+LOADED = Goal(10, "ms", at_least=False)
 BUSY_TOPIC = "busy"
+BUSY_BATCH = 100
+BUSY_CONNECTIONS = 4
+LONGER_S = 5
+"""The other process produces for so long beyond the last that is due."""
+BURST = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    name: str
-    what: str
-    goal: Goal
-    due_per_s: int
-    seconds: int
+class Due:
+    """`messages` that are due evenly over time, or (0 a second) all at once, while another process may produce."""
+
+    messages: int
+    quick_messages: int
+    per_s: int = 0
     busy_per_s: int = 0
 
 
-KINDS = (
-    Kind("lateness_idle", "200 due a second, nothing else", Goal(3, "ms", at_least=False), 200, 10),
-    Kind(
+def lateness(due: Due, setting: Setting) -> Measured:
+    """Schedule, wait, receive; p99 is what the goal is about."""
+    messages = setting.count(due.messages, due.quick_messages)
+    with node_with(setting, TOPIC, lease="60s") as node, ExitStack() as busy:
+        if due.busy_per_s:
+            wire = Wire(node.port)
+            wire.create_topic(BUSY_TOPIC)
+            wire.close()
+            seconds = messages // due.per_s + LONGER_S
+            other = busy.enter_context(
+                Load(
+                    "produce_paced",
+                    links=links([node.port], BUSY_CONNECTIONS, 1),
+                    size=BUSY_BATCH,
+                    count=due.busy_per_s * seconds // BUSY_BATCH // BUSY_CONNECTIONS,
+                    per_s=due.busy_per_s,
+                    topic=BUSY_TOPIC,
+                )
+            )
+            other.ready()
+            other.go()
+        with Load("lateness", port=node.port, messages=messages, per_s=due.per_s) as load:
+            load.ready()
+            meter = Meter(node.metered)
+            load.go()
+            told = load.told()
+            used = meter.stop()
+        if due.busy_per_s:
+            other.check()
+    measured = Measured.of(told, used)
+    assert measured.latency is not None
+    measured.value = measured.latency.at(0.99)
+    if due.busy_per_s:
+        measured.cpu_us = measured.fsyncs = None  # most of it is for what the other one produces
+    return measured
+
+
+def failover(setting: Setting) -> Measured:
+    """SIGKILL to the node that leads, at the moment at which everything is due."""
+    messages = setting.count(3000, 500)
+    with cluster(setting) as nodes:
+        nodes.form(lease="5s", max_attempts=None)
+        with Load("lateness_failover", addresses=nodes.addresses, messages=messages) as load:
+            due_s = load.ready()["due_ms"] / 1000
+            leader = nodes.nodes[anyio.run(partial(_leader, nodes.addresses), backend="trio")]
+            load.go()
+            time.sleep(max(0.0, due_s - time.time()))
+            leader.kill()
+            told = load.told()
+    assert told.latency is not None
+    return Measured(messages, told.latency.at(0.99), latency=told.latency, errors=told.errors, details=told.details)
+
+
+async def _leader(addresses: list[str]) -> str:
+    async with sandq.connect(*addresses) as client:
+        return str((await client.admin.topic(TOPIC)).partitions[0].leader)
+
+
+_DUE = (
+    ("lateness_idle", "200 due a second, nothing else", Due(2000, 200, 200), IDLE),
+    (
         "lateness_loaded",
         "200 due a second, while another process produces 50,000 a second",
-        Goal(10, "ms", at_least=False),
-        200,
-        10,
-        busy_per_s=50_000,
+        Due(2000, 200, 200, 50_000),
+        LOADED,
     ),
-    Kind("lateness_dense", "20,000 due a second", Goal(10, "ms", at_least=False), 20_000, 5),
+    ("lateness_dense", "20,000 due a second", Due(100_000, 20_000, 20_000), LOADED),
+    ("lateness_burst", f"{BURST:,} due in one millisecond", Due(BURST, 20_000), None),
 )
-
-
-def lateness(kind: Kind, where: Where, quick: bool) -> Result:
-    """Schedule, wait, receive; p99 is what the goal is about."""
-    seconds = 1 if quick else kind.seconds
-    messages = kind.due_per_s * seconds
-    with running(where, kind.name) as node:
-        assert node.pid is not None
-        wire = Wire(node.port)
-        wire.create_topic(TOPIC, lease="60s")
-        wire.create_topic(BUSY_TOPIC)
-        with _busy(node.port, kind.busy_per_s):
-            _schedule(wire, messages, kind.due_per_s)
-            before_s = cpu_s(node.pid)
-            found = sorted(_receive(wire, messages))
-            used_s = cpu_s(node.pid) - before_s
-        wire.close()
-    p99 = found[max(0, -(-len(found) * 99 // 100) - 1)]
-    result = Result(kind.name, kind.what, "raw", messages, p99, "ms p99", kind.goal)
-    if not kind.busy_per_s:
-        result.cpu_us = used_s * 1e6 / messages
-    result.details = {
-        "p50 ms": found[len(found) // 2],
-        "max ms": found[-1],
-        "least ms": found[0],
-        "early": sum(value < 0 for value in found),
-    }
-    return result
-
-
-def _schedule(wire: Wire, messages: int, per_s: int) -> None:
-    """Messages evenly over time, from LEAD_MS (or a little more, for many) from now on."""
-    first_ms = int(time.time() * 1000) + LEAD_MS + messages // 50
-    times = [first_ms + at * 1000 // per_s for at in range(messages)]
-    batches = [
-        encode({Column.VALUE: [VALUE] * len(part), Column.DELIVER_MS: part})
-        for part in (times[at : at + 1000] for at in range(0, messages, 1000))
-    ]
-    drive([Flow(wire, frames_of(batches, 0), 4)])
-    wire.socket.setblocking(True)
-
-
-def _receive(wire: Wire, messages: int) -> list[float]:
-    """The lateness of each message, ms."""
-    subscribe(wire)
-    late: list[float] = []
-    acks = 1
-    while len(late) < messages:
-        frames = wire.receive()
-        now_ms = time.time() * 1000
-        out = []
-        for frame in frames:
-            if frame[0] != Type.DELIVER:
-                continue
-            delivery = Deliver.parse(frame)
-            late += [now_ms - deliver_ms(offset) for offset in offsets_of(delivery, peek(delivery.batch).count)]
-            acks += 1
-            out.append(settle(frame, acks, each=True)[0])
-        if out:
-            wire.socket.sendall(b"".join(out))
-    return late
-
-
-@contextlib.contextmanager
-def _busy(port: int, per_s: int) -> Iterator[None]:
-    """Another process produces at this rate meanwhile."""
-    if not per_s:
-        yield
-        return
-    command = [sys.executable, "-m", "benchmarks.busy", str(port), BUSY_TOPIC, str(per_s)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
-        try:
-            yield
-            if process.poll() is not None:
-                raise RuntimeError("the busy producer ended too soon")
-        finally:
-            process.kill()
+ROWS = (
+    *(Row(name, "lateness", what, partial(lateness, due), "ms p99", goal) for name, what, due, goal in _DUE),
+    Row(
+        "lateness_failover",
+        "lateness",
+        "3 nodes, 3 replicas, 3,000 due in one millisecond, and the leader is killed with SIGKILL in the same",
+        failover,
+        "ms p99",
+        driver="client",
+    ),
+)

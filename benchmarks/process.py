@@ -1,20 +1,23 @@
-"""The node's process: started for a measurement, its CPU time and memory."""
+"""The node's process: started for a measurement, its CPU time, memory and syncs."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.node import Node
+from demo.node import PROGRAM, Node, free_port
 
 PROFILED = ("-m", "benchmarks.profiled")
+FSYNCS = "sandq_wal_fsync_duration_seconds_count"
 _TICKS = os.sysconf("SC_CLK_TCK")
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +28,93 @@ class Where:
     profiles: Path | None = None
 
 
+class MeteredNode(Node):
+    """A node that tells its metrics."""
+
+    def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
+        super().__init__(directory, program=program)
+        self.metered = [(self, serve_metrics(self))]
+
+
+Metered = Sequence[tuple[Node, int]]
+"""Nodes, with the ports at which they tell their metrics."""
+
+
+def serve_metrics(node: Node) -> int:
+    """Have it tell its metrics from its next start on; the port."""
+    port = free_port()
+    node.configure(LISTEN__HTTP=f"127.0.0.1:{port}")
+    return port
+
+
 @contextlib.contextmanager
-def running(where: Where, name: str) -> Iterator[Node]:
+def running(where: Where, name: str) -> Iterator[MeteredNode]:
     """A new node that serves; its data is removed at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
-    try:
-        if where.profiles is not None:
-            os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / name)
-            node = Node(directory, program=PROFILED)
-        else:
-            node = Node(directory)
+    with data_directory(where) as directory:
+        node = MeteredNode(directory, program_of(where, name))
         try:
             node.start()
             node.wait_until_it_serves()
             yield node
         finally:
             node.stop()
+
+
+@contextlib.contextmanager
+def data_directory(where: Where) -> Iterator[Path]:
+    """A new directory, removed at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
+    try:
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def program_of(where: Where, name: str) -> tuple[str, ...]:
+    """What runs a node: with a profiler, if profiles are wanted."""
+    if where.profiles is None:
+        return PROGRAM
+    os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / name)
+    return PROFILED
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What nodes took, together."""
+
+    cpu_s: float
+    fsyncs: int
+    """Syncs of their write-ahead logs, each an fdatasync."""
+
+
+class Meter:
+    """What nodes take, from now on until `stop`."""
+
+    def __init__(self, nodes: Metered) -> None:
+        self._nodes = nodes
+        self._fsyncs = self._count()
+        self._cpu_s = self._cpu()
+
+    def stop(self) -> Used:
+        cpu_s = self._cpu() - self._cpu_s  # first: to be asked for metrics costs the node something
+        return Used(cpu_s, self._count() - self._fsyncs)
+
+    def _cpu(self) -> float:
+        return sum(cpu_s(node.pid) for node, _ in self._nodes if node.pid is not None)
+
+    def _count(self) -> int:
+        return sum(fsyncs(port) for _, port in self._nodes)
+
+
+def fsyncs(http_port: int) -> int:
+    """How often a node has synced its write-ahead log since it was started."""
+    connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    return sum(int(float(line.split()[1])) for line in text.splitlines() if line.startswith(FSYNCS + " "))
 
 
 def cpu_s(pid: int) -> float:

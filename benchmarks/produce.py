@@ -1,18 +1,16 @@
-"""Producing: batches of several sizes, singles, lock-step, scheduled; and the client's own producer."""
+"""Producing: batches of several sizes, lock-step and pipelined, at a given rate, scheduled; the client's producer."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
 
-import anyio
-
-import sandq
-from benchmarks.process import Where, cpu_s, running
-from benchmarks.result import Goal, Result
-from benchmarks.wire import Flow, Wire, drive
+from benchmarks.driver import measure, node_with
+from benchmarks.result import Goal, Measured, Row, Setting
 from sandq.model.batch import Column, encode
 from sandq.protocol.requests import Produce
 
@@ -23,126 +21,117 @@ BATCHES = Goal(500_000, "msg/s")
 SINGLES = Goal(150_000, "msg/s")
 LOCK_STEP = Goal(15_000, "msg/s")
 SCHEDULED = Goal(180_000, "msg/s")
-_DAY_MS = 86_400_000
-_AHEAD_MS = 30 * _DAY_MS
+HOUR_MS = 3_600_000
+MONTH_MS = 30 * 24 * HOUR_MS
+_SOON_MS = 60_000
+WINDOWS = {1: 1000, 10: 64, 100: 16, 1000: 4}
+"""Requests that are on the way on each connection, by the messages of a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`batches` of `size` messages over each of `connections`, `window` of them unanswered."""
-
-    name: str
-    what: str
-    goal: Goal
-    size: int
-    connections: int
-    window: int
-    batches: int
-    quick_batches: int
-    scheduled: bool = False
-
-
-LOADS = (
-    Load("produce_1000", "batches of 1000 x 100 B, 16 connections", BATCHES, 1000, 16, 4, 200, 10),
-    Load("produce_100", "batches of 100 x 100 B, 16 connections", BATCHES, 100, 16, 16, 1200, 40),
-    Load("produce_10", "batches of 10 x 100 B, 16 connections", SINGLES, 10, 16, 64, 4000, 200),
-    Load(
-        "produce_pipelined",
-        "single messages, 4 connections, 1000 on the way on each",
-        SINGLES,
-        1,
-        4,
-        1000,
-        75_000,
-        5000,
-    ),
-    Load(
-        "produce_lock_step",
-        "single messages, 16 connections, one on the way on each",
-        LOCK_STEP,
-        1,
-        16,
-        1,
-        4000,
-        250,
-    ),
-    Load(
-        "produce_scheduled",
-        "batches of 1000 x 100 B, each message at its own moment within a month",
-        SCHEDULED,
-        1000,
-        16,
-        2,
-        30,
-        2,
-        scheduled=True,
-    ),
-)
-
-
-def batch_of(size: int, rng: random.Random | None = None) -> bytes:
-    """`size` messages of 100 bytes; with `rng` each has a moment of its own, from tomorrow on."""
-    columns: dict[int, list[bytes] | list[int]] = {Column.VALUE: [VALUE] * size}
+def batch_of(size: int, rng: random.Random | None = None, *, value: bytes = VALUE, within_ms: int = HOUR_MS) -> bytes:
+    """`size` messages of 100 bytes; with `rng` each has a moment of its own, from a minute on from now."""
+    columns: dict[int, list[bytes] | list[int]] = {Column.VALUE: [value] * size}
     if rng is not None:
-        first_ms = int(time.time() * 1000) + _DAY_MS
-        columns[Column.DELIVER_MS] = [first_ms + rng.randrange(_AHEAD_MS) for _ in range(size)]
+        first_ms = int(time.time() * 1000) + _SOON_MS
+        columns[Column.DELIVER_MS] = [first_ms + int(rng.random() * within_ms) for _ in range(size)]
     return encode(columns)
 
 
-def frames_of(batches: Sequence[bytes], partition: int) -> list[bytes]:
-    """PRODUCE requests, numbered from 1."""
-    return [Produce(TOPIC, partition, 0, 0, 0, 0, batch).frame(number) for number, batch in enumerate(batches, 1)]
+def frames_of(batches: Sequence[bytes], *partitions: int, topic: str = TOPIC) -> list[bytes]:
+    """PRODUCE requests, numbered from 1, to the partitions in turn."""
+    return [
+        Produce(topic, partitions[number % len(partitions)], 0, 0, 0, 0, batch).frame(number)
+        for number, batch in enumerate(batches, 1)
+    ]
 
 
-def produce(load: Load, where: Where, quick: bool) -> Result:
-    """One kind of load."""
-    count = load.quick_batches if quick else load.batches
-    rng = random.Random(1)
-    plain = batch_of(load.size)
-    with running(where, load.name) as node:
-        assert node.pid is not None
-        wires = [Wire(node.port) for _ in range(load.connections)]
-        wires[0].create_topic(TOPIC, PARTITIONS)
-        flows = []
-        for at, wire in enumerate(wires):
-            drive([Flow(wire, frames_of([plain], at % PARTITIONS), 1)])  # so that everything is open and warm
-            batches = [batch_of(load.size, rng) for _ in range(count)] if load.scheduled else [plain] * count
-            flows.append(Flow(wire, frames_of(batches, at % PARTITIONS), load.window))
-        before_s = cpu_s(node.pid)
-        driven = drive(flows)
-        used_s = cpu_s(node.pid) - before_s
-        for wire in wires:
-            wire.close()
-    messages = load.size * count * load.connections
-    result = Result(load.name, load.what, "raw", messages, messages / driven.seconds, "msg/s", load.goal)
-    result.cpu_us = used_s * 1e6 / messages
-    if driven.answer_s:
-        ordered = sorted(driven.answer_s)
-        result.details = {
-            "answer p50 ms": ordered[len(ordered) // 2] * 1000,
-            "answer p99 ms": ordered[len(ordered) * 99 // 100] * 1000,
-        }
-    return result
+def links(ports: Sequence[int], connections: int, partitions: int) -> list[tuple[int, list[int]]]:
+    """For each connection its port and its partitions, so that all partitions have their share.
+
+    `ports`: of the node that leads each partition, or one for all.
+    """
+    found = []
+    for at in range(connections):
+        mine = list(range(at % partitions, partitions, connections))
+        found.append((ports[mine[0] % len(ports)], mine))
+    return found
 
 
-def produce_client(where: Where, quick: bool) -> Result:
+def produce(
+    connections: int, size: int, batches: int, quick_batches: int, setting: Setting, *, partitions: int = PARTITIONS,
+    do: str = "produce", **spec: Any,
+) -> Measured:  # fmt: skip
+    """`batches` of `size` messages over each of `connections`."""
+    count = setting.count(batches, quick_batches)
+    with node_with(setting, TOPIC, partitions) as node:
+        to = links([node.port], connections, partitions)
+        return measure(node.metered, do, links=to, size=size, count=count, **spec)
+
+
+def client(setting: Setting) -> Measured:
     """`Producer.send` in a loop, one client: what a Python program gets."""
-    messages = 20_000 if quick else 300_000
-    with running(where, "produce_client") as node:
-        pid = node.pid
-        assert pid is not None
+    messages = setting.count(300_000, 20_000)
+    with node_with(setting, TOPIC, PARTITIONS) as node:
+        return measure(node.metered, "client_produce", address=node.address, messages=messages)
 
-        async def run() -> tuple[float, float]:
-            async with sandq.connect(node.address) as client:
-                await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
-                before_s, began = cpu_s(pid), time.perf_counter()
-                async with client.producer(TOPIC) as producer:
-                    for _ in range(messages):
-                        await producer.send(VALUE)
-                return time.perf_counter() - began, cpu_s(pid) - before_s
 
-        seconds, used_s = anyio.run(run, backend="trio")
-    what = "Producer.send in a loop, one client"
-    result = Result("produce_client", what, "client", messages, messages / seconds, "msg/s")
-    result.cpu_us = used_s * 1e6 / messages
-    return result
+def _grid() -> list[Row]:
+    """Every size, lock-step and pipelined, over 1 and over 16 connections. Some have a name of their own."""
+    names = {
+        "produce_1000_pipe_16": ("produce_1000", BATCHES),
+        "produce_100_pipe_16": ("produce_100", BATCHES),
+        "produce_10_pipe_16": ("produce_10", SINGLES),
+        "produce_1_lock_16": ("produce_lock_step", LOCK_STEP),
+    }
+    # Batches over each connection, so that a row takes a few seconds.
+    counts = {
+        ("lock", 1): {1000: 1500, 100: 5000, 10: 5000, 1: 5000},
+        ("lock", 16): {1000: 150, 100: 1000, 10: 2000, 1: 4000},
+        ("pipe", 1): {1000: 2000, 100: 8000, 10: 20_000, 1: 150_000},
+        ("pipe", 16): {1000: 200, 100: 1200, 10: 4000, 1: 20_000},
+    }
+    rows = []
+    for connections, mode, size in product((16, 1), ("pipe", "lock"), (1000, 100, 10, 1)):
+        name, goal = names.get(f"produce_{size}_{mode}_{connections}", (f"produce_{size}_{mode}_{connections}", None))
+        window, count = WINDOWS[size] if mode == "pipe" else 1, counts[mode, connections][size]
+        load = partial(produce, connections, size, count, max(10, count // 20), window=window)
+        rows.append(Row(name, "produce", _what(size, connections, window), load, goal=goal))
+    return rows
+
+
+def _what(size: int, connections: int, window: int) -> str:
+    messages = f"batches of {size} x {len(VALUE)} B" if size > 1 else "single messages"
+    way = "one" if window == 1 else f"{window:,}"
+    return f"{messages}, {connections} connection{'s' if connections > 1 else ''}, {way} on the way on each"
+
+
+ROWS = (
+    *_grid(),
+    Row(
+        "produce_pipelined",
+        "produce",
+        _what(1, 4, 1000),
+        partial(produce, 4, 1, 75_000, 5000, window=1000),
+        goal=SINGLES,
+    ),
+    Row(
+        "produce_scheduled",
+        "produce",
+        "batches of 1000 x 100 B, 16 connections, each message at its own moment within an hour",
+        partial(produce, 16, 1000, 40, 2, window=2, within_ms=HOUR_MS),
+        goal=SCHEDULED,
+    ),
+    Row(
+        "produce_paced_1",
+        "produce",
+        "single messages, 16 connections, 5,000 msg/s whatever is answered",
+        partial(produce, 16, 1, 1600, 320, do="produce_paced", per_s=5000),
+    ),
+    Row(
+        "produce_paced_100",
+        "produce",
+        "batches of 100 x 100 B, 16 connections, 100,000 msg/s whatever is answered",
+        partial(produce, 16, 100, 320, 64, do="produce_paced", per_s=100_000),
+    ),
+    Row("produce_client", "produce", "Producer.send in a loop, one client", client, driver="client"),
+)

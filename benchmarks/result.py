@@ -1,14 +1,39 @@
-"""What was measured, beside the goal, as a table or as JSON."""
+"""What is measured (`Row`), what came of it once (`Measured`) and of all rounds (`Result`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.process import Used, Where
+
+GROUPS = {
+    "produce": "Producing",
+    "consume": "Consuming",
+    "lateness": "Lateness",
+    "pending": "Messages that wait",
+    "replicas": "Replicas, and what a cluster does",
+    "shape": "Partitions and sizes",
+    "keys": "Compacted topics",
+    "spark": "Spark",
+}
+INTENDED = "from intended send"
+HANDED = "from hand-over"
+CALLED = "from call"
+ACKED = "of acks, from hand-over"
+DUE = "after due"
+SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""Of the latencies that are kept, for charts."""
+
+
+def short(value: float | None) -> str:
+    """A figure for people."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,63 +51,149 @@ class Goal:
         return self.value / measured if measured > 0 else float("inf")
 
     def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.value:,.0f} {self.unit}"
+        return f"{'>=' if self.at_least else '<='} {short(self.value)} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long answers or messages took, in ms. `clock` says from when on."""
+
+    clock: str
+    count: int
+    shares_ms: tuple[float, ...]
+    """At `SHARES` of them."""
+
+    @classmethod
+    def of(cls, clock: str, seconds: Iterable[float]) -> Latency | None:
+        """None: there were none."""
+        ordered = sorted(seconds)
+        return cls(clock, len(ordered), tuple(at_share(ordered, share) * 1000 for share in SHARES)) if ordered else None
+
+    def at(self, share: float) -> float:
+        """One of `SHARES`, in ms."""
+        return self.shares_ms[SHARES.index(share)]
+
+
+def at_share(ordered: Sequence[float], share: float) -> float:
+    """The least value that so many are not above. `ordered` rises and is not empty."""
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+@dataclass(slots=True)
+class Told:
+    """What a load says of itself."""
+
+    messages: int
+    seconds: float
+    latency: Latency | None = None
+    errors: int = 0
+    details: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
+    """Of the process, user and system, while the load ran."""
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Told:
+        """From JSON."""
+        latency = record.pop("latency")
+        if latency is not None:
+            latency = Latency(latency["clock"], latency["count"], tuple(latency["shares_ms"]))
+        return cls(latency=latency, **record)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One round of a row. `value` is what the goal is about."""
+
+    messages: int
+    value: float
+    cpu_us: float | None = None
+    """The nodes' CPU per message, microseconds, all threads."""
+    client_cpu_us: float | None = None
+    latency: Latency | None = None
+    fsyncs: int | None = None
+    """By the nodes while the load ran."""
+    errors: int = 0
+    details: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Told, used: Used) -> Measured:
+        """A rate; who measures something else changes `value`."""
+        return cls(
+            messages=told.messages,
+            value=told.messages / told.seconds,
+            cpu_us=used.cpu_s * 1e6 / told.messages,
+            client_cpu_us=told.cpu_s * 1e6 / told.messages,
+            latency=told.latency,
+            fsyncs=used.fsyncs,
+            errors=told.errors,
+            details=dict(told.details),
+        )
+
+    @property
+    def messages_per_fsync(self) -> float | None:
+        return self.messages / self.fsyncs if self.fsyncs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a row is told of the run that it is part of."""
+
+    where: Where
+    name: str
+    quick: bool = False
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement of the program."""
+
+    name: str
+    group: str
+    what: str
+    measure: Callable[[Setting], Measured]
+    unit: str = "msg/s"
+    goal: Goal | None = None
+    driver: str = "raw"
+    """"raw": sockets and prepared frames; "client": the Python client; "spark"; "none"."""
 
 
 @dataclass(slots=True)
 class Result:
-    """One measurement. `value` is what the goal is about, in `unit`."""
+    """A row, and what came of it: of several rounds the one with the median value."""
 
-    name: str
-    what: str
-    driver: str
-    """"raw": sockets and prepared frames; "client": the Python client."""
-    messages: int
-    value: float
-    unit: str
-    goal: Goal | None = None
-    cpu_us: float | None = None
-    """The node's CPU per message, microseconds, all threads."""
-    details: dict[str, float] = field(default_factory=dict)
+    row: Row
+    measured: Measured
+    values: list[float]
+    """Of all rounds, in their order."""
+
+    @classmethod
+    def of(cls, row: Row, rounds: Sequence[Measured]) -> Result:
+        ordered = sorted(rounds, key=lambda one: one.value)
+        chosen = ordered[(len(ordered) - 1) // 2]
+        # An error in any round is one.
+        return cls(row, replace(chosen, errors=sum(one.errors for one in rounds)), [one.value for one in rounds])
 
     @property
     def ratio(self) -> float | None:
-        return self.goal.ratio(self.value) if self.goal is not None else None
+        return self.row.goal.ratio(self.measured.value) if self.row.goal is not None else None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        found = asdict(self)
-        found["goal"] = self.goal.value if self.goal is not None else None
-        found["ratio"] = self.ratio
-        return found
+        row, goal = self.row, self.row.goal
+        about = {"name": row.name, "group": row.group, "what": row.what, "driver": row.driver, "unit": row.unit}
+        return {
+            **about,
+            **asdict(self.measured),
+            "messages_per_fsync": self.measured.messages_per_fsync,
+            "goal": goal.value if goal is not None else None,
+            "ratio": self.ratio,
+            "rounds": self.values,
+        }
 
 
 def as_json(machine: dict[str, Any], results: Sequence[Result]) -> str:
-    return json.dumps({"machine": machine, "results": [result.record() for result in results]}, indent=2)
-
-
-def print_table(console: Console, machine: dict[str, Any], results: Sequence[Result]) -> None:
-    """For people."""
-    table = Table(title_justify="left", title=", ".join(f"{name} {value}" for name, value in machine.items()))
-    table.add_column("what")
-    table.add_column("driver")
-    for name in ("messages", "measured", "node CPU us/msg", "goal", "reached"):
-        table.add_column(name, justify="right")
-    table.add_column("besides")
-    for result in results:
-        ratio = result.ratio
-        table.add_row(
-            f"{result.name}\n[dim]{result.what}[/dim]",
-            result.driver,
-            f"{result.messages:,}",
-            f"{_short(result.value)} {result.unit}",
-            "" if result.cpu_us is None else f"{result.cpu_us:.2f}",
-            "" if result.goal is None else str(result.goal),
-            "" if ratio is None else f"[{'green' if ratio >= 1 else 'red'}]{ratio:.2f}[/]",
-            "\n".join(f"{name} {_short(value)}" for name, value in result.details.items()),
-        )
-    console.print(table)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
+    found = {"machine": machine, "shares": SHARES, "results": [result.record() for result in results]}
+    return json.dumps(found, indent=2)

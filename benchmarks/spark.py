@@ -4,9 +4,7 @@ through the plain Python client."""
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +14,8 @@ from typing import Any
 
 import sandq.sync
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.process import Where, cpu_s, running
-from benchmarks.result import Goal, Result
+from benchmarks.process import cpu_s, data_directory, running
+from benchmarks.result import Goal, Measured, Row, Setting
 from benchmarks.wire import Flow, Wire, drive
 from demo.node import Node
 from sandq.model.batch import Column, encode
@@ -37,10 +35,10 @@ ARCHIVE = Goal(30, "s", at_least=False)
 AHEAD_MS = 86_400_000
 
 
-def read(where: Where, quick: bool) -> Result:
+def read(setting: Setting) -> Measured:
     """A batch to nowhere, once the workers have been started by an earlier one."""
-    count = QUICK if quick else COUNT
-    with running(where, "spark_read") as node, _spark() as spark:
+    count = setting.count(COUNT, QUICK)
+    with running(setting.where, setting.name) as node, _spark() as spark:
         _fill(node, count)
 
         def once() -> None:
@@ -51,25 +49,20 @@ def read(where: Where, quick: bool) -> Result:
         taken_s, used_s = _timed(once, node)
         plain_s, _ = _timed(lambda: _read_plain(node), node)
         pages_s, _ = _timed(lambda: _read_pages(node), node)
-    return Result(
-        "spark_read",
-        "a batch of 100 B values in batches of 1,000 to Spark's noop sink",
-        "spark",
+    return Measured(
         count,
         count / taken_s,
-        "rows/s",
-        READ,
         used_s / count * 1e6,
-        {"client.fetch, rows/s": count / plain_s, "client.page, rows/s": count / pages_s},
+        details={"client.fetch, rows/s": count / plain_s, "client.page, rows/s": count / pages_s},
     )
 
 
-def archive(where: Where, quick: bool) -> Result:
+def archive(setting: Setting) -> Measured:
     """The job, and `client.fetch` into one Parquet file for each partition."""
     from sandq.spark import jobs
 
-    count = QUICK if quick else COUNT
-    with running(where, "spark_archive") as node, _spark() as spark, _directory(where) as place:
+    count = setting.count(COUNT, QUICK)
+    with running(setting.where, setting.name) as node, _spark() as spark, data_directory(setting.where) as place:
         _fill(node, count)
         jobs.archive(spark, [TOPIC], f"{place}/warm", servers=[node.address], hold="warm", batch_messages=10_000)
         found: list[Any] = []
@@ -78,26 +71,16 @@ def archive(where: Where, quick: bool) -> Result:
         )
         assert found[0].messages == count
         plain_s, _ = _timed(lambda: _archive_plain(node, place), node)
-    return Result(
-        "spark_archive",
-        "a topic of 100 B values to Parquet",
-        "spark",
-        count,
-        taken_s,
-        "s",
-        ARCHIVE,
-        used_s / count * 1e6,
-        {"client.fetch and PyArrow, s": plain_s},
-    )
+    return Measured(count, taken_s, used_s / count * 1e6, details={"client.fetch and PyArrow, s": plain_s})
 
 
-def schedule(where: Where, quick: bool) -> Result:
+def schedule(setting: Setting) -> Measured:
     """The job onto three replicas, and `send_many` of the same rows."""
     from sandq.spark import jobs
 
-    count = QUICK if quick else COUNT
+    count = setting.count(COUNT, QUICK)
     start_ms = int(time.time() * 1000) + AHEAD_MS
-    with cluster(where) as nodes, _spark() as spark, _directory(where) as place:
+    with cluster(setting) as nodes, _spark() as spark, data_directory(setting.where) as place:
         nodes.form(TOPIC, PARTITIONS)
         rows = spark.range(0, count, 1, 4).selectExpr(
             "cast(id as string) as user",
@@ -112,16 +95,11 @@ def schedule(where: Where, quick: bool) -> Result:
         taken_s, used_s = time.perf_counter() - began_s, nodes.cpu_s() - before_s
         assert told.sent == count
         plain_s = _schedule_plain(nodes, f"{place}/rows")
-    return Result(
-        "spark_schedule",
-        "100 B values with keys and times from Parquet onto three replicas",
-        "spark",
+    return Measured(
         count,
         taken_s,
-        "s",
-        SCHEDULE,
         used_s / count * 1e6,
-        {"checking, s": told.check_s, "sending, s": told.send_s, "PyArrow and send_many, s": plain_s},
+        details={"checking, s": told.check_s, "sending, s": told.send_s, "PyArrow and send_many, s": plain_s},
     )
 
 
@@ -135,15 +113,6 @@ def _spark() -> Iterator[Any]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with jobs.session(master="local[2]") as spark:
         yield spark
-
-
-@contextmanager
-def _directory(where: Where) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="sandq-bench-", dir=where.directory))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _servers(node: Node) -> dict[str, str]:
@@ -228,3 +197,26 @@ def _schedule_plain(nodes: Cluster, path: str) -> float:
             ]
             producer.send_many(messages)
     return time.perf_counter() - began_s
+
+
+ROWS = (
+    Row(
+        "spark_read",
+        "spark",
+        "a batch of 100 B values in batches of 1,000 to Spark's noop sink",
+        read,
+        "rows/s",
+        READ,
+        "spark",
+    ),
+    Row("spark_archive", "spark", "a topic of 100 B values to Parquet", archive, "s", ARCHIVE, "spark"),
+    Row(
+        "spark_schedule",
+        "spark",
+        "100 B values with keys and times from Parquet onto three replicas",
+        schedule,
+        "s",
+        SCHEDULE,
+        "spark",
+    ),
+)

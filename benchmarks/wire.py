@@ -5,16 +5,17 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandq.protocol.frames import Frame, FrameReader, Type, decode_error
+from sandq.protocol.frames import Frame, FrameReader, decode_error
 from sandq.protocol.requests import Hello
 from sandq.protocol.requests_admin import TopicCreate
 
 RECEIVE_BYTES = 1 << 20
 TIMEOUT_S = 60.0
+FULL_S = 0.001
 _ERROR = 255
 
 
@@ -60,7 +61,7 @@ def checked(frames: list[Frame]) -> list[Frame]:
 
 @dataclass(slots=True)
 class Flow:
-    """Requests of one connection, sent in order, `window` of them unanswered."""
+    """Requests of one connection, sent in order, `window` of them unanswered; they are numbered from 1."""
 
     wire: Wire
     frames: Sequence[bytes]
@@ -68,15 +69,25 @@ class Flow:
     sent: int = 0
     answered: int = 0
     out: bytes = b""
-    sent_at: float = 0.0
+    handed: list[tuple[float, int]] = field(default_factory=list)
+    """The moment at which requests were handed to the socket, and how many had been by then."""
+    answers: list[tuple[float, list[int]]] = field(default_factory=list)
+    """The moment at which answers were received, and the numbers of their requests."""
+
+    @property
+    def done(self) -> bool:
+        return self.answered == len(self.frames)
 
     def send_next(self) -> None:
         """Top the window up, as far as the socket takes it."""
-        stop = min(len(self.frames), self.answered + self.window)
+        self.send_until(min(len(self.frames), self.answered + self.window))
+
+    def send_until(self, stop: int) -> None:
+        """Have the first `stop` requests sent, as far as the socket takes them."""
         if self.sent < stop:
             self.out += b"".join(self.frames[self.sent : stop])
             self.sent = stop
-            self.sent_at = time.perf_counter()
+            self.handed.append((time.perf_counter(), stop))
         if self.out:
             try:
                 count = self.wire.socket.send(self.out)
@@ -84,22 +95,46 @@ class Flow:
                 return
             self.out = self.out[count:]
 
+    def take_answers(self) -> None:
+        """What came, if anything."""
+        try:
+            frames = self.wire.receive()
+        except BlockingIOError:
+            return
+        self.answered += len(frames)
+        self.answers.append((time.perf_counter(), [frame[1] for frame in frames]))
 
-@dataclass(slots=True)
+    def answer_s(self) -> Iterator[float]:
+        """Of each answer, the seconds since its request was handed to the socket."""
+        handed_s: list[float] = []
+        for moment_s, count in self.handed:
+            handed_s += [moment_s] * (count - len(handed_s))
+        return self.since(lambda number: handed_s[number - 1])
+
+    def since(self, moment_of: Callable[[int], float]) -> Iterator[float]:
+        """Of each answer, the seconds since a moment of its request."""
+        for moment_s, numbers in self.answers:
+            for number in numbers:
+                yield moment_s - moment_of(number)
+
+
+@dataclass(frozen=True, slots=True)
 class Driven:
-    """How long it took, and (with a window of 1) how long each answer."""
+    """How long it took, and by `answer_s` how long each answer."""
 
-    seconds: float = 0.0
-    answer_s: list[float] = field(default_factory=list)
+    seconds: float
+    flows: Sequence[Flow]
+
+    @property
+    def answer_s(self) -> list[float]:
+        """From when a request was handed to the socket until its answer was received."""
+        return [seconds for flow in self.flows for seconds in flow.answer_s()]
 
 
 def drive(flows: Sequence[Flow]) -> Driven:
     """Run all flows until everything is answered."""
-    driven = Driven()
     with selectors.DefaultSelector() as selector:
-        for flow in flows:
-            flow.wire.socket.setblocking(False)
-            selector.register(flow.wire.socket, selectors.EVENT_READ, flow)
+        _register(selector, flows)
         began = time.perf_counter()
         for flow in flows:
             flow.send_next()
@@ -109,29 +144,69 @@ def drive(flows: Sequence[Flow]) -> Driven:
             if not ready:
                 raise TimeoutError(f"the node has not answered for {TIMEOUT_S:g} s")
             for key, _ in ready:
-                left -= _turn(selector, key.data, driven.answer_s)
-        driven.seconds = time.perf_counter() - began
-    return driven
+                key.data.take_answers()
+                key.data.send_next()
+                left -= _settled(selector, key)
+        return Driven(time.perf_counter() - began, flows)
 
 
-def _turn(selector: selectors.BaseSelector, flow: Flow, answer_s: list[float]) -> bool:
-    """Take answers, send more; whether the flow is through."""
-    try:
-        flow.answered += len(flow.wire.receive())
-    except BlockingIOError:
-        pass
-    else:
-        if flow.window == 1 and flow.answered == flow.sent:
-            answer_s.append(time.perf_counter() - flow.sent_at)
-    flow.send_next()
-    selector.modify(flow.wire.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if flow.out else 0), flow)
-    return flow.answered == len(flow.frames) and _unregister(selector, flow)
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """How long it took from when the first request was due, and by `late_s` how long each answer."""
+
+    seconds: float
+    flows: Sequence[Flow]
+    began_s: float
+    per_s: float
+
+    def late_s(self) -> Iterator[float]:
+        """From when a request was to be sent until its answer was received, whenever it was really sent."""
+        for at, flow in enumerate(self.flows):
+            yield from flow.since(self._due(at))
+
+    def _due(self, at: int) -> Callable[[int], float]:
+        """When the requests of a flow were to be sent, by their numbers."""
+        first_s, step_s = self.began_s + at / self.per_s, len(self.flows) / self.per_s
+        return lambda number: first_s + (number - 1) * step_s
 
 
-def _unregister(selector: selectors.BaseSelector, flow: Flow) -> bool:
-    selector.unregister(flow.wire.socket)
-    return True
+def pace(flows: Sequence[Flow], per_s: float, began_s: float) -> Paced:
+    """Send request n of all flows, which take turns, at `began_s + n / per_s`, whatever is answered by then."""
+    total = sum(len(flow.frames) for flow in flows)
+    # select() waits for microseconds; epoll only for whole milliseconds.
+    with selectors.SelectSelector() as selector:
+        _register(selector, flows)
+        left, due = len(flows), 0
+        while left:
+            now = time.perf_counter()
+            due = max(due, min(total, int((now - began_s) * per_s + 1)))
+            for at, flow in enumerate(flows):
+                flow.send_until((due - at + len(flows) - 1) // len(flows))
+            wait_s = began_s + due / per_s - now if due < total else TIMEOUT_S
+            if any(flow.out for flow in flows):
+                wait_s = FULL_S  # nobody tells when the socket takes the rest
+            ready = selector.select(max(0.0, wait_s))
+            if not ready and wait_s == TIMEOUT_S:
+                raise TimeoutError(f"the node has not answered for {TIMEOUT_S:g} s")
+            for key, _ in ready:
+                key.data.take_answers()
+                left -= _settled(selector, key)
+        return Paced(time.perf_counter() - began_s, flows, began_s, per_s)
 
 
-def is_delivery(frame: Frame) -> bool:
-    return bool(frame[0] == Type.DELIVER)
+def _register(selector: selectors.BaseSelector, flows: Sequence[Flow]) -> None:
+    for flow in flows:
+        flow.wire.socket.setblocking(False)
+        selector.register(flow.wire.socket, selectors.EVENT_READ, flow)
+
+
+def _settled(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
+    """Listen for what the flow waits for; whether it is through."""
+    flow: Flow = key.data
+    if flow.done:
+        selector.unregister(flow.wire.socket)
+        return True
+    events = selectors.EVENT_READ | (selectors.EVENT_WRITE if flow.out else 0)
+    if events != key.events:
+        selector.modify(flow.wire.socket, events, flow)
+    return False

@@ -58,8 +58,19 @@ class Counts:
 
     def add_each(self, times_ms: Iterable[int]) -> None:
         """One message at each of these times."""
-        for second, count in Counter([at // 1000 for at in times_ms]).items():
-            self._add(second, count)
+        by_hour: dict[int, list[int]] = {}
+        due = 0
+        for at_ms in times_ms:
+            second = at_ms // 1000
+            due += second <= self.now_s
+            by_hour.setdefault(second // HOUR_S, []).append(second % HOUR_S)
+        self.due += due
+        for hour, seconds in by_hour.items():
+            self.later += len(seconds)
+            self._changes.setdefault(hour, Counter()).update(seconds)
+            if hour in self._hot:
+                self._hot[hour].update(seconds)
+        self.later -= due
 
     def _add(self, second: int, count: int) -> None:
         if second > self.now_s:

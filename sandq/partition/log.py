@@ -112,15 +112,31 @@ class MessageLog:
         if command.split:
             refused = self._append_special(column, decode_fields(batch), command, now_ms, floor_ms, view)
         else:
-            added = [
-                self._put(offset, now_ms, fields, {}, view)
-                for offset, fields in zip(column, decode_fields(batch), strict=True)
-            ]
+            self._append_plain(column, decode_fields(batch), now_ms, view)
             self.counts.add_each(times)
             self._book.totals.stored += batch.count
+        return Stored(b"".join(column), refused)
+
+    def _append_plain(self, column: list[bytes], messages: list[Fields], now_ms: int, view: View) -> None:
+        """Messages of which the log needs nothing, but where they are."""
+        stored = rows.plain_rows(column, now_ms, messages)
+        if stored is None:
+            added = [
+                self._put(offset, now_ms, fields, {}, view) for offset, fields in zip(column, messages, strict=True)
+            ]
             added.sort(key=_first)
             self._added(added)
-        return Stored(b"".join(column), refused)
+            return
+        view.put_all(stored)
+        self.state.messages += len(stored)
+        self.state.bytes += sum([len(row) for _, row in stored])
+        groups = self._book.groups.values()
+        # Most of them are far ahead of what anybody looks at.
+        near = max([group.reader.covered for group in groups], default=offsets.FIRST)
+        added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
+        added.sort(key=_first)
+        for group in groups:
+            group.reader.insert(added)
 
     def _append_special(
         self,

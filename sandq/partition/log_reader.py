@@ -67,8 +67,8 @@ class LogReader:
 
     def insert(self, added: list[LogEntry]) -> None:
         """Log rows were added, in order (always above the cursor: the placing rule)."""
-        assert added[0].first > self.cursor, "a row below a cursor would never be delivered"
-        near = added if added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
+        assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
+        near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
         if not near:
             return
         if not self.entries or near[0].first > self.entries[-1].first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Protocol
 
 Row = tuple[bytes, bytes]
@@ -39,6 +40,14 @@ class View:
 
     def put(self, key: bytes, value: bytes) -> None:
         self._change(key, value)
+
+    def put_all(self, rows: Sequence[Row]) -> None:
+        """Rows of one first byte."""
+        if rows[0][0][0] in self._order:
+            for key, value in rows:
+                self._change(key, value)
+        else:
+            self._changes.update(rows)
 
     def delete(self, key: bytes) -> None:
         self._change(key, None)
