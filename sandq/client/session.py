@@ -59,6 +59,8 @@ class Session:
                 while True:
                     connection = cluster.connection(self.node_id)
                     if connection is None:
+                        # Whoever named this node may not have noticed yet that it is gone.
+                        cluster.refresh(self._subscription.topic)
                         await self._wake.wait()
                         continue
                     started_at = anyio.current_time()

@@ -203,6 +203,35 @@ def test_a_node_that_stands_still_does_not_hold_up_who_looks_for_a_leader(
     run(main)
 
 
+def test_who_listens_to_a_leader_that_is_gone_asks_until_somebody_knows_of_another(run: Any) -> None:
+    """Right after a leader has died, the others still name it."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 1, leaders=["n2"])
+                await server.start(tasks)
+            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            options = Options(**QUICK | {"metadata_interval_s": 3600.0})
+            async with (
+                connect_with(options, (one.address,), "test") as client,
+                client.subscribe("t", group="g", credit=10) as subscription,
+            ):
+                await until(lambda: bool(two.subscribed))
+                asked = len(one.of_type(Type.METADATA))
+                await two.stop()
+                await until(lambda: len(one.of_type(Type.METADATA)) > asked + 3)
+                one.add_topic("t", 1, leaders=["n1"])
+                await until(lambda: bool(one.subscribed))
+                one.deliver(one.subscription(), [b"found"], token=TOKEN)
+                (message,) = await take(subscription, 1)
+                assert message.value == b"found"
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_another_server_of_the_list_is_tried(run: Any) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
