@@ -1,0 +1,57 @@
+"""`python -m benchmarks.load PARENT_PID`: see the package."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+from dataclasses import asdict
+
+from benchmarks.load import client, consume, keys, lateness, produce
+from benchmarks.load.work import Work
+from demo.node import end_with_parent
+
+WORKS: dict[str, Work] = {
+    "produce": produce.closed,
+    "produce_paced": produce.paced,
+    "produce_many": produce.many,
+    "consume": consume.consume,
+    "consume_trimming": consume.trimming,
+    "consume_paced": consume.paced,
+    "lateness": lateness.lateness,
+    "lateness_failover": lateness.failover,
+    "kv_put": keys.put,
+    "kv_get": keys.get,
+    "kv_scan": keys.scan,
+    "kv_client": keys.client,
+    "kv_watch": keys.watch,
+    "client_produce": client.produce,
+    "client_consume": client.consume,
+    "client_notice": client.notice,
+}
+
+
+def main() -> None:
+    end_with_parent(int(sys.argv[1]))
+    spec = json.loads(sys.stdin.readline())
+    ready = WORKS[spec.pop("do")](**spec)
+    # Prepared frames are many objects, and none of them is garbage before the end.
+    gc.collect()
+    gc.freeze()
+    print(json.dumps(ready.about), flush=True)
+    began_s = float(sys.stdin.readline().split()[1])
+    before_s = _cpu_s()
+    done = ready.run(began_s)
+    done.told.cpu_s = _cpu_s() - before_s
+    done.told.latency = done.latency()
+    print(json.dumps(asdict(done.told)), flush=True)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Consuming over a raw connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+
+from benchmarks.load.produce import NUMBER_BYTES
+from benchmarks.load.work import Done, Ready
+from benchmarks.process import cpu_s
+from benchmarks.produce import PARTITIONS, TOPIC, batch_of, frames_of
+from benchmarks.result import ACKED, INTENDED, Latency, Told
+from benchmarks.wire import Flow, Wire, drive
+from sandq.model import offsets
+from sandq.model.batch import Batch, peek
+from sandq.protocol.frames import Type
+from sandq.protocol.replies import Deliver
+from sandq.protocol.requests import Ack, Credit, Subscribe
+
+GROUP = "g"
+CREDIT = 10_000
+SUBSCRIPTION = 1_000_000
+_SUBSCRIBED = 1
+"""The number of that request; acks have those behind it."""
+_LEASE_MS = 60_000
+_PARTS = 10
+
+Clock = Callable[[], float]
+Seen = Callable[[float, Deliver], None]
+"""Is told of a delivery, and at which moment it was received."""
+
+
+def fill(wire: Wire, messages: int, size: int, partitions: int) -> None:
+    """Messages that are due, in batches."""
+    for partition in range(partitions):
+        batches = [batch_of(size)] * (messages // size // partitions)
+        drive([Flow(wire, frames_of(batches, partition), max(8, 640 // size))])
+    wire.socket.setblocking(True)
+
+
+def subscribe(wire: Wire) -> None:
+    """Ask for messages; the answer comes among them."""
+    request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", CREDIT, _LEASE_MS, "earliest", [])
+    wire.socket.sendall(request.frame(_SUBSCRIBED))
+
+
+def offsets_of(delivery: Deliver, messages: int) -> list[bytes]:
+    """Of each message of a delivery."""
+    if len(delivery.offsets) == offsets.OFFSET_BYTES:
+        return offsets.run(delivery.offsets, messages)
+    width = offsets.OFFSET_BYTES
+    return [delivery.offsets[at : at + width] for at in range(0, len(delivery.offsets), width)]
+
+
+def settle(delivery: Deliver, request_id: int, each: bool) -> tuple[bytes, int]:
+    """What acks a delivery and gives its credit back, and how many messages it had.
+
+    `each`: every message is named by itself. Otherwise one range, which is what the client makes of the acks of
+    single messages that were handled together.
+    """
+    column = offsets_of(delivery, peek(delivery.batch).count)
+    live = delivery.live or [[0, len(column)]]
+    messages = sum(length for _, length in live)
+    if each or len(delivery.offsets) > offsets.OFFSET_BYTES:
+        what = [[offset, 1] for first, length in live for offset in column[first : first + length]]
+    else:
+        what = [[column[first], length] for first, length in live]
+    ack = Ack(delivery.group_number, delivery.partition, [[delivery.token, what]])
+    return ack.frame(request_id) + Credit(SUBSCRIPTION, messages).frame(), messages
+
+
+def take(
+    wire: Wire, messages: int, *, each: bool, seen: Seen | None = None, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Take and ack what comes, until every ack is confirmed; the seconds from each ack to that."""
+    ids = count(_SUBSCRIBED + 1)
+    acked_s: dict[int, float] = {}
+    taken_s: list[float] = []
+    got = 0
+    while got < messages or acked_s:
+        frames, now_s = wire.receive(), clock()
+        out, sent = [], []
+        for frame in frames:
+            if frame[0] == Type.DELIVER:
+                delivery = Deliver.parse(frame)
+                if seen is not None:
+                    seen(now_s, delivery)
+                sent.append(next(ids))
+                answer, here = settle(delivery, sent[-1], each)
+                out.append(answer)
+                got += here
+            elif frame[1] != _SUBSCRIBED:
+                assert frame[2] == [None], f"an ack was refused: {frame}"
+                taken_s.append(now_s - acked_s.pop(frame[1]))
+        if out:
+            acked_s |= dict.fromkeys(sent, clock())
+            wire.socket.sendall(b"".join(out))
+    return taken_s
+
+
+def consume(port: int, messages: int, size: int, each: bool) -> Ready:
+    """Everything of a topic that is due."""
+    wire = Wire(port)
+    fill(wire, messages, size, PARTITIONS)
+
+    def run(began_s: float) -> Done:
+        subscribe(wire)
+        taken_s = take(wire, messages, each=each)
+        return Done(Told(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
+
+    return Ready(run)
+
+
+def trimming(port: int, pid: int, messages: int, size: int) -> Ready:
+    """As `consume`, of one partition. Its details are what the node had taken at each tenth."""
+    wire = Wire(port)
+    fill(wire, messages, size, 1)
+
+    def run(began_s: float) -> Done:
+        marks, got = {"mark 0": cpu_s(pid)}, 0
+
+        def seen(now_s: float, delivery: Deliver) -> None:
+            nonlocal got
+            got += peek(delivery.batch).count
+            if got >= len(marks) * messages // _PARTS:
+                marks[f"mark {len(marks)}"] = cpu_s(pid)
+
+        subscribe(wire)
+        taken_s = take(wire, messages, each=False, seen=seen)
+        told = Told(messages, time.perf_counter() - began_s, details=marks)
+        return Done(told, partial(Latency.of, ACKED, taken_s))
+
+    return Ready(run)
+
+
+def paced(port: int, messages: int, size: int, per_s: int) -> Ready:
+    """What another process sends at a rate, in numbered batches (see `produce.paced`): each message since its batch
+    was to be sent."""
+    wire = Wire(port)
+    subscribe(wire)
+    while not any(frame[1] == _SUBSCRIBED for frame in wire.receive()):
+        pass
+
+    def run(began_s: float) -> Done:
+        came: list[tuple[float, bytes]] = []
+        taken_s = take(
+            wire, messages, each=True, seen=lambda now_s, delivery: came.append((now_s - began_s, delivery.batch))
+        )
+        seconds = time.perf_counter() - began_s
+
+        def late_s() -> Iterator[float]:
+            for after_s, batch in came:
+                for value in Batch.parse(batch).values():
+                    yield after_s - int.from_bytes((value or b"")[:NUMBER_BYTES], "big") * size / per_s
+
+        told = Told(messages, seconds)
+        acks = Latency.of(ACKED, taken_s)
+        assert acks is not None
+        told.details = {"ack p50 ms": acks.at(0.5), "ack p99 ms": acks.at(0.99)}
+        return Done(told, lambda: Latency.of(INTENDED, late_s()))
+
+    return Ready(run)

@@ -1,0 +1,110 @@
+"""Messages that come due: scheduled before, and received."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+
+import sandq
+import sandq.sync
+from benchmarks.load.consume import GROUP, offsets_of, subscribe, take
+from benchmarks.load.work import Done, Ready
+from benchmarks.produce import TOPIC, VALUE, frames_of
+from benchmarks.result import DUE, Latency, Told
+from benchmarks.wire import Flow, Wire, drive
+from sandq.model.batch import Column, encode, peek
+from sandq.model.offsets import deliver_ms
+from sandq.protocol.replies import Deliver
+
+LEAD_MS = 1000
+"""Between the last of the preparation and the first that is due."""
+MESSAGES_PER_MS = 50
+"""As fast they are scheduled at least."""
+FAILOVER_LEAD_MS = 4000
+LEASE_S = 5.0
+"""What was acked to a leader that is gone comes again when its lease is over, at the latest."""
+QUIET_S = LEASE_S + 2.0
+PATIENCE_S = 60.0
+BATCH = 1000
+
+
+def lateness(port: int, messages: int, per_s: int) -> Ready:
+    """Evenly over time, or (0 a second) all in one millisecond; signed, early is below 0."""
+    wire = Wire(port)
+    first_ms = int(time.time() * 1000) + LEAD_MS + messages // MESSAGES_PER_MS
+    times = [first_ms + at * 1000 // per_s for at in range(messages)] if per_s else [first_ms] * messages
+    batches = [
+        encode({Column.VALUE: [VALUE] * len(part), Column.DELIVER_MS: part})
+        for part in (times[at : at + BATCH] for at in range(0, messages, BATCH))
+    ]
+    drive([Flow(wire, frames_of(batches, 0), 4)])
+    wire.socket.setblocking(True)
+
+    def run(began_s: float) -> Done:
+        subscribe(wire)
+        _check_lead(first_ms)
+        late_s: list[float] = []
+
+        def seen(now_s: float, delivery: Deliver) -> None:
+            column = offsets_of(delivery, peek(delivery.batch).count)
+            late_s.extend([now_s - deliver_ms(offset) / 1000 for offset in column])
+
+        take(wire, messages, each=bool(per_s), seen=seen, clock=time.time)
+        told = Told(messages, time.perf_counter() - began_s)
+        early = sum(value < 0 for value in late_s)
+        told.errors = early
+        told.details = {"least ms": min(late_s) * 1000, "early": early}
+        return Done(told, partial(Latency.of, DUE, late_s))
+
+    return Ready(run)
+
+
+def failover(addresses: Sequence[str], messages: int) -> Ready:
+    """All in one millisecond, received by the Python client, whose partition may be led by another node meanwhile."""
+    due_ms = int(time.time() * 1000) + FAILOVER_LEAD_MS
+    values = [b"%09d" % number for number in range(messages)]
+    with sandq.sync.connect(*addresses) as client, client.producer(TOPIC) as producer:
+        producer.send_many([{"value": value, "deliver_at": due_ms} for value in values])
+    received: Counter[bytes] = Counter()
+    late_s: list[float] = []
+
+    async def receive() -> None:
+        async with (
+            sandq.connect(*addresses) as client,
+            client.subscribe(TOPIC, group=GROUP, credit=messages) as subscription,
+        ):
+            _check_lead(due_ms)
+            with anyio.move_on_after(PATIENCE_S) as patience:
+                async for message in subscription:
+                    value = message.value or b""
+                    if value not in received:
+                        late_s.append(time.time() - due_ms / 1000)
+                    received[value] += 1
+                    message.ack()
+                    if len(received) == messages:
+                        # All are there: who comes twice comes within a lease.
+                        patience.deadline = min(patience.deadline, anyio.current_time() + QUIET_S)
+
+    def run(began_s: float) -> Done:
+        anyio.run(receive, backend="trio")
+        lost, early = len(set(values) - set(received)), sum(value < 0 for value in late_s)
+        told = Told(messages, time.perf_counter() - began_s, errors=lost + early)
+        told.details = {
+            "early": early,
+            "lost": lost,
+            "twice": sum(times > 1 for times in received.values()),
+            "first ms": min(late_s, default=0.0) * 1000,
+        }
+        return Done(told, partial(Latency.of, DUE, late_s))
+
+    return Ready(run, {"due_ms": due_ms})
+
+
+def _check_lead(due_ms: int) -> None:
+    """What is due before somebody waits for it says nothing."""
+    if time.time() * 1000 >= due_ms:
+        raise TimeoutError("the preparation took too long: messages were due before they were waited for")

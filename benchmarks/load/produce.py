@@ -1,0 +1,100 @@
+"""Producing over raw connections: as fast as answers come, or at a rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+from benchmarks.load.work import Done, Ready
+from benchmarks.produce import TOPIC, VALUE, batch_of, frames_of
+from benchmarks.result import HANDED, INTENDED, Latency, Told
+from benchmarks.wire import Flow, Wire, drive, pace
+from sandq.model.batch import Column, encode
+
+Links = Sequence[tuple[int, Sequence[int]]]
+"""For each connection its port and its partitions."""
+CHUNK = 1000
+"""Batches that `many` has in memory."""
+NUMBER_BYTES = 8
+"""At the start of a value, in `numbered`."""
+
+
+def closed(
+    links: Links, size: int, count: int, window: int, within_ms: int | None = None, value_bytes: int = len(VALUE)
+) -> Ready:
+    """`count` batches over each connection, `window` of them unanswered.
+
+    `within_ms`: each message has a moment of its own within so long.
+    """
+    rng, value = random.Random(1), b"x" * value_bytes
+    flows = []
+    for wire, partitions in _connect(links):
+        if within_ms is None:
+            batches = [batch_of(size, value=value)] * count
+        else:
+            batches = [batch_of(size, rng, value=value, within_ms=within_ms) for _ in range(count)]
+        flows.append(Flow(wire, frames_of(batches, *partitions), window))
+
+    def run(began_s: float) -> Done:
+        driven = drive(flows)
+        told = Told(size * count * len(flows), driven.seconds)
+        return Done(told, lambda: Latency.of(HANDED, driven.answer_s))
+
+    return Ready(run)
+
+
+def paced(links: Links, size: int, count: int, per_s: int, topic: str = TOPIC, numbered: bool = False) -> Ready:
+    """`count` batches over each connection, which take turns, `per_s` messages a second.
+
+    `numbered`: each value begins with the number of its batch, from 0 in the order in which they are to be sent.
+    """
+    flows = []
+    for at, (wire, partitions) in enumerate(_connect(links, topic, warm=not numbered)):
+        if numbered:
+            batches = [_numbered(size, at + number * len(links)) for number in range(count)]
+        else:
+            batches = [batch_of(size)] * count
+        flows.append(Flow(wire, frames_of(batches, *partitions, topic=topic), count))
+
+    def run(began_s: float) -> Done:
+        ran = pace(flows, per_s / size, began_s)
+        return Done(Told(size * count * len(flows), ran.seconds), lambda: Latency.of(INTENDED, ran.late_s()))
+
+    return Ready(run)
+
+
+def many(links: Links, size: int, count: int, window: int, within_ms: int) -> Ready:
+    """As `closed`, for more than there is memory for: batches are made in between, and that time does not count."""
+    rng = random.Random(1)
+    wires = list(_connect(links))
+
+    def run(began_s: float) -> Done:
+        seconds, parts = 0.0, []
+        for first in range(0, count, max(1, CHUNK // len(wires))):
+            more = min(count - first, max(1, CHUNK // len(wires)))
+            flows = [
+                Flow(wire, frames_of([batch_of(size, rng, within_ms=within_ms) for _ in range(more)], *mine), window)
+                for wire, mine in wires
+            ]
+            driven = drive(flows)
+            seconds += driven.seconds
+            parts += driven.answer_s
+        return Done(Told(size * count * len(wires), seconds), partial(Latency.of, HANDED, parts))
+
+    return Ready(run)
+
+
+def _numbered(size: int, number: int) -> bytes:
+    return encode({Column.VALUE: [number.to_bytes(NUMBER_BYTES, "big") + VALUE[NUMBER_BYTES:]] * size})
+
+
+def _connect(links: Links, topic: str = TOPIC, *, warm: bool = True) -> list[tuple[Wire, Sequence[int]]]:
+    """A connection for each. `warm`: something has been produced over it already, so that everything is open."""
+    found = []
+    for port, partitions in links:
+        wire = Wire(port)
+        if warm:
+            drive([Flow(wire, frames_of([batch_of(1)] * len(partitions), *partitions, topic=topic), 1)])
+        found.append((wire, partitions))
+    return found

@@ -1,0 +1,155 @@
+"""Servers of peers: started as processes of our own, measured and ended by process id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.peers.peer import PeerError
+from demo.node import free_port
+
+START_S: Final = 60.0
+STOP_S: Final = 20.0
+_POLL_S = 0.02
+_LOG_BYTES = 2000
+_CPU_CLOCK = 2  # the kernel's CPUCLOCK_SCHED, in the number that names a process's clock
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class NotServing(PeerError):
+    """A server did not start, or ended; the end of its log is added to the text."""
+
+
+class Process(NamedTuple):
+    """A line of /proc/PID/stat: times in seconds, `children_s` of children that ended and were waited for."""
+
+    pid: int
+    parent: int
+    started: int
+    """Clock ticks since the machine's start: tells it from a later process of the same id."""
+    own_s: float
+    children_s: float
+
+
+def parse_stat(text: str) -> Process:
+    """Of one process; its name may hold anything, brackets too."""
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    user, system, child_user, child_system = (int(field) / _TICKS for field in fields[11:15])
+    return Process(
+        int(head.split(" ", 1)[0]), int(fields[1]), int(fields[19]), user + system, child_user + child_system
+    )
+
+
+def descend(processes: Sequence[Process], root: int) -> list[Process]:
+    """The process `root` and all below it."""
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    found = [process for process in processes if process.pid == root]
+    for process in found:
+        found += children.get(process.pid, [])
+    return found
+
+
+def tree(pid: int) -> list[Process]:
+    """The processes of a server as they are now."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            # It may end while we look.
+            with contextlib.suppress(OSError):
+                found.append(parse_stat((path / "stat").read_text()))
+    return descend(found, pid)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a server so far: all its processes and threads, also those that ended."""
+    return sum(own_s(process) + process.children_s for process in tree(pid))
+
+
+def own_s(process: Process) -> float:
+    """By the process's own clock: /proc counts in 10 ms, which is too coarse where many processes share a load."""
+    try:
+        return time.clock_gettime(~process.pid << 3 | _CPU_CLOCK)
+    except OSError:  # it has ended
+        return process.own_s
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    directory: Path,
+    *,
+    user: tuple[int, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    stop: signal.Signals = signal.SIGTERM,
+) -> Iterator[int]:
+    """A program as a process whose id is given; it and all below it have ended at the end.
+
+    The kernel ends it if we are killed: setpriv asks for that, and changes the user where one is given.
+    """
+    ids = () if user is None else (f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups")
+    log_file = directory / "server.log"
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *ids, "--", *command],
+            cwd=directory,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process.pid
+        if process.poll() is not None:
+            raise NotServing(f"{command[0]} ended with exit code {process.returncode}")
+    except PeerError as error:
+        if not isinstance(error, NotServing) and process.poll() is None:
+            raise
+        raise NotServing(f"{error}\n{log_file.read_bytes()[-_LOG_BYTES:].decode(errors='replace')}") from error
+    finally:
+        _end(process, stop)
+
+
+def _end(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
+    below = tree(process.pid)
+    process.send_signal(stop)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for one in below[1:]:
+        with contextlib.suppress(OSError):
+            if parse_stat(Path(f"/proc/{one.pid}/stat").read_text()).started == one.started:
+                os.kill(one.pid, signal.SIGKILL)
+
+
+def wait_until_ready(ping: Callable[[], None], pid: int) -> None:
+    """Until `ping` passes. NotServing when the process ends or takes too long."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return ping()
+        except (OSError, PeerError) as error:
+            if time.monotonic() > deadline:
+                raise NotServing(f"it does not serve after {START_S:g} s: {error}") from error
+            if _is_zombie(pid):
+                raise NotServing("it ended while it started") from error
+        time.sleep(_POLL_S)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Ended, and not waited for yet."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+__all__ = ["cpu_s", "descend", "free_port", "parse_stat", "running", "tree", "wait_until_ready"]

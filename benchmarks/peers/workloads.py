@@ -1,0 +1,97 @@
+"""What is measured: the loads, which are the same for every peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+VALUE_BYTES: Final = 100
+PREFETCH: Final = 1000
+"""Messages that a consumer may hold without having acked them."""
+PRODUCE_S: Final = 3.0
+"""A producing load ends after this time, or when all its messages are sent."""
+QUICK_S: Final = 0.5
+FILL_S: Final = 6.0
+"""For so long, at most, a peer is filled before everything is consumed."""
+DUE_PER_S: Final = 200
+LEAD_MS: Final = 1500
+"""Between the last of the preparation and the first message that is due."""
+HOUR_MS: Final = 3_600_000
+SOON_MS: Final = 120_000
+"""Messages of the scheduled load are not due before: none is while it is measured."""
+POLL_S: Final = 0.001
+"""Between two looks of a consumer that has to poll."""
+
+
+class Kind(StrEnum):
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    LATENESS = "lateness"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """At most `messages`, `size` in a request, over each of `connections`, `window` requests of each unanswered."""
+
+    name: str
+    what: str
+    kind: Kind
+    messages: int
+    quick_messages: int
+    size: int = 1
+    connections: int = 1
+    window: int = 1
+    scheduled: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is about times (of answers, or lateness), not only about a rate."""
+        return self.kind is Kind.LATENESS or (self.window == 1 and self.kind is Kind.PRODUCE)
+
+
+FILL: Final = Workload("fill", "", Kind.PRODUCE, 400_000, 5_000, 100, 4, 16)
+"""What fills a peer before it is consumed."""
+
+WORKLOADS: Final = (
+    Workload(
+        "produce_batched",
+        "requests of 100 messages (or 100 pipelined), 16 connections, 16 requests on the way on each",
+        Kind.PRODUCE,
+        *(3_000_000, 20_000, 100, 16, 16),
+    ),
+    Workload(
+        "produce_pipelined",
+        "single messages, 4 connections, 1000 on the way on each",
+        Kind.PRODUCE,
+        *(1_000_000, 8_000, 1, 4, 1000),
+    ),
+    Workload(
+        "produce_lock_step",
+        "single messages, 16 connections, one on the way on each",
+        Kind.PRODUCE,
+        *(200_000, 2_000, 1, 16, 1),
+    ),
+    Workload(
+        "produce_scheduled",
+        "requests of 100 messages, each with a random due time within the next hour; 16 connections, 16 requests on "
+        "the way on each",
+        Kind.PRODUCE,
+        *(600_000, 20_000, 100, 16, 16),
+        scheduled=True,
+    ),
+    Workload(
+        "consume_ack",
+        f"everything that is there, every message named in an ack, one connection, at most {PREFETCH} unacked",
+        Kind.CONSUME,
+        *(FILL.messages, FILL.quick_messages),
+    ),
+    Workload(
+        "lateness",
+        f"{DUE_PER_S} messages due a second, nothing else: received after the due time, by one clock",
+        Kind.LATENESS,
+        *(5 * DUE_PER_S, DUE_PER_S),
+        scheduled=True,
+    ),
+)
+BY_NAME: Final = {workload.name: workload for workload in WORKLOADS}

@@ -1,0 +1,117 @@
+"""What messages cost that wait for a month: to take them, memory, and a start after the node was killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.driver import measure, node_with
+from benchmarks.load.consume import subscribe
+from benchmarks.process import memory_bytes
+from benchmarks.produce import MONTH_MS, PARTITIONS, TOPIC, batch_of, frames_of, links
+from benchmarks.result import Goal, Measured, Row, Setting
+from benchmarks.wire import Wire
+from demo.node import Node
+from sandq.errors import SandqError
+from sandq.protocol.frames import Type
+
+MEMORY = Goal(100, "MB over an empty node", at_least=False)
+RESTART = Goal(15, "s to the first answer", at_least=False)
+COUNTS = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
+QUICK_SHARE = 10
+QUICK_MOST = 40_000
+BATCH = 1000
+SETTLE_S = 3.0
+RESTART_S = 120.0
+POLL_S = 0.01
+_MB = 1_000_000
+
+
+def pending(messages: int, setting: Setting, *, value: str) -> Measured:
+    """Schedule far ahead, let it settle, look; kill, start, and wait for an answer and for a delivery."""
+    messages = setting.count(messages, min(QUICK_MOST, messages // QUICK_SHARE))
+    batch = BATCH
+    while messages % (batch * PARTITIONS):
+        batch //= 2
+    with node_with(setting, TOPIC, PARTITIONS, lease="60s") as node:
+        assert node.pid is not None
+        time.sleep(setting.count(10, 5) / 10)
+        empty = memory_bytes(node.pid)
+        to = links([node.port], PARTITIONS, PARTITIONS)
+        count = messages // batch // PARTITIONS
+        measured = measure(
+            node.metered, "produce_many", links=to, size=batch, count=count, window=2, within_ms=MONTH_MS
+        )
+        time.sleep(0.2 if setting.quick else SETTLE_S)
+        full = memory_bytes(node.pid)
+        details = {
+            "MB over empty": (full["rss"] - empty["rss"]) / _MB,
+            "of it anonymous": (full["anonymous"] - empty["anonymous"]) / _MB,
+            "empty MB": empty["rss"] / _MB,
+            "produced/s": measured.value,
+            **_restarted(node),
+        }
+        assert node.pid is not None
+        details["MB after it"] = memory_bytes(node.pid)["rss"] / _MB
+    measured.client_cpu_us = None  # it made the batches in between, too
+    measured.details = details
+    measured.value = measured.details.pop(value)
+    return measured
+
+
+def _restarted(node: Node) -> dict[str, float]:
+    """SIGKILL and a start: seconds until it takes connections, until each partition has answered, and until a new
+    message is delivered."""
+    node.kill()
+    began_s = time.perf_counter()
+    node.start()
+    _until(node.serves)
+    serves_s = time.perf_counter() - began_s
+    wire = Wire(node.port)
+    for partition in range(PARTITIONS):
+        _until(partial(_answers, wire, partition))
+    answers_s = time.perf_counter() - began_s
+    subscribe(wire)
+    while not any(frame[0] == Type.DELIVER for frame in wire.receive()):
+        pass
+    delivers_s = time.perf_counter() - began_s
+    wire.close()
+    return {"restart, serves s": serves_s, "restart s": answers_s, "restart, delivers s": delivers_s}
+
+
+def _answers(wire: Wire, partition: int) -> bool:
+    """Whether a message is taken that is due at once."""
+    try:
+        wire.call(lambda number: frames_of([batch_of(1)], partition)[0])
+    except SandqError as error:
+        if not error.retriable:
+            raise
+        return False
+    return True
+
+
+def _until(ask: Callable[[], bool]) -> None:
+    until_s = time.perf_counter() + RESTART_S
+    while not ask():
+        if time.perf_counter() > until_s:
+            raise TimeoutError(f"the node has not come back within {RESTART_S:g} s")
+        time.sleep(POLL_S)
+
+
+ROWS = tuple(
+    Row(
+        f"pending_{name}",
+        "pending",
+        f"{count:,} for a month, batches of up to {BATCH} over {PARTITIONS} connections, then SIGKILL and a start",
+        partial(pending, count, value=value),
+        unit,
+        goal,
+    )
+    for name, count, value, unit, goal in (
+        ("10k", COUNTS["10k"], "MB over empty", "MB over empty", None),
+        ("100k", COUNTS["100k"], "MB over empty", "MB over empty", None),
+        ("1m", COUNTS["1m"], "MB over empty", "MB over empty", MEMORY),
+        ("10m", COUNTS["10m"], "restart s", "s to restart", RESTART),
+    )
+)
