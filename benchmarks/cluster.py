@@ -213,11 +213,10 @@ ROWS = (
         "msg/s",
     ),
     _row(
-        "cluster_entries",
-        "3 replicas, one group, an entry of 100 B for each message, 2000 on the way",
-        partial(produce, 1, 1, 2000, 60_000, 2000, merged=False),
-        "entries/s",
-        ENTRIES,
+        "cluster_singles",
+        "3 replicas, one partition, single messages of 100 B over one connection, 2000 on the way",
+        partial(produce, 1, 1, 2000, 60_000, 2000),
+        "msg/s",
     ),
     _row(
         "raft_entries",

@@ -11,8 +11,14 @@ from sandq.storage.stores import MemoryStores
 KEYS = [tag + bytes([n]) for tag in (b"a", b"b", b"c") for n in range(4)] + [b"a", b"b", b"c"]
 keys = st.sampled_from(KEYS)
 values = st.integers(0, 4).map(lambda n: b"v" * n)
+alike = st.sampled_from([b"a", b"b"]).flatmap(
+    lambda tag: st.lists(st.tuples(st.sampled_from([key for key in KEYS if key[:1] == tag]), values), min_size=1)
+)
 changes = st.one_of(
-    st.tuples(st.just("put"), keys, values), st.tuples(st.just("delete"), keys), st.tuples(st.just("drain"))
+    st.tuples(st.just("put"), keys, values),
+    st.tuples(st.just("put_all"), alike),
+    st.tuples(st.just("delete"), keys),
+    st.tuples(st.just("drain")),
 )
 scans = st.tuples(st.just("scan"), keys, keys, st.integers(1, 5), st.integers(1, 9), st.booleans())
 
@@ -39,6 +45,9 @@ def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> Non
             case "put", [bytes(key), bytes(value)]:
                 view.put(key, value)
                 wanted[key] = value
+            case "put_all", [list(rows)]:
+                view.put_all(rows)
+                wanted.update(rows)
             case "delete", [bytes(key)]:
                 view.delete(key)
                 wanted.pop(key, None)
