@@ -44,6 +44,8 @@ log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
+REQUEST_BYTES = 64
+"""Roughly what a request takes until it is answered, beside what it brings."""
 
 
 class Broker:
@@ -129,13 +131,15 @@ class Broker:
         sequence: int,
         on_conflict: int,
         done: Done,
+        *,
+        requests: int = 1,
     ) -> None:
-        """`done` gets (base, count), or `Stored`, once the batch is stored."""
+        """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer."""
         delivery = self.partition(topic, partition)
         where = self.catalog.topics[topic].places[partition]
         messages, split = check_batch(batch, self.clock.now_ms(), self.limits, where)
         command = c.Append(batch, producer_id, epoch, sequence, on_conflict, split)
-        delivery.host.submit(command, done, size=len(batch) + 64, messages=messages)
+        delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
 
     def settle(self, group_number: int, partition: int, command: c.Ack | c.Nack | c.Extend, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""

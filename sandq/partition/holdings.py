@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -79,11 +79,12 @@ class Lease:
         left = 2 * self.total + 64
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
-            left -= bits.bit_count()
-            if left < 0:
+            if bits.bit_count() > left:
                 # Far more than the lease holds, or the same again and again: the search would take long.
-                foreign.append([base, bits.bit_length()])
-                continue
+                most = left if isinstance(named, int) else 0
+                foreign.append([offsets.shift(base, most), bits.bit_length() - most])
+                bits = (1 << most) - 1
+            left -= bits.bit_count()
             at = bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1
             behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
             if behind is not None and behind + bits.bit_length() <= self.ranges[at].length:
@@ -91,9 +92,7 @@ class Lease:
                 continue
             found, outside = self._find(base, bits)
             mask |= found
-            if outside:
-                first = (outside & -outside).bit_length() - 1
-                foreign.append([offsets.shift(base, first), outside.bit_length() - first])
+            foreign += [[offsets.shift(base, first), length] for first, length in _runs(outside)]
         return mask, foreign
 
     def _find(self, base: bytes, bits: int) -> tuple[int, int]:
@@ -122,15 +121,7 @@ class Lease:
         chosen: list[Range] = []
         for start, (base, count) in zip(self.starts, self.ranges, strict=True):
             bits = (mask >> start) & ((1 << count) - 1)
-            at = 0
-            while bits:
-                zeros = (bits & -bits).bit_length() - 1
-                bits >>= zeros
-                at += zeros
-                ones = (~bits & (bits + 1)).bit_length() - 1
-                chosen.append(Range(offsets.shift(base, at), ones))
-                bits >>= ones
-                at += ones
+            chosen += [Range(offsets.shift(base, first), length) for first, length in _runs(bits)]
         return chosen
 
     def first_live(self) -> bytes | None:
@@ -232,6 +223,18 @@ class Waiting:
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = rows.unpack_ranges(packed)
         return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+
+
+def _runs(bits: int) -> Iterator[tuple[int, int]]:
+    """Runs of ones, from the lowest on: (first, length)."""
+    at = 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        bits >>= zeros
+        ones = (~bits & (bits + 1)).bit_length() - 1
+        yield at + zeros, ones
+        bits >>= ones
+        at += zeros + ones
 
 
 def split(ranges: list[Range], limit: int) -> tuple[list[Range], list[Range]]:

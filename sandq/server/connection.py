@@ -123,11 +123,13 @@ class Connection:
         if self._writing or not self.open or not self._out:
             return
         if not self.congested:
-            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             try:
+                data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
                 sent = os.write(self._fd, data)
-            except OSError:
-                sent = 0
+            except Exception:
+                # It is met again where it ends this connection, and no other.
+                self._wake.set()
+                return
             self._out_bytes -= sent
             self._stats.sent_bytes += sent
             self._out = [memoryview(data)[sent:]] if sent < len(data) else []

@@ -125,7 +125,7 @@ class ClientSession:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _produce(self, asked: r.Produce, done: Callable[[Any], None]) -> None:
+    def _produce(self, asked: r.Produce, requests: int, done: Callable[[Any], None]) -> None:
         self._broker.produce(
             asked.topic,
             asked.partition,
@@ -135,6 +135,7 @@ class ClientSession:
             asked.sequence,
             asked.on_conflict,
             done,
+            requests=requests,
         )
 
     def _ack(self, frame: Frame) -> None:

@@ -30,13 +30,13 @@ Done = Callable[[Any], None]
 class Singles:
     """PRODUCE requests of one receive, while they are alike.
 
-    `produce` hands one batch to the broker, and raises what refuses it; `reply` sends the answers to requests, in one
-    piece; `refuse` answers a request that failed.
+    `produce` hands the batch of so many requests to the broker, and raises what refuses it; `reply` sends the answers
+    to requests, in one piece; `refuse` answers a request that failed.
     """
 
     def __init__(
         self,
-        produce: Callable[[Produce, Done], None],
+        produce: Callable[[Produce, int, Done], None],
         reply: Callable[[Sequence[int], bytes], None],
         refuse: Callable[[int, SandqError], None],
     ) -> None:
@@ -56,7 +56,7 @@ class Singles:
         self.flush()
         asked = Produce.parse(frame)
         if asked.producer_id or len(asked.batch) > SINGLE_BYTES:
-            self._produce(asked, self._done([frame[1]]))
+            self._produce(asked, 1, self._done([frame[1]]))
         else:
             self._alike = frame[2:8]
             self._ids.append(frame[1])
@@ -76,13 +76,13 @@ class Singles:
         merged = _merged(batches) if len(ids) > 1 else None
         if merged is not None:
             try:
-                self._produce(Produce._make([*self._alike, merged]), self._done(ids))
+                self._produce(Produce._make([*self._alike, merged]), len(ids), self._done(ids))
                 return
             except SandqError:
                 pass  # whose fault it is they learn one by one
         for request_id, batch in zip(ids, batches, strict=True):
             try:
-                self._produce(Produce._make([*self._alike, batch]), self._done([request_id]))
+                self._produce(Produce._make([*self._alike, batch]), 1, self._done([request_id]))
             except SandqError as error:
                 self._refuse(request_id, error)
 
@@ -93,15 +93,29 @@ class Singles:
             if isinstance(result, SandqError):
                 for request_id in ids:
                     self._refuse(request_id, result)
-            elif isinstance(result, Stored):
-                self._reply(ids, encode_reply(ids[0], result.offsets, result.refused or None))
             elif len(ids) == 1:
-                self._reply(ids, encode_reply(ids[0], result, None))
+                self._reply(ids, encode_reply(ids[0], *_told(result)))
             else:
-                bases = zip(ids, offsets.run(result[0], len(ids)), strict=True)
-                self._reply(ids, b"".join([encode_reply(number, (base, 1), None) for number, base in bases]))
+                parts = zip(ids, _parts(result, len(ids)), strict=True)
+                self._reply(ids, b"".join([encode_reply(request_id, *part) for request_id, part in parts]))
 
         return done
+
+
+def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, Any]:
+    """What the answer says of a batch that was stored."""
+    return (result.offsets, result.refused or None) if isinstance(result, Stored) else (result, None)
+
+
+def _parts(result: tuple[bytes, int] | Stored, count: int) -> list[tuple[Any, Any]]:
+    """And of each of its messages, as if that had been a batch."""
+    if not isinstance(result, Stored):
+        return [((base, 1), None) for base in offsets.run(result[0], count)]
+    size, refused = offsets.OFFSET_BYTES, dict(result.refused)
+    return [
+        (result.offsets[at * size : at * size + size], [(0, refused[at])] if at in refused else None)
+        for at in range(count)
+    ]
 
 
 def _merged(batches: Sequence[bytes]) -> bytes | None:

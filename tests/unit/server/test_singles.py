@@ -28,8 +28,9 @@ class Broker:
         self.most_messages = 1000
         self.singles = Singles(self.produce, self.reply, self.refuse)
 
-    def produce(self, asked: Produce, done: Done) -> None:
+    def produce(self, asked: Produce, requests: int, done: Done) -> None:
         batch = Batch.parse(asked.batch)
+        assert requests in (1, batch.count), "each waits for its answer"
         if batch.count > self.most_messages:
             raise Overloaded("too many at once")
         for value in batch.values():
@@ -53,7 +54,7 @@ class Broker:
 
 
 def single(number: int, value: bytes, *, topic: str = "t", partition: int = 0, **more: Any) -> Frame:
-    columns = {Column.VALUE: [value], **{Column[name.upper()]: [cell] for name, cell in more.items()}}
+    columns: dict[int, Any] = {Column.VALUE: [value], **{Column[name.upper()]: [cell] for name, cell in more.items()}}
     return [int(Type.PRODUCE), number, topic, partition, 0, 0, 0, 0, encode(columns)]
 
 
@@ -110,13 +111,23 @@ def test_an_idempotent_batch_and_a_large_one_stay_by_themselves(broker: Broker) 
 
 
 def test_messages_that_are_more_than_a_value_go_one_by_one(broker: Broker) -> None:
-    for number, more in enumerate(({}, {"key": b"k"}, {"deliver_ms": 5}), 1):
+    kinds: list[dict[str, Any]] = [{}, {"key": b"k"}, {"deliver_ms": 5}]
+    for number, more in enumerate(kinds, 1):
         broker.singles.add(single(number, b"%d" % number, **more))
     broker.singles.flush()
     assert broker.values() == [[b"1"], [b"2"], [b"3"]]
     stored = Stored(BASE, [(0, "ready")])
     broker.given[2][1](stored)
     assert broker.answers == [[0, 3, BASE, [[0, "ready"]]]]
+
+
+def test_the_answer_of_a_batch_that_was_stored_message_by_message_is_shared_out(broker: Broker) -> None:
+    for number in range(1, 4):
+        broker.singles.add(single(number, b"%d" % number))
+    broker.singles.flush()
+    column = offsets.run(BASE, 3)
+    broker.given[0][1](Stored(b"".join(column), [(1, "ready")]))
+    assert broker.answers == [[0, 1, column[0], None], [0, 2, column[1], [[0, "ready"]]], [0, 3, column[2], None]]
 
 
 def test_whoever_is_refused_does_not_take_the_others_along(broker: Broker) -> None:

@@ -1,0 +1,107 @@
+"""What a connection sends: the sender's turns and the connection's own task never mix up the bytes of one client, and
+what goes wrong with one client is nothing to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from sandq.model.limits import DEFAULT
+from sandq.server.connection import Connection
+from sandq.server.sender import Sender
+
+IN_FLIGHT_BYTES = 300_000
+LIMITS = dataclasses.replace(DEFAULT, in_flight_bytes_per_connection=IN_FLIGHT_BYTES)
+SMALL = 65_536
+PATIENCE_S = 30.0
+
+
+class Session:
+    greeted = True
+
+    def __init__(self) -> None:
+        self.drains = 0
+
+    def handle(self, frame: Any) -> None: ...
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None:
+        self.drains += 1
+
+    def closed(self) -> None: ...
+
+
+@asynccontextmanager
+async def connected(sender: Sender, session: Session) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
+    """The node's end and the client's, with small buffers between them."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
+    stream = await listener.accept()
+    await listener.aclose()
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+    connection = Connection(stream, sender, LIMITS, "")
+    async with client, trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run, lambda _: session)
+        yield connection, client
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_everything_arrives_in_order_and_congestion_ends(seed: int) -> None:
+    rng = random.Random(seed)
+    sender, session = Sender(), Session()
+    sent, got, congested = bytearray(), bytearray(), 0
+
+    async def receive(client: trio.SocketStream) -> None:
+        while data := await client.receive_some(rng.choice([100, 5000, 60_000])):
+            got.extend(data)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery, connected(sender, session) as (connection, client):
+            nursery.start_soon(sender.run)
+            nursery.start_soon(receive, client)
+            for _ in range(150):
+                for _ in range(rng.randrange(4)):
+                    frame = rng.randbytes(rng.choice([1, 10, 3000, 90_000]))
+                    connection.send(frame)
+                    sent += frame
+                if rng.random() < 0.3:
+                    connection.flush()
+                if connection.congested:
+                    congested += 1
+                    while connection.congested:  # noqa: ASYNC110 - by the reader at the other end
+                        await trio.sleep(0.001)
+                elif rng.random() < 0.7:
+                    await trio.lowlevel.checkpoint()
+            while len(got) < len(sent):  # noqa: ASYNC110 - likewise
+                await trio.sleep(0.001)
+            assert bytes(got) == bytes(sent), seed
+            assert connection.waiting_bytes == 0
+            assert session.drains == congested > 0, seed
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_cannot_be_sent_to_one_is_nothing_to_another() -> None:
+    """A fault of ours: what is queued for the first is no frame."""
+    sender = Sender()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery, connected(sender, Session()) as (good, client):
+            nursery.start_soon(sender.run)
+            with pytest.RaisesGroup(TypeError, flatten_subgroups=True):
+                async with connected(sender, Session()) as (bad, _):
+                    bad._out = ["no bytes", b"x"]  # type: ignore[list-item]
+                    sender.add(bad)
+                    good.send(b"still here")
+                    await trio.sleep_forever()
+            assert await client.receive_some(100) == b"still here"
+            nursery.cancel_scope.cancel()
