@@ -137,9 +137,11 @@ class Leases:
         """Ask every node that leads partitions, until there is enough; the last one waits."""
         record = await self._cluster.topic(self.topic)
         leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
+        unled = [part.partition for part in record.partitions if part.leader is None]
         if not leaders:
-            raise Unavailable(f"topic {self.topic!r} has no leader at present", topic=self.topic)
+            raise self._nobody_leads(unled)
         found: list[LeasedMessage] = []
+        waits = wait_ms > 0
         for node_id in leaders[:-1]:
             try:
                 found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
@@ -157,7 +159,16 @@ class Leases:
         except SandqError:
             if not found:
                 raise
+        if unled and not found:
+            self._cluster.refresh(self.topic)
+            if not waits:
+                # Who is told that there is nothing now would take it for all of the topic.
+                raise self._nobody_leads(unled)
         return found
+
+    def _nobody_leads(self, partitions: Sequence[int]) -> Unavailable:
+        names = ", ".join(map(str, partitions))
+        return Unavailable(f"topic {self.topic!r} has no leader of partition {names} at present", topic=self.topic)
 
     async def _take(self, request: Lease, node_id: str) -> list[LeasedMessage]:
         """Ask one node, once."""
