@@ -79,12 +79,11 @@ class Lease:
         left = 2 * self.total + 64
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
-            if bits.bit_count() > left:
-                # Far more than the lease holds, or the same again and again: the search would take long.
-                most = left if isinstance(named, int) else 0
-                foreign.append([offsets.shift(base, most), bits.bit_length() - most])
-                bits = (1 << most) - 1
             left -= bits.bit_count()
+            if left < 0:
+                # Far more than the lease holds, or the same again and again: the search would take long.
+                foreign.append([base, bits.bit_length()])
+                continue
             at = bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1
             behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
             if behind is not None and behind + bits.bit_length() <= self.ranges[at].length:

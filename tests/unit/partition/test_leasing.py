@@ -77,17 +77,6 @@ def test_a_range_over_what_is_not_of_the_lease_acks_the_rest_and_names_only_that
     assert not lease.live
 
 
-def test_a_range_far_beyond_the_lease_acks_what_is_of_it(bench: Bench) -> None:
-    """How far it is looked into has an end."""
-    bench.open()
-    base, _ = bench.append(*"abc")
-    lease = bench.one()
-    lost = bench.ack(lease.token, [[base, 60_000]])
-    assert not lease.live
-    assert lost[-1][0] > base
-    assert sum(count for _, count in lost) == 60_000 - 3
-
-
 def test_what_does_not_belong_to_the_lease_is_named_as_lost_and_the_rest_is_done(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"ab")
