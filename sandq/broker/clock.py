@@ -9,6 +9,7 @@ makes no message early or late. `alarm` is also set while the clock itself is no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ OFF: Final = "off"
 WALL: Final = "wall"
 DISPUTED: Final = "disputed"
 """Reasons of an alarm, the worst first."""
+
+
+PAIRS: Final = 5
+"""Looks at both clocks when the wall clock's time is taken over."""
 
 
 def boot_seconds() -> float:
@@ -63,11 +68,8 @@ class GuardedClock:
         self.on_alarm = on_alarm
         """`on_alarm(drift_ms)`: the wall clock is not followed from now on."""
         self.peers = PeerClocks(self._max_drift_s)
-        # The wall clock is read first, here and below: if we are held up in between, the error is on the late side.
-        wall_s = wall()
-        self._last = monotonic()
-        self._offset = wall_s - self._last
-        self._stepped = False
+        self._last = self._offset = 0.0
+        self._follow()
 
     # -- whether it can be trusted --------------------------------------------------------------------------------
 
@@ -164,7 +166,12 @@ class GuardedClock:
         return self.status()
 
     def _follow(self) -> None:
-        wall_s = self._wall()
-        self._last = self._monotonic()
-        self._offset = wall_s - self._last
+        """Take the wall clock's time as it is. It is read before the monotonic clock, here and above: when the machine
+        does something else in between, the error is on the late side. Of `PAIRS` looks the least late one counts, as
+        what is wrong here takes a long time to be slewed away."""
+        self._offset = -math.inf
+        for _ in range(PAIRS):
+            wall_s = self._wall()
+            self._last = self._monotonic()
+            self._offset = max(self._offset, wall_s - self._last)
         self._stepped = False

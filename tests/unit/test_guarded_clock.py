@@ -92,3 +92,17 @@ def test_rounds_down_so_that_a_time_is_reached_only_when_it_has_passed() -> None
     assert clocks.guarded.now_ms() == 1_800_000_000_000
     assert clocks.guarded.seconds_until(1_800_000_000_001) == pytest.approx(0.0001, abs=1e-6)
     assert clocks.guarded.seconds_until(0) == 0
+
+
+def test_being_held_up_while_it_starts_makes_it_no_later_than_its_best_look() -> None:
+    """Both clocks are of one time; what is read second is read 10 ms later, but for one time."""
+    now_s, hold_ups_s = 50.0, iter([0.01, 0.01, 0.0, 0.01, 0.01])
+
+    def monotonic_s() -> float:
+        nonlocal now_s
+        now_s += next(hold_ups_s, 0.0)
+        return now_s
+
+    guarded = GuardedClock(wall=lambda: 1_800_000_000.0 + now_s, monotonic=monotonic_s)
+    assert next(hold_ups_s, None) is None, "all were looked at"
+    assert guarded.status().drift_ms == 0

@@ -147,7 +147,8 @@ async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> No
             assert values(await take(subscription, PARTITIONS)) == [b"now"] * PARTITIONS
         async with nodes.connect("node1") as asked:
             state = await asked.admin.clock()
-        assert abs(state["median_ms"] + HOUR_S * 1000) < 250 and state["drift_ms"] == 0
+        assert abs(state["median_ms"] + HOUR_S * 1000) < 250
+        assert abs(state["drift_ms"]) < 250, "it follows its wall clock: it is that which is off"
         text = (await nodes.running["node1"].metrics.render())[0].decode()
         assert "sandq_clock_alarm 1\n" in text and 'sandq_clock_peer_offset_seconds{peer="node2"} -3' in text
 
