@@ -19,6 +19,7 @@ from rich.console import Console
 import sandq
 from benchmarks import report
 from benchmarks.disk import check_disk, filesystem_of_directory
+from benchmarks.machine import stolen
 from benchmarks.process import Where, sync_ms
 from benchmarks.profiles import write_texts
 from benchmarks.result import GROUPS, Measured, Result, Row, Setting, as_json
@@ -107,7 +108,7 @@ def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[di
     failures: list[str] = []
     for number in range(rounds):
         for row in rows:
-            began_s = time.monotonic()
+            began_s, share_stolen = time.monotonic(), stolen()
             try:
                 with log.status(f"{row.name} ...") if log.is_terminal else log:
                     found = row.measure(Setting(where, row.name, quick))
@@ -116,12 +117,14 @@ def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[di
                 log.print(traceback.format_exc(), highlight=False, markup=False)
                 failures.append(f"{row.name} failed: {str(error).splitlines()[0] if str(error) else repr(error)}")
                 continue
+            found.stolen = share_stolen()
             measured[row.name].append(found)
             if where.profiles is not None:
                 write_texts(where.profiles, row.name)
             took_s = time.monotonic() - began_s
             turn = f" ({number + 1}/{rounds})" if rounds > 1 else ""
-            log.print(f"{row.name}{turn}: {found.value:,.1f} {row.unit}, {took_s:.1f} s", highlight=False)
+            what = f"{row.name}{turn}: {found.value:,.1f} {row.unit}, {took_s:.1f} s, stolen {found.stolen:.0%}"
+            log.print(what, highlight=False)
     return measured, failures
 
 

@@ -26,6 +26,7 @@ COLUMNS = (
     "latency",
     "fdatasyncs",
     "msg/fdatasync",
+    "stolen",
     "besides",
 )
 _TEXTS = ("row", "latency", "besides")
@@ -36,7 +37,8 @@ process: raw sockets and prepared frames, or, where a row says so, the Python cl
 else is said. CPU is user and system time of all threads of all nodes, and of the load's process. Latency counts from
 the intended send where a row sends at a rate, and otherwise from the hand-over of the request to the socket: then a
 slow answer delays the next request, and the figure says little about a load that does not wait. Lateness is signed:
-below 0 would be early.
+below 0 would be early. "stolen" is the share of the machine's CPU time that its host gave to other machines while the
+row was measured: what needed CPU waited then, and times and rates are worse than those of a machine of one's own.
 """
 
 
@@ -66,6 +68,7 @@ def cells(result: Result) -> list[str]:
         latency.clock if latency is not None else "",
         "" if measured.fsyncs is None else f"{measured.fsyncs:,}",
         short(measured.messages_per_fsync),
+        "" if measured.stolen is None else f"{measured.stolen:.0%}",
         "; ".join(besides),
     ]
 

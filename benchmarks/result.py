@@ -114,6 +114,8 @@ class Measured:
     """By the nodes while the load ran."""
     errors: int = 0
     details: dict[str, float] = field(default_factory=dict)
+    stolen: float | None = field(default=None, compare=False)
+    """The share of the machine's CPU time that other machines were given meanwhile."""
 
     @classmethod
     def of(cls, told: Told, used: Used) -> Measured:

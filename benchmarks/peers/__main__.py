@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 
 from benchmarks.disk import check_disk, filesystem_of_directory
+from benchmarks.machine import stolen
 from benchmarks.peers.charts import write_charts
 from benchmarks.peers.driver import Sample, Task
 from benchmarks.peers.figures import Outcome
@@ -148,10 +149,11 @@ def measure(round_: int, peer: Peer, workload: Workload, base: Path, quick: bool
     """One load on a new server of a peer."""
     directory = base / "server"
     directory.mkdir(mode=0o711)
+    share_stolen = stolen()
     try:
         with peer.serving(directory) as (pid, port):
             sample = drive(Task(peer.name, workload.name, port, pid, quick))
-        return Outcome(round_, peer.name, workload.name, sample)
+        return Outcome(round_, peer.name, workload.name, sample, stolen=share_stolen())
     except (PeerError, NodeFailed, OSError, subprocess.TimeoutExpired) as error:
         return Outcome(round_, peer.name, workload.name, None, _short(error))
     finally:

@@ -20,6 +20,8 @@ class Outcome:
     workload: str
     sample: Sample | None
     error: str | None = None
+    stolen: float = 0.0
+    """The share of the machine's CPU time that its host gave to other machines meanwhile."""
 
 
 class Spread(NamedTuple):
@@ -50,6 +52,8 @@ class Row:
     early: int | None = None
     per_sync: float | None = None
     """Messages for each sync of the log."""
+    stolen: float = 0.0
+    """As in `Outcome`, at the median."""
     rate_ratio: float | None = None
     """sandq's rate through this one's; and so the others."""
     cpu_ratio: float | None = None
@@ -59,14 +63,16 @@ class Row:
 def rows(outcomes: Sequence[Outcome], workload: str) -> list[Row]:
     """Of one load, a row for each peer that has samples, in the order in which peers come first."""
     samples: dict[str, list[Sample]] = {}
+    stolen: dict[str, list[float]] = {}
     for outcome in outcomes:
         if outcome.workload == workload and outcome.sample is not None:
             samples.setdefault(outcome.peer, []).append(outcome.sample)
-    bare = {peer: _row(peer, found) for peer, found in samples.items()}
+            stolen.setdefault(outcome.peer, []).append(outcome.stolen)
+    bare = {peer: _row(peer, found, median(stolen[peer])) for peer, found in samples.items()}
     return [_compared(row, bare.get(OURS)) for row in bare.values()]
 
 
-def _row(peer: str, samples: Sequence[Sample]) -> Row:
+def _row(peer: str, samples: Sequence[Sample], stolen: float) -> Row:
     times = [sample.times_ms for sample in samples if sample.times_ms is not None]
     early = [sample.early for sample in samples if sample.early is not None]
     syncs = sum(sample.syncs or 0 for sample in samples)
@@ -82,6 +88,7 @@ def _row(peer: str, samples: Sequence[Sample]) -> Row:
         max(found[2] for found in times) if times else None,
         sum(early) if early else None,
         messages / syncs if syncs else None,
+        stolen,
     )
 
 

@@ -27,6 +27,8 @@ FAIRNESS: Final = (
     "The server's CPU time is of all its processes and threads, user and system, while the load runs; what it puts off "
     "until later (compaction, syncs every second, vacuum) is not in it. In `lateness` it is also what it costs to wait "
     "and to be polled.",
+    "`stolen` is the share of the machine's CPU time that its host gave to other machines while the load ran, at the "
+    "median of the rounds: rates and times are those of such a machine; rounds and ratios even it out in part.",
     f"Consumers ack each message as soon as it has come, and have at most {PREFETCH} unacked. An ack names the "
     "message; several travel together where the protocol lets them (sandq: entries of one request; Redis: ids of one "
     "XACK). PostgreSQL, and Redis' sorted set, hand messages out and forget them in one step: a consumer that dies has "
@@ -60,7 +62,7 @@ def head(workload: Workload) -> list[str]:
     names = ["peer", "before it answers"]
     if workload.kind is not Kind.LATENESS:
         names.append("msg/s (least - most)")
-    names += ["server CPU us/msg", "client CPU us/msg"]
+    names += ["server CPU us/msg", "client CPU us/msg", "stolen"]
     if workload.timed:
         names += ["p50 ms", "p99 ms", "max ms"]
     if workload.kind is Kind.LATENESS:
@@ -73,7 +75,7 @@ def cells(workload: Workload, row: Row, peer: Peer) -> list[str]:
     found = [marked(peer), peer.durability]
     if workload.kind is not Kind.LATENESS:
         found.append(f"{row.rate.median:,.0f} ({row.rate.least:,.0f} - {row.rate.most:,.0f})")
-    found += [number(row.server_us.median), number(row.client_us)]
+    found += [number(row.server_us.median), number(row.client_us), f"{row.stolen:.0%}"]
     if workload.timed:
         found += [number(value) for value in (row.p50_ms, _median(row.p99_ms), row.max_ms)]
     if workload.kind is Kind.LATENESS:

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import disk
+from benchmarks import disk, machine
 from benchmarks.__main__ import chosen, main, run
 from benchmarks.driver import Load, LoadFailed
 from benchmarks.process import Where
@@ -140,7 +140,7 @@ def result(name: str, measured: Measured, group: str = "produce", goal: Goal | N
 
 def test_the_report_has_a_table_for_each_group_and_says_what_latency_counts_from(tmp_path: Path) -> None:
     latency = Latency.of(DUE, [0.001, 0.002])
-    late = Measured(2, 2.0, latency=latency, errors=1, details={"early": 1})
+    late = Measured(2, 2.0, latency=latency, errors=1, details={"early": 1}, stolen=0.125)
     results = [
         result("one", Measured(1000, 2e6, 1.5, 0.25, fsyncs=40), goal=Goal(1e6, "msg/s")),
         result("late", late, "lateness"),
@@ -149,7 +149,7 @@ def test_the_report_has_a_table_for_each_group_and_says_what_latency_counts_from
     assert "- cores: 2" in text
     assert text.index("## Producing") < text.index("## Lateness")
     assert "| `one` | 2,000,000 msg/s | >= 1,000,000 msg/s | 2.00 | 1.50 | 0.25 |  |  |  |  | 40 | 25 |  |" in text
-    assert "| 1 | 2 | 2 | after due |  |  | ERRORS 1; early 1 |" in text
+    assert "| 1 | 2 | 2 | after due |  |  | 12% | ERRORS 1; early 1 |" in text
     assert "- `late` (raw): what late is" in text
     assert text.endswith("![bench-produce](bench-produce.png)\n")
 
@@ -176,3 +176,12 @@ def test_scheduled_batches_have_a_moment_for_each_message() -> None:
     moments = [moment for moment in times if moment is not None]
     assert len(set(moments)) > 40
     assert max(moments) - min(moments) < 1000
+
+
+def test_the_share_that_was_stolen_is_of_the_time_since_one_began_to_look() -> None:
+    times = iter([(1000, 100), (3000, 600), (3000, 600)])
+    told = machine.stolen(lambda: next(times))
+    assert told() == 0.25
+    assert machine.stolen(lambda: (5, 1))() == 0.0, "no time has passed"
+    before, now = machine.cpu_ticks(), machine.cpu_ticks()
+    assert 0 <= before[1] <= before[0] <= now[0]
