@@ -43,7 +43,7 @@ system:
 
 test: $(SPARK_STAMP) system
 	$(BIN)/pytest -rs $(SPARK_SUITE)
-	$(BIN)/pytest -n 2 --dist worksteal -rs $(SUITES)
+	$(BIN)/pytest -n 2 --dist worksteal --durations=40 -rs $(SUITES)
 
 test-long: $(SPARK_STAMP) system
 	TEST_RANDOM=1 $(BIN)/pytest -rs -m "long or not long" $(SPARK_SUITE)
