@@ -22,8 +22,8 @@ from sandq.protocol.replies import encode_deliver
 
 from .connection import Connection
 from .control_session import ControlSession
+from .gathering import Gathering
 from .info import ServerInfo
-from .singles import Singles
 from .waiting import Entrance, Handlers
 
 TAKEN_KEPT = 1000
@@ -43,11 +43,11 @@ class ClientSession:
         """LEASE requests under way, by id ..."""
         self._taken: dict[int, Taker] = {}
         """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
-        self._singles = Singles(self._produce, connection.reply_each, connection.refuse)
+        self._gathering = Gathering(self._produce, connection.reply_each, connection.refuse)
         handlers: Handlers = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
-            Type.PRODUCE: self._singles.add,
+            Type.PRODUCE: self._gathering.add,
             Type.SUBSCRIBE: self._subscribe,
             Type.UNSUBSCRIBE: self._unsubscribe,
             Type.CREDIT: self._credit,
@@ -62,7 +62,7 @@ class ClientSession:
 
     def handle(self, frame: Frame) -> None:
         if frame[0] != Type.PRODUCE:
-            self._singles.flush()
+            self._gathering.flush()
         handler = self._entrance.handlers.get(frame[0])
         if not self.greeted and frame[0] != Type.HELLO:
             raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
@@ -75,7 +75,7 @@ class ClientSession:
         handler(frame)
 
     def handled(self) -> None:
-        self._singles.flush()
+        self._gathering.flush()
 
     def drained(self) -> None:
         for _, subscription in self._subscriptions.values():
