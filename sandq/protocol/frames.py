@@ -23,6 +23,7 @@ values within maps: it lifts the bound.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -241,6 +242,16 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
 def encode_reply(request_id: int, *fields: Any) -> bytes:
     """The answer to a request that was done."""
     return encode_frame(0, request_id, *fields)
+
+
+def encode_replies(replies: Iterable[tuple[int, Any, Any]]) -> bytes:
+    """Many answers of two fields each, one behind the other."""
+    pack, length = _pack, LENGTH.pack
+    frames: list[bytes] = []
+    for request_id, first, second in replies:
+        body = pack((0, request_id, first, second))
+        frames += (length(len(body)), body)
+    return b"".join(frames)
 
 
 def encode_error(request_id: int, error: SandqError) -> bytes:

@@ -16,7 +16,7 @@ from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
 from sandq.model.batch_format import TYPE_OF
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.partition.log import Stored
-from sandq.protocol.frames import Frame, encode_reply
+from sandq.protocol.frames import Frame, encode_replies, encode_reply
 from sandq.protocol.requests import Produce
 
 SMALL_BYTES = 4096
@@ -110,8 +110,7 @@ class Gathering:
             elif len(ids) == 1:
                 self._reply(ids, encode_reply(ids[0], *_told(result)))
             else:
-                parts = zip(ids, _parts(result, counts), strict=True)
-                self._reply(ids, b"".join([encode_reply(request_id, *part) for request_id, part in parts]))
+                self._reply(ids, encode_replies(_parts(result, ids, counts)))
 
         return done
 
@@ -152,17 +151,18 @@ def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, Any]:
     return (result.offsets, result.refused or None) if isinstance(result, Stored) else (result, None)
 
 
-def _parts(result: tuple[bytes, int] | Stored, counts: Sequence[int]) -> list[tuple[Any, Any]]:
-    """And of each part of it, as if that had been a batch."""
-    starts = [*accumulate(counts, initial=0)]
+def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[int, Any, Any]]:
+    """And of each part of it, the request's, as if that had been a batch."""
+    parts = zip(ids, accumulate(counts, initial=0), counts, strict=False)
     if not isinstance(result, Stored):
         bases = offsets.run(result[0], result[1])
-        return [((bases[start], count), None) for start, count in zip(starts, counts, strict=False)]
+        return [(request_id, (bases[start], count), None) for request_id, start, count in parts]
     size, refused = offsets.OFFSET_BYTES, dict(result.refused)
     return [
         (
+            request_id,
             result.offsets[start * size : (start + count) * size],
             [(at, refused[start + at]) for at in range(count) if start + at in refused] or None if refused else None,
         )
-        for start, count in zip(starts, counts, strict=False)
+        for request_id, start, count in parts
     ]
