@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.driver import measure, node_with
+from benchmarks.process import confine
 from benchmarks.result import Goal, Measured, Row, Setting
 from sandq.model.batch import Column, encode
 from sandq.protocol.requests import Produce
@@ -59,11 +60,14 @@ def links(ports: Sequence[int], connections: int, partitions: int) -> list[tuple
 
 def produce(
     connections: int, size: int, batches: int, quick_batches: int, setting: Setting, *, partitions: int = PARTITIONS,
-    do: str = "produce", **spec: Any,
+    do: str = "produce", one_core: bool = False, **spec: Any,
 ) -> Measured:  # fmt: skip
-    """`batches` of `size` messages over each of `connections`."""
+    """`batches` of `size` messages over each of `connections`. `one_core`: is all that the node may use."""
     count = setting.count(batches, quick_batches)
     with node_with(setting, TOPIC, partitions) as node:
+        if one_core:
+            assert node.pid is not None
+            confine(node.pid)
         to = links([node.port], connections, partitions)
         return measure(node.metered, do, links=to, size=size, count=count, **spec)
 
@@ -107,6 +111,13 @@ def _what(size: int, connections: int, window: int) -> str:
 
 ROWS = (
     *_grid(),
+    Row(
+        "produce_lock_step_one_core",
+        "produce",
+        f"{_what(1, 16, 1)}, the node confined to one core",
+        partial(produce, 16, 1, 4000, 200, window=1, one_core=True),
+        goal=LOCK_STEP,
+    ),
     Row(
         "produce_pipelined",
         "produce",
