@@ -24,10 +24,15 @@ class Keyed:
         self._broker = broker
 
     async def get(
-        self, topic: str, partition: int, stale: bool, keys: Sequence[bytes], max_bytes: int
-    ) -> tuple[list[bytes | None], int]:
-        """As `PartitionReplica.values`; and how old that is (ms)."""
-        return await self._ask(topic, partition, stale, lambda replica, now_ms: replica.values(keys, max_bytes, now_ms))
+        self, topic: str, partition: int, stale: bool, each: Sequence[Sequence[bytes]], max_bytes: int
+    ) -> tuple[list[list[bytes | None]], int]:
+        """As `PartitionReplica.values`, of each of these; and how old that is (ms)."""
+        return await self._ask(
+            topic,
+            partition,
+            stale,
+            lambda replica, now_ms: [replica.values(keys, max_bytes, now_ms) for keys in each],
+        )
 
     async def scan(
         self, topic: str, partition: int, stale: bool, start: bytes, stop: bytes | None, limit: int, max_bytes: int

@@ -179,22 +179,31 @@ class Connection:
         elif (held_back := self._stats.warnings.held_back()) is not None:
             self._log.warning("a request failed", **fields, not_logged_before=held_back)
 
+    @property
+    def worked_on_most(self) -> int:
+        """So many requests are worked on at once."""
+        return self._limits.requests_per_connection
+
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         """Run a request that takes a while; what it returns is the reply."""
-        if self._working >= self._limits.requests_per_connection:
-            raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
-        self._working += 1
-        self._nursery.start_soon(self._work, request_id, work)
+        self.start_many([request_id], work)
 
-    async def _work(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
+    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]]) -> None:
+        """Run requests that are done together; what it returns are their replies, one behind the other."""
+        if self._working + len(request_ids) > self.worked_on_most:
+            raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
+        self._working += len(request_ids)
+        self._nursery.start_soon(self._work, request_ids, work)
+
+    async def _work(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]]) -> None:
         try:
-            self.reply(request_id, await work())
-        except Unsure as error:
-            self.send_error(request_id, await error.settled())
+            self.reply_each(request_ids, await work())
         except SandqError as error:
-            self.send_error(request_id, error)
+            failure = await error.settled() if isinstance(error, Unsure) else error
+            for request_id in request_ids:
+                self.send_error(request_id, failure)
         finally:
-            self._working -= 1
+            self._working -= len(request_ids)
 
     def refuse(self, request_id: int, refusal: SandqError) -> None:
         """Answer a request that failed, once it is certain how."""

@@ -20,6 +20,7 @@ from sandq.protocol.frames import Frame, Type, encode_reply
 from sandq.protocol.replies_messages import Piece, encode_pieces
 
 from .connection import Connection
+from .gets import Gets
 from .info import ServerInfo
 
 Handler = Callable[[Frame], None]
@@ -32,6 +33,7 @@ class ControlSession:
         self._broker = broker
         self._control = Control(broker)
         self._keyed = Keyed(broker)
+        self._gets = Gets(connection, self._keyed)
         self._connection = connection
         self._info = info
         self.handlers: dict[int, Handler] = {
@@ -43,7 +45,7 @@ class ControlSession:
             Type.FETCH: self._fetch,
             Type.MEASURE: self._measure,
             Type.FORECAST: self._forecast,
-            Type.KV_GET: self._kv_get,
+            Type.KV_GET: self._gets.add,
             Type.KV_SCAN: self._kv_scan,
             Type.KV_WATCH: self._kv_watch,
             Type.JOB_START: self._job_start,
@@ -65,6 +67,10 @@ class ControlSession:
             Type.NODE_CHANGE: self._node_change,
             Type.TRANSFER: self._transfer,
         }
+
+    def handled(self) -> None:
+        """Everything that one receive brought was handled."""
+        self._gets.flush()
 
     def _reply(self, request_id: int, *fields: Any) -> None:
         self._connection.reply(request_id, encode_reply(request_id, *fields))
@@ -136,15 +142,6 @@ class ControlSession:
         self._start(frame, lambda: self._control.forecast(*asked))
 
     # -- keys -----------------------------------------------------------------------------------------------------
-
-    def _kv_get(self, frame: Frame) -> None:
-        asked = k.KvGet.parse(frame)
-
-        async def get() -> tuple[int, list[bytes | None]]:
-            values, stale_ms = await self._keyed.get(*asked, k.ANSWER_BYTES)
-            return stale_ms, values
-
-        self._start(frame, get)
 
     def _kv_scan(self, frame: Frame) -> None:
         asked = k.KvScan.parse(frame)

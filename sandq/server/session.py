@@ -76,6 +76,7 @@ class ClientSession:
 
     def handled(self) -> None:
         self._gathering.flush()
+        self._control.handled()
 
     def drained(self) -> None:
         for _, subscription in self._subscriptions.values():
