@@ -32,6 +32,7 @@ class Keyed:
             partition,
             stale,
             lambda replica, now_ms: [replica.values(keys, max_bytes, now_ms) for keys in each],
+            len(each),
         )
 
     async def scan(
@@ -51,14 +52,19 @@ class Keyed:
         return await self._broker.watching.changes(host, watch, max_messages, max_bytes, wait_ms / 1000)
 
     async def _ask(
-        self, topic: str, partition: int, stale: bool, question: Callable[[PartitionReplica, int], T]
+        self,
+        topic: str,
+        partition: int,
+        stale: bool,
+        question: Callable[[PartitionReplica, int], T],
+        requests: int = 1,
     ) -> tuple[T, int]:
         self._check_kind(topic)
         host, reading, clock = self._broker.partition(topic, partition).host, self._broker.reading, self._broker.clock
         if stale:
-            return await reading.ask_stale(host, lambda replica: question(replica, clock.now_ms()))
+            return await reading.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
         await self._tell_the_time(host)
-        return await reading.ask(host, lambda replica: question(replica, 0)), 0
+        return await reading.ask(host, lambda replica: question(replica, 0), requests), 0
 
     async def _tell_the_time(self, host: GroupHost) -> None:
         """A value is gone for readers when it is for who swaps it: by the time in the log. By the clock a reader would

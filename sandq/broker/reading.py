@@ -27,12 +27,13 @@ Question = Callable[[PartitionReplica], T]
 """Asked on the apply thread."""
 
 WAITING_MOST = 10_000
-"""Questions of one group that are not answered yet."""
+"""Requests that questions of one group are for, and that are not answered yet."""
 
 
 class _Asked(Generic[T]):
-    def __init__(self, question: Question[T]) -> None:
+    def __init__(self, question: Question[T], requests: int) -> None:
         self.question = question
+        self.requests = requests
         self.answered = trio.Event()
         self.answer: outcome.Outcome[T]
         self.stale_ms = 0
@@ -56,25 +57,26 @@ class Reading:
         """By group: rounds that are to begin when this turn of the loop is over."""
         self._waiting: Counter[_Key] = Counter()
 
-    async def ask(self, host: GroupHost, question: Question[T]) -> T:
-        """The linearizable answer. Raises NotLeader, Overloaded, StorageFailed, and what the question raises."""
-        answer, _ = await self._ask(_Key(host, False), question)
+    async def ask(self, host: GroupHost, question: Question[T], requests: int = 1) -> T:
+        """The linearizable answer, for so many requests. Raises NotLeader, Overloaded, StorageFailed, and what the
+        question raises."""
+        answer, _ = await self._ask(_Key(host, False), question, requests)
         return answer
 
-    async def ask_stale(self, host: GroupHost, question: Question[T]) -> tuple[T, int]:
+    async def ask_stale(self, host: GroupHost, question: Question[T], requests: int = 1) -> tuple[T, int]:
         """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
-        return await self._ask(_Key(host, True), question)
+        return await self._ask(_Key(host, True), question, requests)
 
-    async def _ask(self, key: _Key, question: Question[T]) -> tuple[T, int]:
+    async def _ask(self, key: _Key, question: Question[T], requests: int) -> tuple[T, int]:
         waiting = self._waiting[key]
         if waiting >= WAITING_MOST:
             raise Overloaded(f"{waiting} reads wait for the same partition; ask again in a moment")
-        self._waiting[key] = waiting + 1
+        self._waiting[key] = waiting + requests
         coming = self._coming.get(key)
         if coming is None:
             coming = self._coming[key] = []
             self.nursery.start_soon(self._round, key)
-        asked = _Asked(question)
+        asked = _Asked(question, requests)
         coming.append(asked)
         await asked.answered.wait()
         return asked.answer.unwrap(), asked.stale_ms
@@ -92,7 +94,7 @@ class Reading:
             answers = await self._runner.ask(lambda: _answers(key.host, asked))
         except Exception as error:
             answers = [outcome.Error(error) for _ in asked]
-        self._waiting[key] -= len(asked)
+        self._waiting[key] -= sum([one.requests for one in asked])
         if not self._waiting[key]:
             del self._waiting[key]
         stale_ms = math.ceil((age_s + trio.current_time() - began) * 1000) if key.stale else 0

@@ -180,9 +180,9 @@ class Connection:
             self._log.warning("a request failed", **fields, not_logged_before=held_back)
 
     @property
-    def worked_on_most(self) -> int:
-        """So many requests are worked on at once."""
-        return self._limits.requests_per_connection
+    def room(self) -> int:
+        """For so many more requests to be worked on."""
+        return self._limits.requests_per_connection - self._working
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
         """Run a request that takes a while; what it returns is the reply."""
@@ -190,7 +190,7 @@ class Connection:
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]]) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
-        if self._working + len(request_ids) > self.worked_on_most:
+        if len(request_ids) > self.room:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
         self._nursery.start_soon(self._work, request_ids, work)

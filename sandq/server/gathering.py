@@ -37,8 +37,8 @@ Done = Callable[[Any], None]
 class _Gathered:
     """Requests that differ in their messages alone."""
 
-    fields: list[Any]
-    codec_and_flags: bytes
+    alike: tuple[list[Any], bytes]
+    """The fields before the batch, and what kind of batch."""
     ids: list[int]
     batches: list[bytes]
 
@@ -68,35 +68,37 @@ class Gathering:
             asked = Produce.parse(frame)
             self._produce(asked, 1, self._done([frame[1]], [0]))
             return
-        place, fields, batch = (frame[2], frame[3]), frame[2:8], frame[8]
+        place, batch = (frame[2], frame[3]), frame[8]
+        alike = (frame[2:8], batch[_CODEC_AND_FLAGS])
         gathered = self._gathered.get(place)
-        if gathered is not None and gathered.fields == fields and gathered.codec_and_flags == batch[_CODEC_AND_FLAGS]:
+        if gathered is not None and gathered.alike == alike:
             gathered.ids.append(frame[1])
             gathered.batches.append(batch)
             return
         if gathered is not None:
             self.flush()
-        Produce.parse(frame)
-        self._gathered[place] = _Gathered(fields, batch[_CODEC_AND_FLAGS], [frame[1]], [batch])
+        Produce.parse(frame)  # checks the fields, once for all that are alike
+        self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
 
     def flush(self) -> None:
         """Hand on what has gathered."""
         if self._gathered:
             gathered, self._gathered = self._gathered, {}
-            for alike in gathered.values():
-                self._hand_on(alike)
+            for of_partition in gathered.values():
+                self._hand_on(of_partition)
 
-    def _hand_on(self, alike: _Gathered) -> None:
-        if len(alike.ids) > 1:
+    def _hand_on(self, gathered: _Gathered) -> None:
+        fields, ids = gathered.alike[0], gathered.ids
+        if len(ids) > 1:
             try:
-                merged, counts = _merged(alike.batches)
-                self._produce(Produce._make([*alike.fields, merged]), len(alike.ids), self._done(alike.ids, counts))
+                merged, counts = _merged(gathered.batches)
+                self._produce(Produce._make([*fields, merged]), len(ids), self._done(ids, counts))
                 return
             except SandqError:
                 pass  # whose fault it is they learn one by one
-        for request_id, batch in zip(alike.ids, alike.batches, strict=True):
+        for request_id, batch in zip(ids, gathered.batches, strict=True):
             try:
-                self._produce(Produce._make([*alike.fields, batch]), 1, self._done([request_id], [0]))
+                self._produce(Produce._make([*fields, batch]), 1, self._done([request_id], [0]))
             except SandqError as error:
                 self._refuse(request_id, error)
 
@@ -127,8 +129,8 @@ def _is_small(frame: Frame) -> bool:
 
 
 def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
-    """One batch of all of them, and how many messages are from each. InvalidRequest when one is damaged, or has a
-    column that is not known here."""
+    """One batch of all of them, and how many messages are from each. InvalidRequest when one is damaged, or a column
+    would be lost."""
     sizes = [plain_single(raw) for raw in raws]
     if None not in sizes:
         values = [raw[_VALUE_AT : _VALUE_AT + size] for raw, size in zip(raws, sizes, strict=True) if size is not None]
@@ -143,7 +145,10 @@ def _column(batches: Sequence[Batch], column: int) -> list[Any]:
     if column not in TYPE_OF:
         raise InvalidRequest(f"batch: column {column} is not known here")
     read = Batch.int_column if TYPE_OF[column] == TYPE_INT64 else Batch.bytes_column
-    return [*chain.from_iterable([read(batch, column) or [None] * batch.count for batch in batches])]
+    cells = [*chain.from_iterable([read(batch, column) or [None] * batch.count for batch in batches])]
+    if column != Column.VALUE and cells.count(None) == len(cells):
+        raise InvalidRequest(f"batch: {column} holds nothing, and would be left out: it may be what is refused")
+    return cells
 
 
 def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, Any]:
@@ -162,7 +167,7 @@ def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Seque
         (
             request_id,
             result.offsets[start * size : (start + count) * size],
-            [(at, refused[start + at]) for at in range(count) if start + at in refused] or None if refused else None,
+            ([(at, refused[start + at]) for at in range(count) if start + at in refused] or None) if refused else None,
         )
         for request_id, start, count in parts
     ]

@@ -13,7 +13,7 @@ from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet
 from .connection import Connection
 
 TOGETHER: Final = 256
-"""Requests of one question: few enough that a connection with many on the way is refused some of them, not all."""
+"""Requests of one question: what it holds up is not much."""
 
 _Place = tuple[str, int, bool]
 """Topic, partition, stale."""
@@ -37,10 +37,13 @@ class Gets:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        together = min(TOGETHER, self._connection.worked_on_most)
         for place, requests in gathered.items():
-            for first in range(0, len(requests), together):
-                self._ask(place, requests[first : first + together])
+            first = 0
+            while first < len(requests):
+                # What there is no room for is refused one by one.
+                stop = first + max(1, min(TOGETHER, self._connection.room))
+                self._ask(place, requests[first:stop])
+                first = stop
 
     def _ask(self, place: _Place, requests: list[tuple[int, KvGet]]) -> None:
         ids = [request_id for request_id, _ in requests]

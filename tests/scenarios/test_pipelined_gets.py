@@ -101,6 +101,18 @@ async def test_more_than_are_worked_on_at_once_are_refused_and_the_rest_is_answe
     assert (await client.receive())[3] == [rows[b"a"]], "there is room again"
 
 
+async def test_there_is_room_for_all_but_what_is_worked_on_already(client: RawClient) -> None:
+    rows = await write(client, b"a")
+    through, mark = (await client.call(Type.KV_WATCH, "keys", 0, None, None, False, b"z", None, 10, 1000, 0))[2:4]
+    waiting = [int(Type.KV_WATCH), 90, "keys", 0, through, mark, False, b"z", None, 10, 1000, 30_000]
+    await client.send_bytes(packed(waiting))
+    for first in (100, 200):
+        await client.send_bytes(packed(*[get(number, b"a") for number in range(first, first + MOST)]))
+        found = await answers(client, MOST)
+        assert len(codes(found)) == 1, "the watch is still worked on"
+        assert all(frame[3] == [rows[b"a"]] for number, frame in found.items() if number not in codes(found))
+
+
 async def test_a_write_that_was_answered_is_seen_by_all_that_ask_behind_it(
     client: RawClient, dial: Dial, node: Serving
 ) -> None:

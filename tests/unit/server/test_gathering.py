@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from sandq.model import offsets
@@ -194,6 +195,30 @@ def test_what_has_a_column_that_nobody_knows_goes_alone_and_whole(broker: Broker
     broker.gathering.flush()
     assert broker.values() == [[b"a"], [b"b"], [b"c"]]
     assert broker.given[1][0].batch == strange[8]
+
+
+def test_a_column_that_holds_nothing_is_not_lost_where_it_would_be_refused(broker: Broker) -> None:
+    frames = [single(1, b"a", priority=5), single(2, b"b", priority=6)]
+    empty = [with_nulls(frame) for frame in frames]
+    for frame in empty:
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert [asked.batch for asked, _ in broker.given] == [frame[8] for frame in empty]
+
+
+def with_nulls(frame: Frame) -> Frame:
+    """The same, its last column (of numbers) holding a null, which `encode` would leave out."""
+    raw = bytearray(frame[8])
+    directory = len(raw) - 8 - 8  # validity, in eight bytes, goes before the number
+    raw[directory + 8 :] = bytes(16)
+    entry = 40 + 8 + 8
+    raw[entry + 3] = 1
+    raw[entry + 4 : entry + 8] = (16).to_bytes(4, "little")
+    raw[16:20] = len(raw).to_bytes(4, "little")
+    raw[20:24] = (len(raw) - 40).to_bytes(4, "little")
+    raw[4:8] = google_crc32c.value(bytes(raw[8:])).to_bytes(4, "little")
+    assert Batch.parse(bytes(raw)).int_column(Column.PRIORITY) == [None]
+    return [*frame[:8], bytes(raw)]
 
 
 def test_what_is_compressed_goes_alone(broker: Broker) -> None:
