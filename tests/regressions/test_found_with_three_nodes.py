@@ -15,7 +15,7 @@ from sandq.broker.steward import Steward
 from sandq.model.errors import Corruption, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
+from tests.scenarios.cluster.three import ThreeNodes, eventually, leading, three_nodes
 from tests.scenarios.working import take
 
 
@@ -82,9 +82,8 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
 async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node followed metadata no more, and every change of topics waited for it."""
     async with nodes.connect() as client:
-        await eventually(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
-        leading = next(s for s in nodes.running.values() if s.broker.metadata_host.ready)
-        pointers = leading.broker.engine.pointers
+        leader = await leading(nodes)
+        pointers = leader.broker.engine.pointers
         update, failures = pointers.update, [StorageFailed("no space left, for a moment")]
 
         def sometimes(**changes: Any) -> None:
@@ -96,7 +95,7 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
         await created(nodes, client)
         await client.admin.create_topic("u", replicas=3)
         assert not failures
-        assert set(leading.broker.catalog.topics) == {"t", "u"}
+        assert set(leader.broker.catalog.topics) == {"t", "u"}
 
 
 async def test_a_group_that_is_closed_has_nothing_to_load(nodes: ThreeNodes) -> None:

@@ -13,7 +13,7 @@ from sandq.gossip.membership import State
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from tests.scenarios.cluster.found import found_nodes
-from tests.scenarios.cluster.test_moves import all_there, leading, produced
+from tests.scenarios.cluster.test_moves import administrating, all_there, produced
 from tests.scenarios.cluster.three import eventually
 
 THREE = ("node1", "node2", "node3")
@@ -97,7 +97,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
                 await getattr(nodes.running["node2"].broker.administration, change)("node3")
         await nodes.start("node1")
         await eventually(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
-        await leading(nodes).create_topic("u", "timer", 1, 2, {})
+        await (await administrating(nodes)).create_topic("u", "timer", 1, 2, {})
 
 
 async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sandq.model.batch import Column, encode
 from sandq.partition.compacted import ABSENT
 from sandq.partition.keys import Value
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 from tests.scenarios.raw_client import RawClient
 
 TASKS = 3
@@ -59,8 +59,7 @@ class Keys:
 
 
 async def created(nodes: ThreeNodes) -> None:
-    leading = next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
-    await leading.broker.administration.create_topic("t", "compacted", 1, 3, {"history": "0s"})
+    await (await leading(nodes)).broker.administration.create_topic("t", "compacted", 1, 3, {"history": "0s"})
 
 
 async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.node import Serving
 from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
+from tests.scenarios.cluster.three import ThreeNodes, eventually, leading, three_nodes
 
 PARTITIONS = 12
 
@@ -117,17 +117,15 @@ async def all_there(nodes: ThreeNodes, count: int = 100) -> None:
     assert await values(nodes, count) == Counter({b"%d" % number: 1 for number in range(count)})
 
 
-def leading(nodes: ThreeNodes) -> Administration:
-    """Who administrates."""
-    found = next(s for s in nodes.running.values() if s.broker.metadata_host.ready)
-    return found.broker.administration
+async def administrating(nodes: ThreeNodes) -> Administration:
+    return (await leading(nodes)).broker.administration
 
 
 async def until_all_led(nodes: ThreeNodes) -> None:
     """An election takes longer than it takes to be failed here."""
     groups = [part.group for part in nodes.running["node1"].broker.metadata.topics["t"].partitions]
     with trio.fail_after(20):
-        await leading(nodes)._routes.until_led(groups)
+        await (await administrating(nodes))._routes.until_led(groups)
 
 
 async def until_gone(nodes: ThreeNodes, name: str) -> None:
@@ -146,15 +144,15 @@ async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None
 async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
     async with four(tmp_path) as nodes:
         before = held(nodes)
-        await leading(nodes).drain("node2")
+        await (await administrating(nodes)).drain("node2")
         await until_planned(nodes, lambda: held(nodes)["node2"] < before["node2"])
         assert held(nodes)["node2"] == 0 and sum(held(nodes).values()) == 2 * PARTITIONS
         assert "node2#1" not in nodes.voters("node1")
         # Its stores are given up, right after its replicas were closed.
         await eventually(lambda: not nodes.running["node2"].broker.engine.pointers.all()[1:])
         with pytest.raises(InvalidRequest, match="4 replicas, and 4 nodes are registered, 1 of which leave"):
-            await leading(nodes).create_topic("u", "timer", 1, 4, {})
-        await leading(nodes).drain("node2", undo=True)
+            await (await administrating(nodes)).create_topic("u", "timer", 1, 4, {})
+        await (await administrating(nodes)).drain("node2", undo=True)
         await until_planned(nodes, lambda: held(nodes)["node2"])
         assert set(held(nodes).values()) == {PARTITIONS // 2}
         await eventually(lambda: "node2#1" in nodes.voters("node1"))
@@ -164,23 +162,23 @@ async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
 async def test_what_cannot_be_drained_or_removed(tmp_path: Path) -> None:
     async with four(tmp_path, replicas=4) as nodes:
         with pytest.raises(InvalidRequest, match="'t' has 4 replicas, and without node2 3 nodes would be left"):
-            await leading(nodes).drain("node2")
+            await (await administrating(nodes)).drain("node2")
         with pytest.raises(Conflict, match="node2 is there and holds 12 replicas: drain it first"):
-            await leading(nodes).remove("node2")
+            await (await administrating(nodes)).remove("node2")
         with pytest.raises(NotFound, match="no node 'node9' is registered; there are: node1, node2, node3, node4"):
-            await leading(nodes).remove("node9")
+            await (await administrating(nodes)).remove("node9")
         with pytest.raises(InvalidRequest, match="5 replicas, and 4 nodes are registered: a node holds one at most"):
-            await leading(nodes).update_topic("t", {}, replicas=5)
+            await (await administrating(nodes)).update_topic("t", {}, replicas=5)
         with pytest.raises(InvalidRequest, match="has 12 partitions; they cannot become fewer"):
-            await leading(nodes).update_topic("t", {}, partitions=11)
+            await (await administrating(nodes)).update_topic("t", {}, partitions=11)
 
 
 async def test_a_drained_node_is_removed_and_its_name_is_free(tmp_path: Path) -> None:
     async with four(tmp_path) as nodes:
-        await leading(nodes).drain("node4")
+        await (await administrating(nodes)).drain("node4")
         await until_planned(nodes, lambda: not held(nodes)["node4"])
         store = nodes.running["node1"].broker.metadata.nodes["node4"].store_uuid
-        await leading(nodes).remove("node4")
+        await (await administrating(nodes)).remove("node4")
         await until_gone(nodes, "node4")
         await nodes.stop("node4")
         # With what it had it does not come back ...
@@ -231,7 +229,7 @@ async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Pat
         nodes.launch("node3")
         await eventually(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
         await until_all_led(nodes)
-        await leading(nodes).remove("node3")
+        await (await administrating(nodes)).remove("node3")
         await nodes.until_registered(*names)
         await until_planned(nodes, lambda: held(nodes)["node3"])
         await eventually(lambda: "node3#2" in nodes.voters("node1"))
@@ -260,13 +258,13 @@ async def test_nothing_moves_while_more_than_a_third_are_failed(tmp_path: Path, 
 
 async def test_replicas_are_raised_and_lowered(tmp_path: Path) -> None:
     async with four(tmp_path, replicas=1) as nodes:
-        await leading(nodes).update_topic("t", {}, replicas=3)
+        await (await administrating(nodes)).update_topic("t", {}, replicas=3)
         await until_planned(nodes, lambda: sum(held(nodes).values()) > PARTITIONS)
         assert sum(held(nodes).values()) == 3 * PARTITIONS
         await nodes.stop("node1")
         await all_there(nodes)
         await nodes.start("node1")
-        await leading(nodes).update_topic("t", {}, replicas=1)
+        await (await administrating(nodes)).update_topic("t", {}, replicas=1)
         await until_planned(nodes, lambda: sum(held(nodes).values()) < 3 * PARTITIONS)
         assert sum(held(nodes).values()) == PARTITIONS
 
@@ -275,11 +273,11 @@ async def test_another_node_leads_when_it_is_told_to(tmp_path: Path) -> None:
     async with four(tmp_path) as nodes:
         placed = nodes.running["node1"].broker.metadata.topics["t"].partitions[0]
         second = placed.nodes[1]
-        await leading(nodes).transfer("t", 0, second)
+        await (await administrating(nodes)).transfer("t", 0, second)
         assert nodes.running[second].broker.partition("t", 0).host.ready
         other = next(name for name in nodes.running if name not in placed.nodes)
         with pytest.raises(InvalidRequest, match=f"{other} does not hold partition 0 of 't'; it is on "):
-            await leading(nodes).transfer("t", 0, other)
+            await (await administrating(nodes)).transfer("t", 0, other)
         await all_there(nodes)
 
 
@@ -294,7 +292,7 @@ async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, qui
         view = nodes.running["node1"].broker.metadata_host
         await eventually(lambda: view.status.nodes["node3"].failed_since_ms is not None)
         await until_all_led(nodes)
-        await leading(nodes).remove("node3")
+        await (await administrating(nodes)).remove("node3")
         await until_gone(nodes, "node3")
         await nodes.start("node3")
         await until_planned(nodes, lambda: held(nodes)["node3"] == 4)

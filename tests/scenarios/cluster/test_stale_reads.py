@@ -10,7 +10,7 @@ import trio
 from sandq.model.batch import Column, encode
 from sandq.partition.keys import Value
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 from tests.scenarios.raw_client import RawClient
 
 
@@ -30,8 +30,7 @@ def value_of(reply: list[Any]) -> bytes:
 async def test_every_replica_answers_and_says_how_old_that_is(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes:
         await eventually(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
-        leading = next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
-        await leading.broker.administration.create_topic("t", "compacted", 1, 3, {})
+        await (await leading(nodes)).broker.administration.create_topic("t", "compacted", 1, 3, {})
         leader = await nodes.until_led()
         batch = encode({Column.VALUE: [b"on"], Column.KEY: [b"lamp"]})
         assert (await ask(nodes, leader, Type.PRODUCE, 0, 0, 0, 0, batch))[0] == Type.REPLY

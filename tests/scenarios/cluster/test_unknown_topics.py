@@ -12,7 +12,7 @@ import trio
 
 from sandq.broker import administration
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 from tests.scenarios.raw_client import RawClient
 
 
@@ -22,10 +22,6 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
         for serving in nodes.running.values():
             await eventually(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
         yield nodes
-
-
-def metadata_leader(nodes: ThreeNodes) -> str:
-    return next(name for name, serving in nodes.running.items() if serving.broker.metadata_host.ready)
 
 
 @asynccontextmanager
@@ -61,7 +57,7 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(administration, "OTHERS_WAIT_S", 0.0)
-    leader = metadata_leader(nodes)
+    leader = (await leading(nodes)).broker.engine.node_id
     slow = next(name for name in NAMES if name != leader)
     group = nodes.running[leader].broker.metadata.next_group
     asked = [(Type.METADATA, ["t"]), (Type.TOPIC_STATS, "t"), (Type.ACK, group, 0, [[1, None]])]
@@ -80,7 +76,7 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
 
 
 async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes) -> None:
-    leader = metadata_leader(nodes)
+    leader = (await leading(nodes)).broker.engine.node_id
     for name in NAMES:
         latest = nodes.running[name].broker.catalog.latest
         rounds = []
@@ -100,7 +96,7 @@ async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes
 
 
 async def test_one_that_is_cut_off_says_that_it_does_not_know(nodes: ThreeNodes) -> None:
-    leader = metadata_leader(nodes)
+    leader = (await leading(nodes)).broker.engine.node_id
     await nodes.stop(*[name for name in NAMES if name != leader])
     async with connected(nodes, leader) as raw:
         assert await code_of(raw, Type.METADATA, ["nothing"]) == "UNAVAILABLE"

@@ -130,6 +130,12 @@ class ThreeNodes:
         await eventually(even)
 
 
+async def leading(nodes: ThreeNodes) -> Serving:
+    """Who leads the metadata, once somebody does: an election may be under way."""
+    await eventually(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
+    return next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
+
+
 @asynccontextmanager
 async def three_nodes(directory: Path, **environ: str) -> AsyncIterator[ThreeNodes]:
     """A cluster that was just formed."""
