@@ -54,9 +54,9 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)
         await eventually(lambda: len(nodes.voters("node1")) == 4)
-        await moves.leading(nodes).drain("node3")
+        await (await moves.administrating(nodes)).drain("node3")
         await eventually(lambda: moves.held(nodes)["node3"] == 0)
-        await moves.leading(nodes).remove("node3")
+        await (await moves.administrating(nodes)).remove("node3")
         await moves.until_gone(nodes, "node3")
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
@@ -101,7 +101,7 @@ async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
 
         async def remove(name: str) -> None:
             try:
-                await moves.leading(nodes).remove(name)
+                await (await moves.administrating(nodes)).remove(name)
             except SandqError as error:
                 refused.append(error)
 
