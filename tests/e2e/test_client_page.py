@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 import sandq
-from tests.faults.node_process import ROOT, NodeProcess
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "client.md").read_text()
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]

@@ -14,7 +14,9 @@ import pytest
 import sandq
 from tests.e2e.test_command_pages import Shell
 from tests.e2e.test_http_page import wait_for
-from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.test_sandctl_walk import Ctl
-from tests.faults.node_process import ROOT, NodeProcess
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
 
 
 @pytest.fixture(scope="module")

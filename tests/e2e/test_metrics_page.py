@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sandq.server.metrics_catalog import EVERY
 from tests.e2e.test_http_page import wait_for
-from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 

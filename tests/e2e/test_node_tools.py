@@ -14,7 +14,9 @@ import pytest
 import trio
 
 import sandq
-from tests.faults.node_process import ROOT, NodeProcess, free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_http_page import wait_for
-from tests.faults.node_process import NodeProcess, free_port
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 CHECKS = (
     "not_a_server_error",

@@ -15,8 +15,10 @@ import pytest
 
 from tests.e2e.test_command_pages import Shell
 from tests.e2e.test_http_page import wait_for
-from tests.faults.node_process import ROOT, NodeProcess, free_port
-from tests.faults.shipped_cluster import ShippedCluster
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+from tests.support.processes.shipped_cluster import ShippedCluster
 
 FINDS = "## A cluster that finds itself"
 BY_HAND = "## Forming by hand"

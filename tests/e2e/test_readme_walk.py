@@ -16,7 +16,8 @@ import anyio
 import pytest
 
 import sandq
-from tests.faults.node_process import ROOT, NodeProcess
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
 
 README = (ROOT / "README.md").read_text()
 TOPICS = (ROOT / "docs" / "topics.md").read_text()

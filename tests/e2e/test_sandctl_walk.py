@@ -17,8 +17,9 @@ import pytest
 import trio
 
 import sandq
-from tests.faults.node_process import ROOT, NodeProcess
-from tests.scenarios.working import until
+from tests.support.nodes.working import until
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
 
 
 @dataclass

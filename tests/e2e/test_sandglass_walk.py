@@ -13,8 +13,9 @@ from pathlib import Path
 import trio
 
 import sandq
-from tests.faults.cluster_process import until
-from tests.faults.node_process import ROOT, NodeProcess
+from tests.support.paths import ROOT
+from tests.support.processes.cluster import until
+from tests.support.processes.node import NodeProcess
 
 HOST = "127.0.0.77"
 """A loopback address on which the usual ports are free; to curl it is "localhost"."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.node_process import ROOT
+from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cluster_process import ClusterProcess
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.processes.node import NodeProcess
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import sandq
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.node import NodeProcess
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 

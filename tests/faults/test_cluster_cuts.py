@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import hosts
-from tests.faults.node_process import ROOT
+from tests.support.paths import ROOT
+from tests.support.processes import hosts
 
 SHORT = ("silent", "both")
 LONG = ("silent", "deaf", "both", "follower") * 3
@@ -22,7 +22,7 @@ LONG = ("silent", "deaf", "both", "follower") * 3
 def test_nothing_is_lost_or_stale(seed: int, cuts: tuple[str, ...], tmp_path: Path) -> None:
     if not hosts.can_be_made():
         pytest.skip("network namespaces take a privilege that is missing here (unshare, ip)")
-    program = [sys.executable, "-m", "tests.faults.cut_off", str(tmp_path), str(seed), *cuts]
+    program = [sys.executable, "-m", "tests.support.processes.cut_off", str(tmp_path), str(seed), *cuts]
     done = subprocess.run(
         [*hosts.IN_A_NETWORK, *program],
         cwd=ROOT,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import trio
 
 import sandq
-from tests.faults.cluster_process import ClusterProcess
-from tests.faults.load import SETTINGS, Record, under_load
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.processes.load import SETTINGS, Record, under_load
 
 MakeCluster = Callable[..., ClusterProcess]
-FAULTY = ("-m", "tests.faults.faulty_node")
+FAULTY = ("-m", "tests.support.processes.faulty_node")
 EIO, FULL = signal.SIGUSR1, signal.SIGUSR2
 SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "65536"}
 """A full disk is met at the next segment: those in use have their room already."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from tests.faults.cluster_process import NAMES, ClusterProcess
-from tests.faults.load import SETTINGS, under_load
+from tests.support.processes.cluster import NAMES, ClusterProcess
+from tests.support.processes.load import SETTINGS, under_load
 
 SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "1048576", "SANDQ_STORAGE__CHECKPOINT_BYTES": "1000000"}
 SHORT = ("leader", "follower", "all")

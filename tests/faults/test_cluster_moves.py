@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import sandq
-from tests.faults.cluster_process import until
-from tests.faults.found_cluster import FoundCluster
-from tests.faults.load import SETTINGS, under_load
+from tests.support.processes.cluster import until
+from tests.support.processes.found_cluster import FoundCluster
+from tests.support.processes.load import SETTINGS, under_load
 
 NAMES = ("node1", "node2", "node3", "node4")
 PARTITIONS = 6

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from tests.faults.cluster_process import ClusterProcess
-from tests.faults.load import SETTINGS, under_load
-from tests.faults.questions import Questions
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.processes.deposed_leader import Questions
+from tests.support.processes.load import SETTINGS, under_load
 
 SOON_S = 6.0
 """Two of three go on, whoever of them a client asks first. A request's own time-out is longer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 import sandq
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.node import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 MESSAGES = 20_000

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import sandq
-from tests.faults.load import SETTINGS, under_load
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.load import SETTINGS, under_load
+from tests.support.processes.node import NodeProcess
 
 KILLS = 20
 

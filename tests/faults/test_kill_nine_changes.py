@@ -12,7 +12,7 @@ import trio
 
 import sandq
 from sandq.errors import NotFound, SandqError, TooLate
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.node import NodeProcess
 
 KILLS = 6
 DRAIN_S = 60.0

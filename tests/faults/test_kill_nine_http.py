@@ -11,7 +11,8 @@ import httpx
 import pytest
 import trio
 
-from tests.faults.node_process import NodeProcess, free_port
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
 
 KILLS = 4
 LIVES_S = 1.0

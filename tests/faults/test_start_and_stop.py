@@ -13,8 +13,9 @@ from pathlib import Path
 import trio
 
 import sandq
-from tests.faults.node_process import ROOT, NodeProcess
-from tests.faults.shipped_cluster import ShippedCluster
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
+from tests.support.processes.shipped_cluster import ShippedCluster
 
 MakeNode = Callable[..., NodeProcess]
 

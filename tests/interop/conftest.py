@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.interop.gossip_bed import GossipBed
-from tests.interop.serf_agent import SERF, SerfAgent, new_key
+from tests.support.gossip.gossip_bed import GossipBed
+from tests.support.gossip.serf_agent import SERF, SerfAgent, new_key
 
-pytest.register_assert_rewrite("tests.interop.membership_contract")
+pytest.register_assert_rewrite("tests.support.gossip.membership_contract")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.interop.membership_contract import ClusterContract
+from tests.support.gossip.membership_contract import ClusterContract
 
 
 class TestGossip(ClusterContract):

@@ -17,9 +17,9 @@ from sandq.gossip.membership import Member, State
 from sandq.gossip.packets import PACKET_BYTES
 from sandq.model.errors import Unavailable
 from sandq.model.gossip_timing import PROFILES
-from tests.interop.gossip_bed import CLUSTER, QUICK, GossipBed, key_bytes
-from tests.interop.membership_contract import PATIENCE_S, Follower
-from tests.interop.serf_agent import SerfAgent, new_key
+from tests.support.gossip.gossip_bed import CLUSTER, QUICK, GossipBed, key_bytes
+from tests.support.gossip.membership_contract import PATIENCE_S, Follower
+from tests.support.gossip.serf_agent import SerfAgent, new_key
 
 LOOK_S = 0.01
 STALL_S = 2.0

@@ -12,10 +12,10 @@ import trio
 
 from sandq.gossip.membership import State
 from sandq.node import Serving, run_node
-from tests.interop.serf_agent import SerfAgent, new_key
-from tests.scenarios.cluster.found import FoundNodes
-from tests.scenarios.cluster.three import eventually
-from tests.scenarios.working import take, values
+from tests.support.gossip.serf_agent import SerfAgent, new_key
+from tests.support.nodes.found import FoundNodes
+from tests.support.nodes.three import eventually
+from tests.support.nodes.working import take, values
 
 NODES = ("node1", "node2")
 RPC_AUTH = "a key of the site's"

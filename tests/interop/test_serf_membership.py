@@ -14,8 +14,8 @@ from sandq.gossip.membership import Member, State
 from sandq.gossip.tags import OURS
 from sandq.model.config_types import Address
 from sandq.model.errors import StartupError, TooLarge
-from tests.interop.membership_contract import ClusterContract, Follower, ours
-from tests.interop.serf_agent import SerfAgent, new_key
+from tests.support.gossip.membership_contract import ClusterContract, Follower, ours
+from tests.support.gossip.serf_agent import SerfAgent, new_key
 
 RPC_AUTH = "a key of the site's"
 

@@ -10,7 +10,7 @@ import trio
 from sandq.gossip.edge.static_backend import StaticMembership
 from sandq.gossip.membership import Member, Membership, State
 from sandq.model.config_types import Address
-from tests.interop.membership_contract import MembershipContract
+from tests.support.gossip.membership_contract import MembershipContract
 
 
 class StaticBed:

@@ -29,8 +29,8 @@ from sandq.partition import keys as key_table
 from sandq.partition.compacted import ABSENT, NO_VERSION
 from sandq.partition.log import Stored
 from sandq.partition.log_reader import LogReader
-from tests.unit.partition.bench import T
-from tests.unit.partition.key_bench import KeyBench, writes_of
+from tests.support.partition.bench import T
+from tests.support.partition.key_bench import KeyBench, writes_of
 
 KEYS = "abcd"
 GROUPS = ("g", "h")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sandq.model.config import NodeConfig, environment_names, load_config
 from sandq.model.errors import ConfigError
+from tests.support.paths import ROOT
 
-GOOD = (Path(__file__).resolve().parents[2] / "configs" / "single.yaml").read_text(encoding="utf-8")
+GOOD = (ROOT / "configs" / "single.yaml").read_text(encoding="utf-8")
 LINES = [line for line in GOOD.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 SNIPPETS = ["&a", "*a", "!!int x", "{", "]", "- ", "? ", ": ", "<<: {}", "~", "true", "1e999", "2001-02-30", "'", "|\n"]
 

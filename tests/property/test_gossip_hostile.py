@@ -39,7 +39,7 @@ from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import PROFILES
-from tests.simulation.gossip_world import Member, World, acquainted
+from tests.support.simulation.gossip_world import Member, World, acquainted
 
 FOE = Address("203.0.113.66", 6666)
 NAMES = ("n0", "n1", "n2")

@@ -40,7 +40,7 @@ from sandq.gossip.serf_messages import (
 from sandq.gossip.streams import NodeState, PushPull, Streams, Whole
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
-from tests.unit.gossip.lzw_encoder import encode as compress
+from tests.support.gossip.lzw_encoder import encode as compress
 
 MEMORY_BYTES = 2 << 20
 """What a few hundred bytes may make of themselves for a moment, at most."""

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.sequence import is_resent
 from sandq.partition import producers
-from tests.unit.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
+from tests.support.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
 
 FATES: tuple[Fate, ...] = (LOSE_LEADER, LOSE_ENTRY, Overloaded("full"), InvalidRequest("no"), StorageFailed("full"))
 NO_BLAME = "in 10 s"

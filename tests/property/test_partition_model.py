@@ -18,11 +18,11 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from tests.property.partition_bed import GROUPS, numbers, positions, steps
-from tests.property.partition_group_model import Job
-from tests.property.partition_holds import Holding
-from tests.property.partition_words import Lease
-from tests.unit.partition.bench import FOREVER_MS, T
+from tests.support.partition.bench import FOREVER_MS, T
+from tests.support.partition.group_model import Job
+from tests.support.partition.hold_walk import Holding
+from tests.support.partition.model_bed import GROUPS, numbers, positions, steps
+from tests.support.partition.model_words import Lease
 
 
 class Walk(Holding):

@@ -19,7 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import trim
 from sandq.partition.granting import MAX_LEASE_AHEAD_MS
 from sandq.partition.holdings import Lease
-from tests.unit.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T
 
 GROUPS = ("g", "h")
 LEASE_MS = 40

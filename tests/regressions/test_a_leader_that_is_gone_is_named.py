@@ -7,7 +7,7 @@ import anyio
 
 import sandq
 from sandq.protocol.replies import Node
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 async def test_it_is_asked_again_until_another_one_leads() -> None:

@@ -9,8 +9,8 @@ import trio
 
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.small_node import small_config
 
 
 async def still_works(node: Serving) -> None:

@@ -13,9 +13,9 @@ from sandq.partition.granting import LEASE_BYTES
 from sandq.protocol.frames import Type
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
-from tests.scenarios.raw_client import RawClient, values_of
-from tests.scenarios.small_node import small_config
-from tests.unit.partition.bench import Bench, T
+from tests.support.nodes.raw_client import RawClient, values_of
+from tests.support.nodes.small_node import small_config
+from tests.support.partition.bench import Bench, T
 
 
 def test_a_group_opened_at_latest_amid_an_entry_gets_what_comes_behind_it() -> None:

@@ -19,8 +19,8 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import REMOVING
 from sandq.model.errors import Conflict, SandqError
 from tests.scenarios.cluster import test_moves as moves
-from tests.scenarios.cluster.found import found_nodes
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes.found import found_nodes
+from tests.support.nodes.three import eventually
 from tests.unit.broker.test_steward import AFTER_MS, Bed
 from tests.unit.test_planning import changes, node, registry, topic
 

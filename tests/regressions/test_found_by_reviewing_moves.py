@@ -17,9 +17,9 @@ from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
 from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
 from sandq.raft import Members
 from tests.regressions.test_found_with_moves import NAMES
-from tests.scenarios.cluster import moved
-from tests.scenarios.cluster.found import found_nodes
-from tests.scenarios.cluster.three import eventually, leading
+from tests.support.nodes import moved
+from tests.support.nodes.found import found_nodes
+from tests.support.nodes.three import eventually, leading
 from tests.unit.broker.test_steward import Bed
 from tests.unit.test_planning import AFTER_MS, T, node, registry, topic
 

@@ -20,9 +20,9 @@ from sandq.broker.steward import Steward
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import eventually, three_nodes
-from tests.scenarios.peer_bed import linked, new_node, until
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.peer_bed import linked, new_node, until
+from tests.support.nodes.three import eventually, three_nodes
 
 ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
 WHILE_S = 2.0

@@ -12,9 +12,9 @@ import trio
 
 from sandq.broker.latest import Latest
 from sandq.broker.runner import Runner
-from tests.scenarios.cluster import moved
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes import moved
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.three import eventually
 
 NAMES = ("node1", "node2", "node3")
 

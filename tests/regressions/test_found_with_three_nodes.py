@@ -15,8 +15,8 @@ from sandq.broker.steward import Steward
 from sandq.model.errors import Corruption, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.scenarios.cluster.three import ThreeNodes, eventually, leading, three_nodes
-from tests.scenarios.working import take
+from tests.support.nodes.three import ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.working import take
 
 
 @pytest.fixture

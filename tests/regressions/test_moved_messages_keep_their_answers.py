@@ -9,8 +9,8 @@ import pytest
 
 import sandq
 from sandq.node import run_node
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, refusals, take, waits_until_trimmed
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, refusals, take, waits_until_trimmed
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.node_world import Node, World
+from tests.support.simulation.node_world import Node, World
 
 
 def test_an_idle_group_is_not_leased_twice() -> None:

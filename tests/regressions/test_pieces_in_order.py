@@ -9,8 +9,8 @@ import pytest
 
 import sandq
 from sandq.node import run_node
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, until, values
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, until, values
 
 EXPECTED = [b"0", b"own 1", b"2", b"own 3", b"4", b"own 5", b"6"]
 

@@ -9,7 +9,7 @@ from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
 from sandq.partition import producers
 from sandq.partition.log import Stored
-from tests.unit.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T
 
 
 def append(bench: Bench, at: int, on_conflict: int, *, sequence: int, producer_id: int = 7) -> Stored:

@@ -14,7 +14,7 @@ from sandq.partition.jobs import FINISHED_JOBS, OWN_IDS
 from sandq.partition.rows import LOG_HEADER
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
-from tests.unit.partition.bench import Bench, T, batch_of, by_id
+from tests.support.partition.bench import Bench, T, batch_of, by_id
 
 EVERYTHING = {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False}
 

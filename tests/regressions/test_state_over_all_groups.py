@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandq.node import run_node
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, waits_until_trimmed, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, waits_until_trimmed, with_topic
 
 
 async def test_redriven_it_is_ready_and_what_any_group_holds_is_leased(tmp_path: Path) -> None:

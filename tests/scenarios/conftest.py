@@ -8,10 +8,10 @@ import trio
 
 import sandq
 from sandq.node import Serving, run_node
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
 
 
 @pytest.fixture

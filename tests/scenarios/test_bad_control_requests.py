@@ -10,7 +10,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.protocol.frames import Type
-from tests.scenarios.raw_client import Frame, RawClient
+from tests.support.nodes.raw_client import Frame, RawClient
 
 ID = offsets.pack(1_900_000_000_000, 5, 0, 0)
 KEY = [1, b"key"]

@@ -15,8 +15,8 @@ from sandq.model.batch import Column, encode
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import Frame, RawClient, values_of
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.raw_client import Frame, RawClient, values_of
+from tests.support.nodes.small_node import small_config
 
 
 def code(frame: Frame) -> str:

@@ -10,7 +10,7 @@ import trio
 
 import sandq
 from sandq.node import Serving
-from tests.scenarios.working import PATIENCE_S, take_until, waits_until_trimmed
+from tests.support.nodes.working import PATIENCE_S, take_until, waits_until_trimmed
 
 MESSAGES = 5000
 

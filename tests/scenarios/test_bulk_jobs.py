@@ -12,9 +12,9 @@ import sandq
 from sandq.errors import InvalidRequest
 from sandq.node import Serving
 from sandq.protocol.frames import Type
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import PATIENCE_S, connected, stored_messages, take, take_until, until, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.working import PATIENCE_S, connected, stored_messages, take, take_until, until, with_topic
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -11,7 +11,7 @@ import trio
 import sandq
 from sandq.errors import TooLate
 from sandq.node import Serving
-from tests.scenarios.working import PATIENCE_S, connected
+from tests.support.nodes.working import PATIENCE_S, connected
 
 LATE = -1.0
 """Only once the message was delivered."""

@@ -13,8 +13,8 @@ from sandq.broker.clock import GuardedClock
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import values_of
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.raw_client import values_of
+from tests.support.nodes.small_node import small_config
 
 HOUR_S = 3600.0
 

@@ -10,9 +10,9 @@ import trio
 import sandq
 from sandq.node import Serving, run_node
 from sandq.partition import compaction
-from tests.scenarios.cluster.three import eventually
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.three import eventually
+from tests.support.nodes.working import connected
 
 PARTITIONS = 2
 WRITERS = 4

@@ -9,8 +9,8 @@ import pytest
 import sandq
 from sandq.errors import InvalidRequest, UnknownGroup
 from sandq.node import Serving
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, take, take_until, until, values, waits_until_trimmed, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import connected, take, take_until, until, values, waits_until_trimmed, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 

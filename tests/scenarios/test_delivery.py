@@ -7,7 +7,7 @@ import trio
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import RawClient, values_of
+from tests.support.nodes.raw_client import RawClient, values_of
 
 
 async def take(client: RawClient, count: int, *, ack: bool = True, credit: bool = True) -> list[bytes | None]:

@@ -16,8 +16,8 @@ from sandq.protocol.frames import Type
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import RawClient, values_of
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.raw_client import RawClient, values_of
+from tests.support.nodes.small_node import small_config
 
 
 def faulty(directory: Path, plan: Plan) -> FaultyFiles:

@@ -12,8 +12,8 @@ from sandq.model import offsets
 from sandq.model.batch import Batch
 from sandq.node import Serving
 from sandq.protocol.frames import Type
-from tests.scenarios.raw_client import Frame, RawClient
-from tests.scenarios.working import take, until
+from tests.support.nodes.raw_client import Frame, RawClient
+from tests.support.nodes.working import take, until
 
 
 async def fetched(api: sandq.Client, *args: Any, **options: Any) -> list[sandq.FetchedMessage]:

@@ -8,7 +8,7 @@ import pytest
 
 import sandq
 from sandq.node import Serving
-from tests.scenarios.working import take
+from tests.support.nodes.working import take
 
 UNITS_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 ASKED = [("second", 60), ("second", 3600), ("minute", 1), ("minute", 60), ("minute", 3000), ("hour", 24)]

@@ -21,8 +21,8 @@ from sandq.gossip.packets import Packets
 from sandq.gossip.streams import PushPull, Streams
 from sandq.model.config_types import Address
 from sandq.model.errors import TooLarge, Unavailable
-from tests.ports import free_port
-from tests.scenarios.gossip_members import PATIENCE_S, Cluster, Running, agree, gossiping, until
+from tests.support.gossip.socket_members import PATIENCE_S, Cluster, Running, agree, gossiping, until
+from tests.support.ports import free_port
 
 ALIVE, FAILED, LEFT = State.ALIVE, State.FAILED, State.LEFT
 ONE, TWO, BOTH, OTHERS = (

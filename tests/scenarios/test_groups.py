@@ -15,9 +15,9 @@ from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, Unk
 from sandq.model import offsets
 from sandq.node import Serving, run_node
 from sandq.partition import rows
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, take_until, until, values, waits_until_trimmed
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, take_until, until, values, waits_until_trimmed
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 3])
 

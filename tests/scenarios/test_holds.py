@@ -11,9 +11,9 @@ import trio
 import sandq
 from sandq.errors import Conflict, InvalidName, InvalidRequest, InvalidTime, UnknownPartition, UnknownTopic
 from sandq.node import Serving, run_node
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, stored_messages, take, waits_until_trimmed
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, stored_messages, take, waits_until_trimmed
 
 NOTHING = "0" * 26
 

@@ -13,10 +13,10 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_keys import KvChanges
-from tests.scenarios.cluster.three import eventually
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import RawClient
 from tests.scenarios.test_keys import create, put
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import eventually
 
 FIRST = bytes(16)
 SOON_S = 5.0

@@ -17,10 +17,10 @@ from sandq.partition.keys import Value
 from sandq.protocol import requests_keys
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import take
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import take
 
 MANY = 10_000
 ALL_BYTES = requests_keys.ANSWER_BYTES

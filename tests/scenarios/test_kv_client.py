@@ -12,10 +12,10 @@ import trio
 import sandq
 from sandq.errors import HistoryGone, InvalidRequest, TooLarge, UnknownTopic, VersionChanged
 from sandq.node import Serving, run_node
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.proxy import proxy_to
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, until, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.proxy import proxy_to
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, until, with_topic
 
 PATIENCE_S = 15.0
 

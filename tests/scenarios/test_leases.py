@@ -14,9 +14,9 @@ from sandq.node import Serving
 from sandq.partition import commands as c
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import connected, take, until, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.working import connected, take, until, with_topic
 
 
 async def lag(api: sandq.Client, group: str = "g") -> int:

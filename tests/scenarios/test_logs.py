@@ -17,8 +17,8 @@ from sandq.node import Serving
 from sandq.protocol.frames import Type
 from sandq.server import logs
 from sandq.server.client_stats import LOGGED_PER_S, Seldom
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import until
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.working import until
 
 Lines = list[Any]
 

@@ -12,9 +12,9 @@ import trio
 import sandq
 from sandq.errors import DuplicateKey
 from sandq.node import Serving, run_node
-from tests.scenarios.proxy import Proxy, proxy_to
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import PATIENCE_S
+from tests.support.nodes.proxy import Proxy, proxy_to
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import PATIENCE_S
 
 
 @asynccontextmanager

@@ -19,12 +19,13 @@ from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.server.metrics_catalog import EVERY
 from tests.scenarios.conftest import Dial
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, until
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, until
+from tests.support.paths import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = ROOT / "docs" / "metrics.md"
 BACKOFF = {"kind": "fixed", "first": "1s", "jitter_percent": 0}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

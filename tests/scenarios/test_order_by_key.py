@@ -10,7 +10,7 @@ import trio
 
 import sandq
 from sandq.node import Serving
-from tests.scenarios.working import PATIENCE_S, connected, take, take_until, until, values
+from tests.support.nodes.working import PATIENCE_S, connected, take, take_until, until, values
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 OF_EACH = 40

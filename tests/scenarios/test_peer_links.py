@@ -23,7 +23,7 @@ from sandq.protocol.requests import Hello
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.known_peers import NAME, KnownPeers
 from sandq.storage.memory_files import MemoryFiles
-from tests.scenarios.peer_bed import Network, PeerNode, by_hand, linked, new_node, until
+from tests.support.nodes.peer_bed import Network, PeerNode, by_hand, linked, new_node, until
 
 Log = list[Any]
 

@@ -11,8 +11,8 @@ import sandq
 from sandq.errors import NotFound, TooLate
 from sandq.model import offsets
 from sandq.node import Serving
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import (
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import (
     connected,
     refusals,
     take,

@@ -17,7 +17,7 @@ from sandq.model.partitioning import partition_for
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import Frame, RawClient
+from tests.support.nodes.raw_client import Frame, RawClient
 
 
 def packed(*frames: list[Any]) -> bytes:

@@ -12,9 +12,9 @@ from sandq.model.offsets import OFFSET_BYTES
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
-from tests.scenarios.raw_client import Frame, RawClient
-from tests.scenarios.small_node import small_config
 from tests.scenarios.test_pipelined_batches import answers, packed
+from tests.support.nodes.raw_client import Frame, RawClient
+from tests.support.nodes.small_node import small_config
 
 MOST = 20
 

@@ -6,7 +6,7 @@ import pytest
 
 import sandq
 from sandq.node import Serving
-from tests.scenarios.working import stored_messages, take, take_until, until, values, waits_until_trimmed
+from tests.support.nodes.working import stored_messages, take, take_until, until, values, waits_until_trimmed
 
 
 async def now_of(node: Serving) -> int:

@@ -10,8 +10,8 @@ import pytest
 import sandq
 from sandq.errors import LeaseLost
 from sandq.node import Serving
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, take, until, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import connected, take, until, with_topic
 
 BACKOFFS: list[tuple[dict[str, object], list[tuple[int, int]]]] = [
     ({"kind": "none"}, [(0, 0)] * 3),

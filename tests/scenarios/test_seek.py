@@ -13,10 +13,10 @@ from sandq.errors import LeaseLost
 from sandq.model import offsets
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.raw_client import RawClient, values_of
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import PATIENCE_S, connected, take, take_until, until, values, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient, values_of
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import PATIENCE_S, connected, take, take_until, until, values, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 3])
 

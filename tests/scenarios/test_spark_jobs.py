@@ -14,8 +14,8 @@ from sandq.node import Serving
 from sandq.spark import jobs
 from sandq.spark.jobs.forecast import collect_forecast
 from sandq.spark.jobs.report import collect_report
-from tests.ports import free_port
-from tests.scenarios.working import take, until
+from tests.support.nodes.working import take, until
+from tests.support.ports import free_port
 
 HOUR_MS = 3_600_000
 DEAD = 2500

@@ -18,8 +18,8 @@ from sandq.spark.latest import LatestTask, read_latest
 from sandq.spark.options import Extra
 from sandq.spark.planning import Range, Task, plan
 from sandq.spark.reading import read_task
-from tests.ports import free_port
-from tests.scenarios.working import until
+from tests.support.nodes.working import until
+from tests.support.ports import free_port
 
 PARTITIONS = 3
 

@@ -22,8 +22,8 @@ from sandq.spark.lanes import ChangedRows
 from sandq.spark.sending import Written
 from sandq.spark.sink_options import parse_sink_options
 from sandq.spark.writers import write_rows
-from tests.ports import free_port
-from tests.scenarios.proxy import proxy_to
+from tests.support.nodes.proxy import proxy_to
+from tests.support.ports import free_port
 
 PARTITIONS = 3
 FIRST = Identity("test", 1)

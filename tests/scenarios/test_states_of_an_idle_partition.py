@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sandq.node import Serving
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import connected, with_topic
 
 
 async def test_what_came_due_is_not_shown_as_delayed(timed: Serving, hand: HandClock) -> None:

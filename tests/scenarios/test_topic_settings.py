@@ -10,8 +10,8 @@ import pytest
 import sandq
 from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
 from sandq.node import Serving, run_node
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, take, until, values, waits_until_trimmed
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, until, values, waits_until_trimmed
 
 RECORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"lease": "45s"}, {"lease_ms": 45_000}),

@@ -8,8 +8,8 @@ import trio
 import sandq
 from sandq.errors import DuplicateKey, InvalidRequest, NotFound
 from sandq.node import Serving
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.working import connected, take, take_until, values, with_topic
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import connected, take, take_until, values, with_topic
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 

@@ -14,9 +14,9 @@ from sandq.broker.host import GroupHost
 from sandq.broker.snapshots import needing
 from sandq.partition.producers import Producers
 from sandq.raft import guards
-from tests.simulation.cluster_node import ClusterNode
-from tests.simulation.cluster_world import ClusterWorld
-from tests.simulation.seeds import run_each
+from tests.support.simulation.cluster_node import ClusterNode
+from tests.support.simulation.cluster_world import ClusterWorld
+from tests.support.simulation.seeds import run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1200
@@ -84,7 +84,7 @@ def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
         return needing(host) if host.ready else []
 
     patch.setattr(guards, "kept_start", lambda tried, peer, next_index, first: next_index)
-    patch.setattr("tests.simulation.cluster_snapshots.needing", needed)
+    patch.setattr("tests.support.simulation.cluster_snapshots.needing", needed)
 
 
 def swept_while_it_comes(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.node_world import World
+from tests.support.simulation.node_world import World
 
 LIVES = 12
 SEEDS = 50

@@ -7,7 +7,7 @@ import pytest
 from sandq.gossip.membership import State
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
-from tests.simulation.gossip_world import Member, World, acquainted
+from tests.support.simulation.gossip_world import Member, World, acquainted
 
 LAN = PROFILES["lan"]
 

@@ -10,7 +10,7 @@ from sandq.gossip.keyring import Keyring
 from sandq.gossip.membership import State
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
-from tests.simulation.gossip_world import Member, World, acquainted
+from tests.support.simulation.gossip_world import Member, World, acquainted
 
 SEEDS = range(6)
 

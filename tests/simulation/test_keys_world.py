@@ -15,10 +15,10 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.producers import Producers
 from sandq.raft import Group
-from tests.simulation.keys_world import KeysWorld
-from tests.simulation.linearizable import NotLinearizable, Operation
-from tests.simulation.seeds import run_each
-from tests.simulation.stepped import VirtualClock
+from tests.support.simulation.keys_world import KeysWorld
+from tests.support.simulation.linearizable import NotLinearizable, Operation
+from tests.support.simulation.seeds import run_each
+from tests.support.simulation.stepped import VirtualClock
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1000

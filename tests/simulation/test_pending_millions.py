@@ -28,8 +28,8 @@ from sandq.partition import commands as c
 from sandq.raft import Members
 from sandq.storage.files import RealFiles
 from sandq.storage.level_stores import LevelStores
-from tests.simulation.oracle import messages_of
-from tests.simulation.stepped import START_MS, VirtualClock
+from tests.support.simulation.oracle import messages_of
+from tests.support.simulation.stepped import START_MS, VirtualClock
 
 BATCH = 1000
 FILLER = bytes(92)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sandq.raft import guards
-from tests.simulation.raft_world import RaftWorld
-from tests.simulation.seeds import run_each
+from tests.support.simulation.raft_world import RaftWorld
+from tests.support.simulation.seeds import run_each
 
 STEPS = 1500
 """45 seconds."""
@@ -84,6 +84,6 @@ def test_without_a_guard_the_simulation_finds_its_fault(
 
 def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7: members that answer for what is not on their disk yet."""
-    monkeypatch.setattr("tests.simulation.raft_node.ANSWERS_BEFORE_SYNC", True)
+    monkeypatch.setattr("tests.support.simulation.raft_node.ANSWERS_BEFORE_SYNC", True)
     with pytest.raises(AssertionError):
         run_each(run_world, range(1, 61))

@@ -13,7 +13,7 @@ import pytest
 
 from sandq.spark import jobs
 from sandq.sync import connect
-from tests.faults.node_process import NodeProcess
+from tests.support.processes.node import NodeProcess
 
 COUNT = 1_000_000
 DAY_MS = 86_400_000

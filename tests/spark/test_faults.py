@@ -19,8 +19,8 @@ import trio
 
 import sandq
 from sandq.spark.jobs.archive import archived
-from tests.faults.cluster_process import ClusterProcess
-from tests.spark.helpers import values
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.spark.session_helpers import values
 
 PATIENCE_S = 100.0
 

@@ -14,7 +14,7 @@ from sandq.model.times import instant_ms
 from sandq.spark import jobs
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
-from tests.spark.helpers import fill, reading, values
+from tests.support.spark.session_helpers import fill, reading, values
 
 START_MS = instant_ms("2030-01-01T00:00:00Z")
 HEADERS = {"number": 7, "bytes": b"\xff", "none": None, "true": True}

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from sandctl.main import main
 from sandq.model.times import instant_ms
 from sandq.testing import Broker
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
 FILES = 40
 """Eight of them are a task."""

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from sandq.errors import InvalidRequest
 from sandq.spark import jobs
 from sandq.testing import Broker
-from tests.spark.helpers import fill, values
+from tests.support.spark.session_helpers import fill, values
 
 
 @pytest.mark.parametrize("partition", [0, 1], ids=["the one that is archived", "one of which nothing is archived yet"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.testing import Broker
-from tests.spark.helpers import fill, reading, values
+from tests.support.spark.session_helpers import fill, reading, values
 
 
 def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from tests.e2e.test_command_pages import Shell
 from tests.e2e.test_keys_page import is_like
-from tests.faults.node_process import ROOT, NodeProcess
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from sandq.testing import Broker
-from tests.spark.helpers import fill, reading, values
+from tests.support.spark.session_helpers import fill, reading, values
 
 
 class Run:

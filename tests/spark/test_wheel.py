@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 from sandq.testing import Broker
-from tests.spark.helpers import fill
+from tests.support.paths import ROOT
+from tests.support.spark.session_helpers import fill
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession

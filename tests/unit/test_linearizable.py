@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 import pytest
 
-from tests.simulation.linearizable import (
+from tests.support.simulation.linearizable import (
     ABSENT,
     NotLinearizable,
     Operation,

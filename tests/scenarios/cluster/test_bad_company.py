@@ -12,9 +12,9 @@ from sandq.errors import Unavailable
 from sandq.gossip.membership import State
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
-from tests.scenarios.cluster.found import found_nodes
 from tests.scenarios.cluster.test_moves import administrating, all_there, produced
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes.found import found_nodes
+from tests.support.nodes.three import eventually
 
 THREE = ("node1", "node2", "node3")
 

@@ -16,8 +16,8 @@ from sandq.broker import clock_keeper, moving
 from sandq.broker.clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.clock_keeper import ClockKeeper
 from sandq.broker.host import GroupHost
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually
-from tests.scenarios.working import take, until, values
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually
+from tests.support.nodes.working import take, until, values
 
 HOUR_S = 3600.0
 PARTITIONS = 3

@@ -12,8 +12,8 @@ from sandq.model.batch import Column, encode
 from sandq.partition.compacted import ABSENT
 from sandq.partition.keys import Value
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
-from tests.scenarios.raw_client import RawClient
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 
 TASKS = 3
 LATER = ("NOT_LEADER", "UNAVAILABLE", "OVERLOADED")

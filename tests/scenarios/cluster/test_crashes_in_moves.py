@@ -20,12 +20,12 @@ from sandq.broker.traffic import Traffic
 from sandq.metadata import commands as m
 from sandq.raft import core
 from sandq.storage import snapshot
-from tests.faults.load import Record
-from tests.scenarios.cluster import halting, moved
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.halting import Halt, Point
-from tests.scenarios.cluster.moved import used_topic
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes import halting, moved
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.halting import Halt, Point
+from tests.support.nodes.moved import used_topic
+from tests.support.nodes.three import eventually
+from tests.support.processes.load import Record
 
 THREE = ("node1", "node2", "node3")
 FIVE = (*THREE, "node4", "node5")

@@ -15,9 +15,9 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from sandq.storage.stores import LevelStores
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.scenarios.cluster.three import NAMES, three_nodes
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import take, values
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, three_nodes
+from tests.support.nodes.working import take, values
 
 
 class Disk:

@@ -12,7 +12,7 @@ from sandq.raft import passes
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.scenarios.cluster.three import eventually, three_nodes
+from tests.support.nodes.three import eventually, three_nodes
 
 LIMIT = 200_000
 VALUE = bytes(20_000)

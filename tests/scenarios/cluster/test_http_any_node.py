@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.scenarios.cluster.three import NAMES, eventually, three_nodes
+from tests.support.nodes.three import NAMES, eventually, three_nodes
 
 
 async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import trio
 
 from sandq.broker import cluster, joining
 from sandq.gossip.membership import State
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import eventually
-from tests.scenarios.working import take, values
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.three import eventually
+from tests.support.nodes.working import take, values
 
 THREE = ("node1", "node2", "node3")
 

@@ -15,8 +15,8 @@ import trio
 
 import sandq
 from sandq.partition import compaction
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
-from tests.scenarios.proxy import Proxy, proxy_to
+from tests.support.nodes.proxy import Proxy, proxy_to
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, three_nodes
 
 PARTITIONS = 3
 WRITERS = 4

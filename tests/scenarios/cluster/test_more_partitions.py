@@ -13,7 +13,7 @@ from sandq.client import offset_bytes
 from sandq.errors import DuplicateKey, InvalidRequest
 from sandq.model.offsets import unpack
 from sandq.model.partitioning import partition_for
-from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
+from tests.support.nodes.three import ThreeNodes, eventually, three_nodes
 
 FEW, MANY = 2, 7
 KEYS = [b"key%d" % number for number in range(40)]

@@ -17,8 +17,8 @@ from sandq.broker.administration import Administration
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.node import Serving
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.three import ThreeNodes, eventually, leading, three_nodes
 
 PARTITIONS = 12
 

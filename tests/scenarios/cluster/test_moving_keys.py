@@ -11,9 +11,9 @@ import trio
 import sandq
 from sandq.model.errors import VersionChanged
 from sandq.partition import compaction
-from tests.scenarios.cluster.found import found_nodes
-from tests.scenarios.cluster.moved import drain, until_even, until_settled
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes.found import found_nodes
+from tests.support.nodes.moved import drain, until_even, until_settled
+from tests.support.nodes.three import eventually
 
 KEYS = [f"counter{n}" for n in range(8)]
 PARTITIONS = 4

@@ -14,9 +14,9 @@ import trio
 import sandq
 from sandq.client.partitions import partition_rows
 from sandq.errors import Conflict, InvalidRequest, NotFound, UnknownPartition
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import eventually
-from tests.scenarios.http.asking import Web
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.three import eventually
 
 NAMES = ("node1", "node2", "node3")
 PARTITIONS = 6

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandq.partition import compaction
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, three_nodes
 
 KEYS = 100
 VALUE = random.Random(1).randbytes(1000)

@@ -13,7 +13,7 @@ from sandq.broker import steward
 from sandq.model.errors import DataDirInUse, InvalidRequest, StartupError
 from sandq.tools.recover import recover
 from tests.scenarios.cluster.test_moves import administrating, all_there, held, produced, until_gone, until_planned
-from tests.scenarios.cluster.three import eventually, three_nodes
+from tests.support.nodes.three import eventually, three_nodes
 
 
 async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from sandq.model.errors import StorageFailed
 from sandq.storage.files import RealFiles
 from sandq.storage.pointers import Pointers
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.scenarios.cluster.three import ThreeNodes, eventually, three_nodes
-from tests.scenarios.working import take, values
+from tests.support.nodes.three import ThreeNodes, eventually, three_nodes
+from tests.support.nodes.working import take, values
 
 
 class LosesItsDirectory(RealFiles):

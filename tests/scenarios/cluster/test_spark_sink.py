@@ -15,8 +15,8 @@ from sandq.spark import chunks as chunks_module
 from sandq.spark.identity import Identity
 from sandq.spark.sink_options import SinkOptions
 from sandq.spark.writers import write_rows
-from tests.scenarios.cluster.three import NAMES, three_nodes
-from tests.scenarios.working import until
+from tests.support.nodes.three import NAMES, three_nodes
+from tests.support.nodes.working import until
 
 ROWS = 6000
 

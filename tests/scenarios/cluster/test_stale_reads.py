@@ -10,8 +10,8 @@ import trio
 from sandq.model.batch import Column, encode
 from sandq.partition.keys import Value
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
-from tests.scenarios.raw_client import RawClient
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 
 
 async def ask(nodes: ThreeNodes, name: str, kind: int, *fields: Any) -> list[Any]:

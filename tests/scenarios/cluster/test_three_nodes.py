@@ -13,9 +13,9 @@ import sandq
 from sandq.broker import engine
 from sandq.errors import InvalidRequest, NotLeader
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, three_nodes
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import take, until, values
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.support.nodes.working import take, until, values
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from sandq.broker.founding import Founding
-from tests.scenarios.cluster.found import FoundNodes
-from tests.scenarios.cluster.three import eventually
+from tests.support.nodes.found import FoundNodes
+from tests.support.nodes.three import eventually
 
 
 def founders(directory: Path, nursery: trio.Nursery, *names: str) -> FoundNodes:

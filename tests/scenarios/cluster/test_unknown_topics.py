@@ -12,8 +12,8 @@ import trio
 
 from sandq.broker import administration
 from sandq.protocol.frames import Type
-from tests.scenarios.cluster.three import NAMES, ThreeNodes, eventually, leading, three_nodes
-from tests.scenarios.raw_client import RawClient
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, eventually, leading, three_nodes
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import trio
 import sandq
 from sandq.errors import Conflict, SandqError, Unavailable
 from sandq.protocol.frames import Type
-from tests.ports import free_port
-from tests.scenarios.cluster.found import FoundNodes, found_nodes
-from tests.scenarios.cluster.three import ThreeNodes, eventually
-from tests.scenarios.raw_client import RawClient
-from tests.scenarios.working import take, values
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import ThreeNodes, eventually
+from tests.support.nodes.working import take, values
+from tests.support.ports import free_port
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from sandq.node import Serving, run_node
-from tests.scenarios.http.asking import Web
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from sandq.model.limits import DEFAULT, Limits
 from sandq.node import Serving, run_node
 from sandq.server import open_files
 from sandq.server.http import connections
-from tests.scenarios.http.asking import Web
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, until
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, until
 
 LISTING = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
 

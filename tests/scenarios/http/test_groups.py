@@ -12,10 +12,10 @@ import trio
 
 import sandq
 from sandq.node import Serving, run_node
-from tests.scenarios.hand_clock import HandClock
-from tests.scenarios.http.asking import Web
-from tests.scenarios.small_node import small_config
-from tests.scenarios.working import connected, until
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, until
 
 LEASE = "/topics/t/groups/g/lease"
 

@@ -11,8 +11,8 @@ import trio
 
 from sandq.errors import StartupError
 from sandq.node import Serving, run_node
-from tests.scenarios.http.asking import Web
-from tests.scenarios.small_node import small_config
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
 
 FOREIGN = "https://evil.example"
 

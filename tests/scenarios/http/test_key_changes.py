@@ -7,8 +7,8 @@ from typing import Any
 import trio
 
 from sandq.model.partitioning import partition_for
-from tests.scenarios.http.asking import KEYS, Web, put
-from tests.scenarios.working import until
+from tests.support.nodes.http_requests import KEYS, Web, put
+from tests.support.nodes.working import until
 
 
 async def test_changes(keys: Web) -> None:

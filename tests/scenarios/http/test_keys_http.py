@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from sandq.model.partitioning import partition_for
-from tests.scenarios.http.asking import KEYS, Web, path, put
+from tests.support.nodes.http_requests import KEYS, Web, path, put
 
 WRONG = "01HN7K2B6R0000000001000000"
 """A version that no key has."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.http.asking import Web
+from tests.support.nodes.http_requests import Web
 
 
 async def taken(web: Web, count: int = 100) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenarios.http.asking import Web
+from tests.support.nodes.http_requests import Web
 
 
 async def test_a_topic_from_its_making_to_its_end(web: Web) -> None:

@@ -20,7 +20,7 @@ from sandq.partition import commands as c
 from sandq.raft import Members
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
-from tests.simulation.stepped import Stepped, VirtualClock
+from tests.support.simulation.stepped import Stepped, VirtualClock
 
 GROUP = 7
 CREDIT, LEASE_MS, LEASE_AHEAD_MS = 100, 60_000, 50

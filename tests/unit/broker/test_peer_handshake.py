@@ -6,7 +6,6 @@ import dataclasses
 import hmac
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -30,8 +29,9 @@ from sandq.broker.peer_handshake import (
 )
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
 SECRET = b"what all nodes of the cluster share"
 NONCE_1, NONCE_2 = b"\x01" * 32, b"\x02" * 32
 ONE = PeerIdentity("node1", "store-1", None, {"client": "127.0.0.1:7170"})

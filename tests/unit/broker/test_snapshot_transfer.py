@@ -6,7 +6,6 @@ import contextlib
 import random
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -42,6 +41,7 @@ from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, Chunk, Exporter, Importer, Meta
 from sandq.storage.stores import MemoryStores, Row
+from tests.support.paths import ROOT
 
 FROM = 5
 GROUP = 7
@@ -594,7 +594,7 @@ async def test_a_transfer_is_throttled(autojump_clock: trio.testing.MockClock) -
 
 
 def test_the_limits_are_what_the_document_says() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    page = (ROOT / "docs" / "protocol.md").read_text()
     for name, kind in (
         ("OFFER", OFFER),
         ("RESUME", RESUME),

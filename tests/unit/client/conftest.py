@@ -13,8 +13,8 @@ import pytest
 
 from sandq.client.client import Client, connect_with
 from sandq.client.options import Options
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.helpers import QUICK, until
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import QUICK, until
 
 Body = Callable[[FakeServer, Client], Awaitable[None]]
 

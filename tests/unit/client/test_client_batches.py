@@ -18,8 +18,8 @@ from sandq.model.batch import Column
 from sandq.model.errors import ClosedError, InvalidRequest, LeaseLost, Overloaded
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.requests import Ack
-from tests.unit.client.fake_server import NOW_MS, FakeServer
-from tests.unit.client.helpers import take
+from tests.support.client.fake_server import NOW_MS, FakeServer
+from tests.support.client.helpers import take
 
 TOKEN = 5 << 16
 

@@ -20,8 +20,8 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
-from tests.unit.client.helpers import take
+from tests.support.client.fake_server import GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
+from tests.support.client.helpers import take
 
 TOKEN = 5 << 16
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from sandq.client.client import Client
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
+from tests.support.paths import ROOT
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
+DOCUMENT = (ROOT / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"```python run\n(.*?)```", DOCUMENT, re.DOTALL)
 
 

@@ -29,8 +29,8 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node
 from sandq.protocol.replies_messages import Piece, encode_pieces
-from tests.unit.client.fake_server import CUT, NOW_MS, FakeServer
-from tests.unit.client.helpers import QUICK
+from tests.support.client.fake_server import CUT, NOW_MS, FakeServer
+from tests.support.client.helpers import QUICK
 
 MINUTE_MS = 60_000
 

@@ -17,9 +17,9 @@ from sandq.errors import InvalidRequest, NotLeader, ProtocolError, Unavailable
 from sandq.model.partitioning import partition_for
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node, Partition
-from tests.unit.client.fake_keys import Write
-from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
-from tests.unit.client.helpers import QUICK, until
+from tests.support.client.fake_keys import Write
+from tests.support.client.fake_server import CUT, SILENCE, FakeServer
+from tests.support.client.helpers import QUICK, until
 
 
 def fill(server: FakeServer, keys: list[bytes], partitions: int = 1) -> None:

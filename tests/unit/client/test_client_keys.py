@@ -12,8 +12,8 @@ from sandq.client.client import Client
 from sandq.errors import ClosedError, InvalidRequest, TooLarge, Unavailable, UnknownTopic, VersionChanged
 from sandq.model.batch import Batch, Column
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import CUT, FakeServer
-from tests.unit.client.helpers import take
+from tests.support.client.fake_server import CUT, FakeServer
+from tests.support.client.helpers import take
 
 VERSION = "0" * 25 + "1"
 

@@ -13,7 +13,7 @@ from sandq.model.errors import ConnectionLost, InvalidRequest, NotLeader, Overlo
 from sandq.model.limits import FIXED
 from sandq.model.sequence import number_of
 from sandq.partition import producers
-from tests.unit.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
+from tests.support.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
 
 GONE_S = 10.0
 """The delivery timeout of the bed."""

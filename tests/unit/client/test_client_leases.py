@@ -15,8 +15,8 @@ from sandq.model.errors import (
     LeaseLost,
 )
 from sandq.protocol.frames import Type, encode_reply
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.helpers import take
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import take
 
 TOKEN = 5 << 16
 

@@ -25,8 +25,8 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node
-from tests.unit.client.fake_server import CUT, NOW_MS, SILENCE, FakeServer
-from tests.unit.client.helpers import QUICK, until
+from tests.support.client.fake_server import CUT, NOW_MS, SILENCE, FakeServer
+from tests.support.client.helpers import QUICK, until
 
 HOUR_MS = 3_600_000
 

@@ -15,8 +15,8 @@ from sandq.errors import InvalidRequest, NotFound, NotLeader, UnknownPartition
 from sandq.model.offsets import pack
 from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.replies import Node, Partition
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.helpers import QUICK, until
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import QUICK, until
 
 
 def add_behind_its_back(server: FakeServer, partitions: int) -> None:

@@ -27,7 +27,7 @@ from sandq.model.errors import (
 from sandq.model.partitioning import partition_for
 from sandq.model.sequence import number_of
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
+from tests.support.client.fake_server import CUT, SILENCE, FakeServer
 
 
 def values(server: FakeServer) -> list[bytes | None]:

@@ -25,8 +25,8 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.replies import Node
-from tests.unit.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
-from tests.unit.client.helpers import QUICK, take, until
+from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
+from tests.support.client.helpers import QUICK, take, until
 
 TOKEN = 5 << 16
 

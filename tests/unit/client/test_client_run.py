@@ -24,8 +24,8 @@ from sandq.model import offsets
 from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, UnknownTopic
 from sandq.model.limits import FIXED
 from sandq.protocol.frames import Type, encode_error, encode_reply
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.helpers import until
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import until
 
 TOKEN = 5 << 16
 

@@ -10,7 +10,7 @@ import pytest
 from sandq.client.client import Client
 from sandq.model.errors import Unavailable
 from sandq.protocol.frames import Type, encode_reply
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 def nothing(connection: Any, frame: Any) -> None:

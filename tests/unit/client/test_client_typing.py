@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import sandq
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).with_name("typed_program.py")
+PROGRAM = ROOT / "tests/support/client/typed_program.py"
 
 
 def test_a_typed_program() -> None:

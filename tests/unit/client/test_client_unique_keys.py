@@ -12,7 +12,7 @@ from sandq.model.batch import Batch, Column
 from sandq.model.errors import ConnectionLost, DuplicateKey, InvalidRequest, TimedOut
 from sandq.model.partitioning import partition_for
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 def test_a_key_that_is_taken(with_client: Any) -> None:

@@ -28,9 +28,9 @@ from sandq.model.partitioning import partition_for
 from sandq.protocol.frames import Type
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.requests_keys import KvWatch
-from tests.unit.client.fake_keys import Write, piece_of
-from tests.unit.client.fake_server import CUT, SILENCE, FakeServer
-from tests.unit.client.helpers import until
+from tests.support.client.fake_keys import Write, piece_of
+from tests.support.client.fake_server import CUT, SILENCE, FakeServer
+from tests.support.client.helpers import until
 
 FIRST = "0" * 26
 

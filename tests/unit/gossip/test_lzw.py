@@ -10,7 +10,7 @@ import pytest
 
 from sandq.gossip.lzw import decode
 from sandq.model.errors import ProtocolError
-from tests.unit.gossip.lzw_encoder import CLEAR, END, Bits, encode
+from tests.support.gossip.lzw_encoder import CLEAR, END, Bits, encode
 
 
 def stream(size: int, mask: int = 255) -> bytes:

@@ -11,7 +11,7 @@ from sandq.gossip.membership import State
 from sandq.gossip.messages import Alive, Dead, Suspect, User, decode
 from sandq.gossip.nodes import Node, Standing
 from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf
-from tests.unit.gossip.swim_bench import LAN, SwimBench, alive, dead, left, suspect, tags_of
+from tests.support.gossip.swim_bench import LAN, SwimBench, alive, dead, left, suspect, tags_of
 
 FORGET_S = LAN.forget_s
 JOINED = 4 + JOIN_STEP

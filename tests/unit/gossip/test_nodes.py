@@ -10,7 +10,7 @@ from sandq.gossip.messages import VSN, Alive, Dead, Suspect
 from sandq.gossip.nodes import Standing
 from sandq.gossip.streams import NodeState
 from sandq.model.config_types import Address
-from tests.unit.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, known_as, left, suspect, tags_of
+from tests.support.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, known_as, left, suspect, tags_of
 
 ALIVE, SUSPECT, DEAD, LEFT = Standing
 ELSEWHERE = Address("10.9.9.9", 9900)

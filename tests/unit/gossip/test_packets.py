@@ -16,8 +16,8 @@ from sandq.gossip.packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Opene
 from sandq.gossip.serf_messages import decode_tags
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
-from tests.unit.gossip import agent_bytes
-from tests.unit.gossip.lzw_encoder import encode as lzw
+from tests.support.gossip import agent_bytes
+from tests.support.gossip.lzw_encoder import encode as lzw
 
 HERE = Address("127.0.0.1", 9900)
 AGENT, SANDQ = Address("127.0.0.1", 17946), Address("127.0.0.1", 19900)

@@ -12,7 +12,7 @@ from sandq.gossip.nodes import Standing
 from sandq.gossip.probing import RELAY_SHARE, Prober
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing
-from tests.unit.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, left, suspect
+from tests.support.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, left, suspect
 
 ALIVE, SUSPECT, DEAD, LEFT = Standing
 SOMEWHERE = Address("192.0.2.7", 4711)

@@ -15,7 +15,7 @@ from sandq.gossip.edge.serf_backend import COALESCE_S, SerfMembership
 from sandq.gossip.membership import Change, Member, State
 from sandq.model.config_types import Address
 from sandq.model.errors import InvalidRequest, StartupError, TooLarge, Unavailable
-from tests.unit.gossip.fake_serf_agent import FakeAgent, header, listed, running
+from tests.support.gossip.fake_serf_agent import FakeAgent, header, listed, running
 
 OURS = frozenset({"id", "zone", "client"})
 REFRESH_S = 0.4

@@ -13,8 +13,8 @@ from sandq.gossip.edge import serf_rpc
 from sandq.gossip.edge.serf_rpc import MAP_BYTES, MEMBERS_MOST, AgentMember, Refused, SerfRpc
 from sandq.model.config_types import Address
 from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError, StartupError, Unavailable
-from tests.ports import free_port
-from tests.unit.gossip.fake_serf_agent import FakeAgent, Spoiled, header, listed, pack, running
+from tests.support.gossip.fake_serf_agent import FakeAgent, Spoiled, header, listed, pack, running
+from tests.support.ports import free_port
 
 Answer = Callable[[int], bytes]
 

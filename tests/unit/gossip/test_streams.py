@@ -18,8 +18,8 @@ from sandq.gossip.serf_messages import SerfState, decode_serf
 from sandq.gossip.streams import NODES_MOST, STREAM_BYTES, USER_BYTES, NodeState, PushPull, Streams, Whole
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
-from tests.unit.gossip import agent_bytes
-from tests.unit.gossip.lzw_encoder import encode as lzw
+from tests.support.gossip import agent_bytes
+from tests.support.gossip.lzw_encoder import encode as lzw
 
 KEY = bytes(32)
 HERE = Address("127.0.0.1", 9900)

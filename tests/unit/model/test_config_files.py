@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sandq.model.config import environment_names, load_config
+from tests.support.paths import ROOT
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+CONFIGS = ROOT / "configs"
 FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.partition.bench import Bench
+from tests.support.partition.bench import Bench
 
 
 @pytest.fixture

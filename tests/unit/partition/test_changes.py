@@ -10,8 +10,8 @@ from sandq.model.errors import HistoryGone
 from sandq.partition import changes as module
 from sandq.partition.changes import Changes, Watch, changes
 from sandq.partition.delivery import Piece
-from tests.unit.partition.bench import ALL
-from tests.unit.partition.key_bench import KeyBench
+from tests.support.partition.bench import ALL
+from tests.support.partition.key_bench import KeyBench
 
 HOUR = 3_600_000
 Seen = tuple[str, str | None]

@@ -12,8 +12,8 @@ from sandq.partition import commands as c
 from sandq.partition import compaction
 from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.keys import Value
-from tests.unit.partition.bench import T
-from tests.unit.partition.key_bench import KeyBench, writes_of
+from tests.support.partition.bench import T
+from tests.support.partition.key_bench import KeyBench, writes_of
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

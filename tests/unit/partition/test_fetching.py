@@ -12,7 +12,7 @@ from sandq.model import offsets
 from sandq.model.batch import peek
 from sandq.partition import fetching
 from sandq.partition.fetching import Extent, Fetched, fetch, measure
-from tests.unit.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from sandq.model.errors import Conflict, InvalidName, InvalidRequest
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.holds import HOLDS_MOST, LEAST_TTL_MS, MOST_TTL_MS
-from tests.unit.partition.bench import FOREVER_MS, Bench, T
-from tests.unit.partition.key_bench import KeyBench
+from tests.support.partition.bench import FOREVER_MS, Bench, T
+from tests.support.partition.key_bench import KeyBench
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -10,7 +10,7 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition import jobs
-from tests.unit.partition.bench import FOREVER_MS, Bench, T
+from tests.support.partition.bench import FOREVER_MS, Bench, T
 
 EVERYTHING: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "key_prefix": None, "dry_run": False}
 ID = bytes(range(16))

@@ -11,7 +11,7 @@ from sandq.partition import commands as c
 from sandq.partition import trim
 from sandq.partition.book import ENDED_LEASES
 from sandq.partition.rows import Range
-from tests.unit.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T
 
 
 def test_messages_come_in_the_order_of_their_times(bench: Bench) -> None:

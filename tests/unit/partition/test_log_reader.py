@@ -9,7 +9,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import log_reader, trim
-from tests.unit.partition.bench import Bench, by_id
+from tests.support.partition.bench import Bench, by_id
 
 MANY = 1 << 16
 """Messages of the largest batch."""

@@ -9,7 +9,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.forget import CANCEL_MEMORY_MS
-from tests.unit.partition.bench import Bench, T, by_id, by_key
+from tests.support.partition.bench import Bench, T, by_id, by_key
 
 MIB = 1 << 20
 WINDOW_MS = 60_000

@@ -13,7 +13,7 @@ from sandq.model.sequence import MAX_CHAIN, RESENT, sequence_of
 from sandq.partition import answers, producers, rows
 from sandq.partition import commands as c
 from sandq.partition.log import Stored
-from tests.unit.partition.bench import Bench, T, batch_of
+from tests.support.partition.bench import Bench, T, batch_of
 
 P = 77
 WEEK_MS = FIXED.producer_ttl_ms

@@ -11,7 +11,7 @@ from sandq.model.batch import Column
 from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.trim import PIN_MS
-from tests.unit.partition.bench import FOREVER_MS, Bench, T
+from tests.support.partition.bench import FOREVER_MS, Bench, T
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

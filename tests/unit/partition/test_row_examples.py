@@ -32,7 +32,7 @@ from sandq.partition.timer import TimerPartition
 from sandq.partition.unique import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
-from tests.unit.partition.bench import Bench, T, batch_of, by_key
+from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.unit.storage.test_storage_format import PAGE, example
 
 OFFSET = offsets.pack(T, 7, 2, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.partition import log_reader, rows
-from tests.unit.partition.bench import Bench
+from tests.support.partition.bench import Bench
 
 HOUR_MS = 3_600_000
 

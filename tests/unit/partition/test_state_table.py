@@ -12,8 +12,8 @@ import pytest
 from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition.rows import Range
-from tests.unit.partition.bench import Bench, T
-from tests.unit.partition.scenes import STATES, Scene, scene
+from tests.support.partition.bench import Bench, T
+from tests.support.partition.scenes import STATES, Scene, scene
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -13,8 +13,8 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.forget import CANCEL_MEMORY_MS
 from sandq.partition.trim import PIN_MS
-from tests.unit.partition.bench import Bench, T, by_key
-from tests.unit.partition.scenes import NOBODY, Scene, scene
+from tests.support.partition.bench import Bench, T, by_key
+from tests.support.partition.scenes import NOBODY, Scene, scene
 
 SETTLED = {"leased": "leased", "waiting": "leased", "acked": "acked", "dead": "dead"}
 """State -> what a cancel or a move of the message is too late for."""

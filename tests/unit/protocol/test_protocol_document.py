@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,9 @@ from sandq.protocol.replies_messages import (
     outcomes,
     page,
 )
+from tests.support.paths import ROOT
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
 HEX = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
 DECODED = dict(re.findall(r"```python ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandq.raft import wire
-from tests.unit.raft.table import Table
+from tests.support.raft.table import Table
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandq.raft.group import ROUND_S
-from tests.unit.raft.table import Table
+from tests.support.raft.table import Table
 
 
 @pytest.fixture

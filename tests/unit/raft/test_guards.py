@@ -12,7 +12,7 @@ from sandq.model.errors import Corruption
 from sandq.raft import Members, ProposalFailed, guards, wire
 from sandq.raft import transport as transport_module
 from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES
-from tests.unit.raft.table import GROUP, NO_OP, Table, entry
+from tests.support.raft.table import GROUP, NO_OP, Table, entry
 
 ABC = ("a", "b", "c")
 

@@ -8,7 +8,7 @@ import pytest
 
 from sandq.raft import wire
 from sandq.raft.core import LEADER_FALLBACK_S
-from tests.unit.raft.table import Table
+from tests.support.raft.table import Table
 
 
 @pytest.fixture

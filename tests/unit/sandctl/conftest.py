@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from click.testing import CliRunner, Result
 from sandctl.main import main
 from sandq.protocol.frames import Frame
 from sandq.protocol.requests import Lease, Subscribe
-from tests.unit.client.fake_server import FakeConnection, FakeServer, Subscribed
-from tests.unit.client.threaded_server import ThreadedServer
-from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected_to
-
-ROOT = Path(__file__).parents[3]
+from tests.support.client.fake_server import FakeConnection, FakeServer, Subscribed
+from tests.support.client.threaded_server import ThreadedServer
+from tests.support.paths import ROOT
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected_to
 
 
 class LeasingServer(FakeServer):

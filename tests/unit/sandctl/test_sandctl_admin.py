@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from sandctl.main import main
 from sandq.model.errors import Unavailable, UnknownTopic
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import CUT, FakeServer
+from tests.support.client.fake_server import CUT, FakeServer
 
 
 def test_topics(ctl: Any, server: FakeServer) -> None:

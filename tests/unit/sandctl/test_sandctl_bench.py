@@ -11,7 +11,7 @@ import pytest
 
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 def test_produce(ctl: Any, server: FakeServer) -> None:

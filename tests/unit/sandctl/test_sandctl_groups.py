@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from click import Command, Group
@@ -15,7 +14,8 @@ from sandctl.jsonl import parse_line
 from sandctl.main import main
 from sandq.client import Forecast
 from sandq.model.times import format_instant
-from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
+from tests.support.paths import ROOT
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
 
 HOUR_MS = 3_600_000
 ID = text(NOW_MS + HOUR_MS, 1)
@@ -201,7 +201,7 @@ def test_topic_forecast(ctl: Ctl, client: FakeClient) -> None:
 
 
 def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = ROOT / "docs"
     lines = [line.strip() for line in (docs / "sandctl.md").read_text().splitlines() if line.startswith("    sandctl ")]
     typed = [shlex.split(part, comments=True) for line in lines for part in re.split(r" [|>] ", line)]
     used = set()

@@ -15,9 +15,9 @@ from sandq.client.as_json import at_once, read_message, settings_json
 from sandq.model.errors import InvalidRequest
 from sandq.model.settings import COMPACTED, parse_settings
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.sandctl.fake_client import NOW_MS, Ctl, connected_to
-from tests.unit.sandctl.fake_keys import FakeKeys, change, entry, version_text
+from tests.support.client.fake_server import FakeServer
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, connected_to
+from tests.support.sandctl.fake_keys import FakeKeys, change, entry, version_text
 
 V1 = version_text(1)
 

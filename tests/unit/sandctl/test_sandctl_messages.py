@@ -15,7 +15,7 @@ from sandctl.jsonl import BadLine, parse_line
 from sandq.model.batch import Batch, Column, headers_unpack
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 def stored(server: FakeServer) -> list[bytes]:

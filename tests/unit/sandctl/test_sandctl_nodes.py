@@ -11,7 +11,7 @@ from sandctl import moves
 from sandctl.progress import Progress
 from sandq.protocol.frames import Type
 from sandq.protocol.replies import Partition
-from tests.unit.client.fake_server import FakeConnection, FakeServer
+from tests.support.client.fake_server import FakeConnection, FakeServer
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from sandctl.pipeline import JOBS, pipeline
 from sandq.client import Forecast
 from sandq.model.times import format_instant
 from sandq.testing import broker
-from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient
+from tests.support.paths import ROOT
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient
 
-ROOT = Path(__file__).parents[3]
 START_MS = NOW_MS - NOW_MS % 60_000
 SCHEDULE = ["pipeline", "schedule", "t", "a.parquet", "--map", "value=v", "--map", "deliver_at=at"]
 

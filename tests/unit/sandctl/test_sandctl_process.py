@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from sandctl.main import COMMANDS, main
 from sandq.model.errors import UnknownTopic
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import SILENCE, FakeServer
+from tests.support.client.fake_server import SILENCE, FakeServer
+from tests.support.paths import ROOT
 from tests.unit.sandctl.test_sandctl_groups import commands
 
-ROOT = Path(__file__).parents[3]
 HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq", "yaml", "zstandard")
 HOSTILE = ("\x1b[31mred", "a\nb", "a/b", "../../etc", "", " ", "x" * 250, "ü", "\u202e", "%s%n", "$(id)", "\udcff")
 PATHS = sorted(commands(main))

@@ -13,7 +13,7 @@ from sandctl.measured import Measured, Samples
 from sandctl.pacing import TICK_S, Pacer
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
 
 
 class Time:

@@ -9,7 +9,7 @@ import pytest
 
 from sandctl.jsonl import parse_line
 from sandq.model.times import format_instant
-from tests.unit.sandctl.fake_client import NOW_MS, Ctl, FakeClient, stored, text
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, stored, text
 
 HOUR_MS = 3_600_000
 ID = text(NOW_MS + HOUR_MS, 1)

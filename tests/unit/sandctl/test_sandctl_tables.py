@@ -10,7 +10,7 @@ import pytest
 from sandctl.escaping import in_json, lines, one_line, value_text
 from sandctl.output import to_json
 from sandctl.tables import cell_len, cut, table_lines
-from tests.unit.sandctl.fake_client import Ctl, FakeClient, letter, stored, text
+from tests.support.sandctl.fake_client import Ctl, FakeClient, letter, stored, text
 
 HEADINGS = ["ID", "STATE", "MAX ATTEMPTS", "KEY", "VALUE"]
 ID = "01HN7K2B6R0000000001000000"

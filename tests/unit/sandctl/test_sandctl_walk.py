@@ -9,8 +9,8 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.times import format_instant
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_messages import NOW_MS
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_messages import NOW_MS
+from tests.support.client.fake_server import FakeServer
 
 HOUR_MS = 3_600_000
 AT = format_instant(NOW_MS + HOUR_MS)

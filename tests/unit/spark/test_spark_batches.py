@@ -12,7 +12,7 @@ from sandq.spark.batches import plan_batch
 from sandq.spark.latest import LatestTask, plan_latest
 from sandq.spark.options import parse_options
 from sandq.spark.planning import Task
-from tests.unit.spark.fake_brokers import MS, FakeBrokers, at, instant
+from tests.support.spark.fake_brokers import MS, FakeBrokers, at, instant
 
 
 @pytest.fixture

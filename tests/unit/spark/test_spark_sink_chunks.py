@@ -18,7 +18,7 @@ from sandq.spark.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from sandq.spark.encoding import encode_rows
 from sandq.spark.keeping import Kept
 from sandq.spark.sink_columns import SIZE
-from tests.unit.spark.sink_bed import cut, record, small_chunks, table, values_of
+from tests.support.spark.sink_bed import cut, record, small_chunks, table, values_of
 
 MS = 1_800_000_000_000
 

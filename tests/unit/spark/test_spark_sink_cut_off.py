@@ -32,7 +32,7 @@ from sandq.spark.ending import check_ended
 from sandq.spark.identity import BATCH_ID, QUERY_ID, Identity
 from sandq.spark.sending import Written
 from sandq.spark.sink_options import parse_sink_options
-from tests.unit.spark.sink_bed import record, small_chunks, table, values_of
+from tests.support.spark.sink_bed import record, small_chunks, table, values_of
 
 OPTIONS = {"topic": "t"}
 SCHEMA = StructType([StructField("value", BinaryType())])

@@ -20,8 +20,8 @@ from sandq.protocol.requests import REJECT
 from sandq.spark.chunks import Chunk
 from sandq.spark.identity import Identity
 from sandq.spark.lanes import RETRY_S, ChangedRows
-from tests.unit.partition.bench import batch_of
-from tests.unit.spark.sink_bed import LOSE_ANSWER, LOSE_REQUEST, FakeCluster, cut, small_chunks, table, write
+from tests.support.partition.bench import batch_of
+from tests.support.spark.sink_bed import LOSE_ANSWER, LOSE_REQUEST, FakeCluster, cut, small_chunks, table, write
 
 FIRST = Identity("test", 0)
 RETRY = Identity("test", 0, resent=True)

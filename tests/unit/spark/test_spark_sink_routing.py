@@ -13,7 +13,7 @@ from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.routing import Router, Target
 from sandq.spark.sink_columns import RowErrors
-from tests.unit.spark.sink_bed import record
+from tests.support.spark.sink_bed import record
 
 
 def split(

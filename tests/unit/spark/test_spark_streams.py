@@ -15,7 +15,7 @@ from sandq.spark.options import parse_options
 from sandq.spark.planning import Task
 from sandq.spark.positions import Place, Positions
 from sandq.spark.streams import BEGINNING, Stream
-from tests.unit.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
+from tests.support.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
 
 
 class Clock:

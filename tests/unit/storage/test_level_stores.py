@@ -20,8 +20,8 @@ from sandq.model.errors import Corruption, DataDirInUse, StorageFailed
 from sandq.storage import level_check, level_stores
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.stores import Change, Row
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 END = b"\xff"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from sandq.model.errors import DataDirInUse, StorageFailed
 from sandq.storage.files import RealFiles, may_have_happened
+from tests.support.paths import ROOT
 
 HOLD = """
 import sys
@@ -28,7 +29,7 @@ def test_a_lock_of_another_process(tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(DataDirInUse) as caught:

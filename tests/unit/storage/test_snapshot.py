@@ -30,8 +30,9 @@ from sandq.storage.snapshot import (
     Meta,
 )
 from sandq.storage.stores import LevelStores, MemoryStores, Row, Stores
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+PAGE = ROOT / "docs" / "protocol.md"
 META = Meta(7, bytes(range(16)), 41, 3, ("n1#1", "n2#4"), ("n3#9",), 5000)
 FROM, TO = 3, 9
 

@@ -13,8 +13,9 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.wal import Kind, Wal
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "storage-format.md"
+PAGE = ROOT / "docs" / "storage-format.md"
 MEMBERS = (("n1#1", "n2#4"), ("n3#9",))
 
 

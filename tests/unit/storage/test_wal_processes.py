@@ -15,8 +15,8 @@ import pytest
 from sandq.model.errors import StorageFailed
 from sandq.storage.files import RealFiles
 from sandq.storage.wal import Kind, Wal
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 SEGMENT = 1 << 16
 
 WRITER = f"""

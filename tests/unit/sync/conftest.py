@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import sandq
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.threaded_server import ThreadedServer
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.threaded_server import ThreadedServer
 
 
 @pytest.fixture

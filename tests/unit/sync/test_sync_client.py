@@ -31,8 +31,8 @@ from sandq.errors import (
     UnknownTopic,
 )
 from sandq.protocol.frames import Type, encode_reply
-from tests.unit.client.fake_server import SILENCE, FakeServer
-from tests.unit.client.threaded_server import ThreadedServer
+from tests.support.client.fake_server import SILENCE, FakeServer
+from tests.support.client.threaded_server import ThreadedServer
 
 TWINS: list[tuple[type, type, set[str]]] = [
     (sandq.Client, sandq.sync.Client, set()),

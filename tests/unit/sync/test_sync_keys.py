@@ -14,8 +14,8 @@ import pytest
 import sandq
 from sandq.errors import ClosedError, HistoryGone, InvalidRequest, VersionChanged
 from sandq.protocol.frames import Type
-from tests.unit.client.fake_server import FakeServer
-from tests.unit.client.threaded_server import ThreadedServer
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.threaded_server import ThreadedServer
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.unit.client.fake_server import FakeServer
+from tests.support.client.fake_server import FakeServer
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 PRELUDE = """
     import os, sys, time, signal, threading, gc
     import sandq
@@ -163,7 +162,7 @@ BLOCKED = {
 @pytest.mark.parametrize("where", BLOCKED)
 def test_ctrl_c_leaves_at_once(start: Start, server: FakeServer, where: str) -> None:
     from sandq.protocol.frames import Type
-    from tests.unit.client.fake_server import SILENCE
+    from tests.support.client.fake_server import SILENCE
 
     for kind in (Type.TOPIC_STATS, Type.PRODUCE):
         server.script[kind].append(SILENCE)

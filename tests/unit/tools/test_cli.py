@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from sandq.cli import main
 from sandq.model.config import load_config
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

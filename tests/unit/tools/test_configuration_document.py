@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from sandq.model.config import load_config
 from sandq.model.errors import ConfigError
 from sandq.model.times import duration_ms, format_duration
 from sandq.tools.show_config import config_keys, section_values, size_text
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = {
     key: (meaning, limits, default)

@@ -26,7 +26,7 @@ from sandq.storage.pointers import Pointers, StorePointer
 from sandq.tools import check_disk, check_machine, check_ports
 from sandq.tools.check import Check, bytes_text
 from sandq.tools.check_data import STORES_NAME, DataDirectory
-from tests.unit.tools.log_bed import GROUP, append, entry, flip, members, no_op, picture, segment, write_log
+from tests.support.storage.log_bed import GROUP, append, entry, flip, members, no_op, picture, segment, write_log
 
 
 def free_port() -> int:

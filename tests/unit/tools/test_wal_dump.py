@@ -17,7 +17,7 @@ from sandq.partition import commands as c
 from sandq.storage.wal import Kind
 from sandq.storage.wal_recovery import recover
 from sandq.tools.read_only import ReadOnlyFiles
-from tests.unit.tools.log_bed import (
+from tests.support.storage.log_bed import (
     GROUP,
     append,
     entry,

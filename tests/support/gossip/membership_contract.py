@@ -1,0 +1,167 @@
+"""What every backend of `Membership` promises, asked of whatever a bed starts.
+
+A test module makes a fixture `bed` and a class that inherits `MembershipContract`, or `ClusterContract` when its
+members can meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import pytest
+import trio
+
+from sandq.gossip.membership import Change, Changes, Member, Membership, State
+from sandq.model.config_types import Address
+from sandq.model.errors import TooLarge, Unavailable
+from tests.support.ports import free_port
+
+PATIENCE_S = 30.0
+"""A failure is seen within 10 s or so."""
+TAGS = {"id": "id of a", "zone": "x"}
+
+
+class Bed(Protocol):
+    """Members of one cluster, by name, and what they run on. All end with the test."""
+
+    async def start(self, name: str, tags: Mapping[str, str]) -> Membership:
+        """A member that has met nobody; its `run` runs."""
+        ...
+
+    def address(self, name: str) -> Address:
+        """Where others join it."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """It leaves on purpose, and its `run` ends."""
+        ...
+
+    async def kill(self, name: str) -> None:
+        """It ends without a word, with all that spoke for it."""
+        ...
+
+    def has_left(self, member: Member) -> bool:
+        """Whether what others list is what they list of a member that was stopped."""
+        ...
+
+
+class Follower:
+    """Knows what is listed from the changes alone."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        self.listed: dict[str, Member] = {}
+
+    async def read(self) -> list[Change]:
+        """The next batch."""
+        batch = list(await anext(self.changes))
+        for change in batch:
+            if change.gone:
+                del self.listed[change.member.name]
+            else:
+                self.listed[change.member.name] = change.member
+        return batch
+
+    async def until(self, name: str, condition: Callable[[Member], bool]) -> Member:
+        """The member, when it is listed like that."""
+        with trio.fail_after(PATIENCE_S):
+            while name not in self.listed or not condition(self.listed[name]):
+                await self.read()
+        return self.listed[name]
+
+
+async def alone(bed: Bed) -> tuple[Membership, Follower]:
+    a = await bed.start("a", TAGS)
+    return a, Follower(a.changes())
+
+
+async def two(bed: Bed) -> tuple[Membership, Follower, Membership, Follower]:
+    """Two that list each other."""
+    a, follows_a = await alone(bed)
+    b = await bed.start("b", {"id": "id of b"})
+    follows_b = Follower(b.changes())
+    assert await b.join([bed.address("a")]) == 1
+    await follows_a.until("b", lambda member: member.tags.get("id") == "id of b")
+    await follows_b.until("a", lambda member: member.tags.get("id") == "id of a")
+    return a, follows_a, b, follows_b
+
+
+def ours(member: Member) -> dict[str, str]:
+    return {name: value for name, value in member.tags.items() if name in ("id", "zone")}
+
+
+class MembershipContract:
+    async def test_a_member_lists_itself(self, bed: Bed) -> None:
+        a, _ = await alone(bed)
+        own = a.members()["a"]
+        assert (a.name, own.name, own.state, ours(own)) == ("a", "a", State.ALIVE, TAGS)
+        assert own.address == bed.address("a")
+        assert list(a.members()) == sorted(a.members())
+
+    async def test_changes_are_everybody_and_then_what_changed(self, bed: Bed) -> None:
+        a, follower = await alone(bed)
+        assert await follower.read() == [Change(member) for member in a.members().values()]
+        before = a.members()
+        await a.set_tags({"zone": "y"})
+        assert ours(a.members()["a"]) == {"zone": "y"} and ours(before["a"]) == TAGS
+        with trio.fail_after(PATIENCE_S):
+            assert await follower.read() == [Change(a.members()["a"])]
+
+    async def test_a_slow_reader_finds_one_change(self, bed: Bed) -> None:
+        a, slow = await alone(bed)
+        await slow.read()
+        for number in range(5):
+            await a.set_tags({"zone": str(number)})
+        with trio.fail_after(PATIENCE_S):
+            assert [ours(change.member) for change in await slow.read()] == [{"zone": "4"}]
+
+    async def test_tags_have_a_limit(self, bed: Bed) -> None:
+        a, _ = await alone(bed)
+        with pytest.raises(TooLarge, match="512"):
+            await a.set_tags({"zone": "x" * 600})
+        assert ours(a.members()["a"]) == TAGS
+
+
+class ClusterContract(MembershipContract):
+    async def test_members_meet_and_hear_of_new_tags(self, bed: Bed) -> None:
+        a, follows_a, b, follows_b = await two(bed)
+        assert set(a.members()) == set(b.members()) == {"a", "b"}
+        for name in ("a", "b"):
+            seen_a, seen_b = follows_a.listed[name], follows_b.listed[name]
+            assert seen_a.state is seen_b.state is State.ALIVE
+            assert seen_a.address == seen_b.address == bed.address(name)
+        assert ours(b.members()["a"]) == TAGS
+        await a.set_tags({"zone": "y"})
+        seen = await follows_b.until("a", lambda member: ours(member) != TAGS)
+        assert ours(seen) == {"zone": "y"}
+
+    async def test_a_third_is_found_through_the_second(self, bed: Bed) -> None:
+        _, follows_a, b, _ = await two(bed)
+        c = await bed.start("c", {"id": "id of c"})
+        assert await c.join([Address("127.0.0.1", free_port()), bed.address("b")]) == 1, "one seed of two answers"
+        await follows_a.until("c", lambda member: ours(member) == {"id": "id of c"})
+        await Follower(c.changes()).until("a", lambda member: ours(member) == TAGS)
+        assert set(b.members()) >= {"a", "b"}
+
+    async def test_a_leave_is_seen(self, bed: Bed) -> None:
+        _, follows_a, _, _ = await two(bed)
+        assert not bed.has_left(follows_a.listed["b"])
+        await bed.stop("b")
+        await follows_a.until("b", bed.has_left)
+
+    async def test_a_failure_is_seen(self, bed: Bed) -> None:
+        a, follows_a, _, _ = await two(bed)
+        alive = follows_a.listed["b"]
+        await bed.kill("b")
+        failed = await follows_a.until("b", lambda member: member.state is State.FAILED)
+        assert failed.since_ms > alive.since_ms and failed.tags == alive.tags
+        assert a.members()["a"].state is State.ALIVE
+
+    async def test_nobody_listens_at_a_seed(self, bed: Bed) -> None:
+        a, _ = await alone(bed)
+        seeds = [Address("127.0.0.1", free_port()) for _ in range(2)]
+        with pytest.raises(Unavailable) as caught:
+            await a.join(seeds)
+        assert all(str(seed) in caught.value.message for seed in seeds)
+        assert list(a.members()) == ["a"]

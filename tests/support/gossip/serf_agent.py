@@ -1,0 +1,187 @@
+"""A real Serf agent in a process of its own, that ends with the test."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from sandq.gossip.edge.serf_rpc import SerfRpc
+from sandq.model.config_types import Address
+from sandq.model.errors import Unavailable
+from tests.support.ports import free_port
+
+SERF = shutil.which("serf")
+START_S = 10.0
+END_S = 10.0
+PATIENCE_S = 30.0
+_LOOK_S = 0.02
+
+
+def new_key() -> str:
+    """For AES-256, as `encrypt_key` has it."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _write_secret(path: Path, content: Any) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file)
+
+
+class SerfAgent:
+    """`gossip`, `rpc`: where it listens. `encrypt_key`: in base64, the same for all agents of a cluster; None: its
+    gossip is plain text. `keyring` instead: several that may be changed while it runs, the first one seals.
+    `rpc_auth`: None lets in everybody. `profile`: "local" or "lan", of its timing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        tags: Mapping[str, str] | None = None,
+        encrypt_key: str | None = None,
+        keyring: Sequence[str] | None = None,
+        rpc_auth: str | None = None,
+        profile: str = "local",
+    ) -> None:
+        self.name = name
+        self.gossip = Address("127.0.0.1", free_port())
+        self.rpc = Address("127.0.0.1", free_port())
+        self.rpc_auth = rpc_auth
+        self._config = directory / f"{name}.json"
+        self._log = directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        config: dict[str, Any] = {
+            "node_name": name,
+            "bind": str(self.gossip),
+            "rpc_addr": str(self.rpc),
+            "tags": dict(tags or {}),
+            "profile": profile,
+        }
+        # These two are read from a file only.
+        config |= {"encrypt_key": encrypt_key} if encrypt_key is not None else {}
+        config |= {"rpc_auth": rpc_auth} if rpc_auth is not None else {}
+        if keyring is not None:
+            config["keyring_file"] = str(directory / f"{name}.keys")
+            _write_secret(directory / f"{name}.keys", list(keyring))
+        _write_secret(self._config, config)
+
+    async def start(self) -> None:
+        """Until its RPC answers. May be called again after its end."""
+        assert SERF is not None and self._process is None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
+                [SERF, "agent", f"-config-file={self._config}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        with trio.fail_after(START_S):
+            while not await self._answers():
+                assert self._process.poll() is None, f"the agent {self.name} has ended:\n{self.output()}"
+                await trio.sleep(_LOOK_S)
+
+    async def _answers(self) -> bool:
+        try:
+            async with await SerfRpc.open(self.rpc, self.rpc_auth):
+                return True
+        except Unavailable:
+            return False
+
+    async def members(self) -> dict[str, dict[str, Any]]:
+        """Name -> {"addr", "tags", "status", ...}, as Serf's own client shows them."""
+        listed = json.loads(await self._command("members", "-format=json"))
+        return {member["name"]: member for member in listed["members"]}
+
+    async def until(self, name: str, status: str, **tags: str) -> dict[str, Any]:
+        """The member, when the agent lists it like that, with at least these tags."""
+        return await self.until_listed(
+            name, lambda found: found["status"] == status and tags.items() <= found["tags"].items()
+        )
+
+    async def until_listed(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The member, when the agent lists it like that."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                found = (await self.members()).get(name)
+                if found is not None and condition(found):
+                    return found
+                await trio.sleep(_LOOK_S)
+
+    async def join(self, seed: Address) -> None:
+        await self._command("join", str(seed))
+
+    async def set_tags(self, **tags: str) -> None:
+        await self._command("tags", *[f"-set={name}={value}" for name, value in tags.items()])
+
+    async def force_leave(self, name: str) -> None:
+        """It says that this member has left."""
+        await self._command("force-leave", name)
+
+    async def event(self, name: str) -> None:
+        await self._command("event", name, "payload")
+
+    async def query(self, name: str) -> None:
+        """Until the time for answers is over."""
+        await self._command("query", "-timeout=200ms", name, "payload")
+
+    async def change_keys(self, what: str, key: str) -> None:
+        """`what`: "install", "use" or "remove", of all agents. Serf calls it an error that others do not answer."""
+        await self._command("keys", f"-{what}={key}", fails=True)
+
+    def stall(self) -> None:
+        """It does nothing until it goes on."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def reload(self) -> None:
+        """It reads its configuration again."""
+        self._signal(signal.SIGHUP)
+
+    async def leave(self) -> None:
+        """It tells the others that it leaves, and ends."""
+        self._signal(signal.SIGINT)
+        await self._ended()
+
+    async def kill(self) -> None:
+        """It ends without a word."""
+        self._signal(signal.SIGKILL)
+        await self._ended()
+
+    def close(self) -> None:
+        """Kill it, if it is there."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    async def _command(self, command: str, *arguments: str, fails: bool = False) -> bytes:
+        auth = [] if self.rpc_auth is None else [f"-rpc-auth={self.rpc_auth}"]
+        line = [SERF or "serf", command, f"-rpc-addr={self.rpc}", *auth, *arguments]
+        done = await trio.run_process(line, capture_stdout=True, capture_stderr=True, check=False)
+        assert fails or done.returncode == 0, f"serf {command}: {done.stdout!r} {done.stderr!r}"
+        return done.stdout
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def _ended(self) -> None:
+        assert self._process is not None
+        await trio.to_thread.run_sync(self._process.wait, END_S)
+        self._process = None

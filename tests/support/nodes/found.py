@@ -1,0 +1,97 @@
+"""Nodes in this process that find each other by gossip."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from sandq.gossip.membership import State
+from sandq.model.config import NodeConfig, load_config
+from tests.support.nodes.three import ThreeNodes, eventually
+from tests.support.ports import free_port
+
+QUICK = {
+    "GOSSIP__PROFILE": "local",
+    "GOSSIP__PROBE_INTERVAL": "200ms",
+    "GOSSIP__PROBE_TIMEOUT": "100ms",
+    "GOSSIP__GOSSIP_INTERVAL": "20ms",
+    "GOSSIP__RECONNECT_INTERVAL": "200ms",
+}
+
+
+class FoundNodes(ThreeNodes):
+    """`node1` founds the cluster and has no seeds; every other one has `node1` for its seed."""
+
+    def __init__(self, directory: Path, nursery: trio.Nursery, **environ: str) -> None:
+        super().__init__(directory, nursery, **{**QUICK, **environ})
+        names = [f"node{number}" for number in range(1, 8)]
+        self.client_ports = {name: free_port() for name in names}
+        self.peer_ports = {name: free_port() for name in names}
+        self.gossip_ports = {name: free_port() for name in names}
+        self.own: dict[str, dict[str, str]] = {}
+        """Settings of one node alone."""
+
+    def config(self, name: str, **environ: str) -> NodeConfig:
+        begin = {"CLUSTER__BOOTSTRAP": "true"} if name == "node1" else {"CLUSTER__SEEDS": self.gossip("node1")}
+        settings = {
+            "NODE__ID": name,
+            "NODE__DATA_DIR": str(self.data_dir(name)),
+            "LISTEN__CLIENT": f"127.0.0.1:{self.client_ports[name]}",
+            "LISTEN__PEER": f"127.0.0.1:{self.peer_ports[name]}",
+            "LISTEN__GOSSIP": self.gossip(name),
+            "LISTEN__HTTP": "none",
+            "STORAGE__SEGMENT_BYTES": "1048576",
+            **begin,
+            **self.environ,
+            **self.own.get(name, {}),
+            **environ,
+        }
+        return load_config(None, {f"SANDQ_{key}": value for key, value in settings.items()})
+
+    def gossip(self, name: str) -> str:
+        return f"127.0.0.1:{self.gossip_ports[name]}"
+
+    def launch(self, name: str, **options: Any) -> None:
+        """Start one that may not serve before it is stopped."""
+
+        async def run() -> None:
+            with suppress(RuntimeError):  # it was stopped before it served
+                await self._start(name, options)
+
+        self._nursery.start_soon(run)
+
+    def registered(self, name: str) -> Collection[str]:
+        return self.running[name].broker.metadata.nodes.keys() if name in self.running else ()
+
+    async def until_registered(self, *names: str) -> None:
+        """Every one that runs knows all of these, and no others."""
+        await eventually(lambda: all(set(self.registered(name)) == set(names) for name in self.running))
+
+    def voters(self, name: str) -> Collection[str]:
+        return self.running[name].broker.metadata_host.group.members.voters
+
+    async def until_believed(self, about: str, state: State, *by: str) -> None:
+        async def rows(name: str) -> dict[str, Any]:
+            async with self.connect(name) as client:
+                return {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
+
+        for name in by:
+            with trio.fail_after(20):
+                while (await rows(name)).get(about, {}).get("member") != state.value:  # noqa: ASYNC110 - over there
+                    await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def found_nodes(directory: Path, *names: str, **environ: str) -> AsyncIterator[FoundNodes]:
+    """A cluster of these, just come together."""
+    async with trio.open_nursery() as nursery:
+        nodes = FoundNodes(directory, nursery, **environ)
+        await nodes.start(*names)
+        await nodes.until_registered(*names)
+        yield nodes
+        await nodes.stop(*nodes.running)
+        nursery.cancel_scope.cancel()

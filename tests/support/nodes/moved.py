@@ -1,0 +1,170 @@
+"""Partitions that move while messages come and go, in nodes of this process: what must hold whatever happens."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+import sandq
+from sandq.broker.host import GroupHost
+from sandq.metadata import commands as m
+from sandq.metadata.records import DRAINING, IN, Partition
+from sandq.model.errors import NotLeader, TimedOut, Unavailable
+from sandq.node import Serving
+from sandq.storage.keys import store_of
+from tests.support.nodes.found import FoundNodes
+from tests.support.nodes.three import eventually
+from tests.support.processes.load import SETTINGS, Record, under_load
+
+PATIENCE_S = 30.0
+BEFORE = 40
+"""Messages that are there when it begins; half of them are due later."""
+LATER_MS = 2000
+PAUSE_S = 0.05
+LEAST = 100
+
+
+@asynccontextmanager
+async def used_topic(nodes: FoundNodes, seed: int, *, partitions: int, replicas: int) -> AsyncIterator[Record]:
+    """Topic "t", into which messages are put and of which they are taken while the block runs. At its end: nothing is
+    on its way, everything is where metadata says, and what was acknowledged came, once."""
+    rng = random.Random(seed)
+    async with nodes.connect(*nodes.running) as client:
+        await client.admin.create_topic("t", partitions=partitions, replicas=replicas, **SETTINGS)
+        async with under_load(client, rng, pause_s=PAUSE_S) as record:
+            await _put(client, record)
+            yield record
+            await until_settled(nodes)
+        record.judge(seed, least=LEAST)
+    await until_even(nodes)
+    await until_swept(nodes)
+
+
+async def _put(client: sandq.Client, record: Record) -> None:
+    receipts = {}
+    async with client.producer("t") as producer:
+        for number in range(BEFORE):
+            value = b"before%d" % number
+            record.due_ms[value] = int(time.time() * 1000) + number % 2 * LATER_MS
+            receipts[value] = await producer.send(value, deliver_at=record.due_ms[value])
+        for value, receipt in receipts.items():
+            record.stored[value] = await receipt
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+async def drain(nodes: FoundNodes, name: str, *, undo: bool = False) -> None:
+    """Let a node hold nothing, or again."""
+    await _change(nodes, m.ChangeStanding(name, IN if undo else DRAINING))
+
+
+async def assign(nodes: FoundNodes, partition: Partition, names: Sequence[str]) -> None:
+    """Let others hold a partition."""
+    await _change(nodes, m.Assign(partition.group, partition.epoch, list(names)))
+
+
+async def _change(nodes: FoundNodes, command: m.Command) -> None:
+    """Whoever leads the metadata: when it is written down."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            for serving in list(nodes.running.values()):
+                metadata = serving.broker.metadata_host
+                if metadata.ready:
+                    try:
+                        await metadata.call(command)
+                        return
+                    except (NotLeader, TimedOut, Unavailable):
+                        pass  # another one leads by now
+            await trio.sleep(0.05)
+
+
+# -- what must hold ---------------------------------------------------------------------------------------------------
+
+
+def placed(serving: Serving) -> list[Partition]:
+    return [part for topic in serving.broker.metadata.topics.values() for part in topic.partitions]
+
+
+def led(nodes: FoundNodes) -> dict[int, GroupHost]:
+    """Groups of partitions that a node leads, and is ready."""
+    hosts = [host for serving in nodes.running.values() for host in serving.broker.engine.hosts.values()]
+    return {host.number: host for host in hosts if host.number and host.ready}
+
+
+def unsettled(nodes: FoundNodes) -> Iterator[str]:
+    """What is not as it is to be yet."""
+    if len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) > 1:
+        yield "not all nodes know the same of metadata"
+    leaders = led(nodes)
+    for name, serving in nodes.running.items():
+        parts = placed(serving)
+        view = {record.node_id: record for record in serving.broker.metadata.nodes.values()}
+        leaving = [node for node, record in view.items() if record.standing != IN]
+        here = {part.group for part in parts if name in part.nodes}
+        pointed = {pointer.group for pointer in serving.broker.engine.pointers.all() if pointer.group}
+        if serving.broker.engine.failed is not None:
+            yield f"{name} has failed"
+        if here != serving.broker.catalog.by_group.keys() or here != pointed:
+            yield f"{name} is to hold {here}, runs {set(serving.broker.catalog.by_group)}, has stores for {pointed}"
+        for part in parts:
+            host = leaders.get(part.group)
+            if part.moving or part.former or set(part.nodes) & set(leaving):
+                yield f"{part} is on its way"
+            elif host is None:
+                yield f"nobody leads {part}"
+            elif sorted(host.members.voters) != sorted(part.members) or host.members.learners:
+                yield f"{part} has {host.members}"
+
+
+async def until_settled(nodes: FoundNodes) -> None:
+    with trio.move_on_after(PATIENCE_S):
+        while any(unsettled(nodes)):  # noqa: ASYNC110 - it is several nodes
+            await trio.sleep(0.05)
+        return
+    raise AssertionError(sorted(set(unsettled(nodes))))
+
+
+async def until_even(nodes: FoundNodes) -> None:
+    """Until all replicas of a partition that run have applied the same; then they hold the same."""
+
+    def replicas() -> dict[int, list[GroupHost]]:
+        found: dict[int, list[GroupHost]] = {}
+        for serving in nodes.running.values():
+            for number, host in serving.broker.engine.hosts.items():
+                if number:
+                    found.setdefault(number, []).append(host)
+        return found
+
+    def even() -> bool:
+        for hosts in replicas().values():
+            if len({(host.status.applied_index, host.group.journal.last_index) for host in hosts}) > 1:
+                return False
+        return True
+
+    await eventually(even)
+    for number, hosts in replicas().items():
+        statuses = [(h.status.messages, h.status.now_ms, sorted(map(str, h.status.groups))) for h in hosts]
+        assert all(status == statuses[0] for status in statuses), (number, statuses)
+
+
+async def until_swept(nodes: FoundNodes) -> None:
+    """Until no node has a row of a store that nothing points to."""
+    for serving in nodes.running.values():
+        engine = serving.broker.engine
+        runner = serving.broker._runner
+
+        def stores(engine: object = engine) -> set[int]:
+            rows = engine.stores.scan(b"", b"\xff" * 5, limit=1_000_000, max_bytes=1 << 30)  # type: ignore[attr-defined]
+            return {store_of(key) for key, _ in rows}
+
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                kept = {pointer.store for pointer in engine.pointers.all()} | engine.filling
+                if await runner.ask(stores) <= kept:
+                    break
+                await trio.sleep(0.1)

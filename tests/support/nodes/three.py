@@ -1,0 +1,147 @@
+"""Three nodes of a cluster in this process, each over its own directory, connected on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import sandq
+from sandq.broker.host import GroupHost
+from sandq.model.config import NodeConfig, load_config
+from sandq.node import Serving, run_node
+from tests.support.ports import free_port
+
+NAMES = ("node1", "node2", "node3")
+PATIENCE_S = 20.0
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    for _ in range(int(PATIENCE_S / 0.02)):
+        if check():
+            return
+        await trio.sleep(0.02)
+    raise AssertionError(f"{check} does not hold")
+
+
+class ThreeNodes:
+    def __init__(self, directory: Path, nursery: trio.Nursery, **environ: str) -> None:
+        ports = [free_port() for _ in range(2 * len(NAMES))]
+        self.client_ports = dict(zip(NAMES, ports, strict=False))
+        self.peer_ports = dict(zip(NAMES, ports[len(NAMES) :], strict=True))
+        self.running: dict[str, Serving] = {}
+        self.environ = environ
+        self._directory = directory
+        self._nursery = nursery
+        self._scopes: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
+
+    def data_dir(self, name: str) -> Path:
+        return self._directory / name
+
+    def config(self, name: str, **environ: str) -> NodeConfig:
+        others = [
+            (other, f"127.0.0.1:{self.peer_ports[other]}", f"127.0.0.1:{self.client_ports[other]}")
+            for other in NAMES
+            if other != name
+        ]
+        peers = [f"{{id: {o}, peer: '{peer}', client: '{client}', http: '127.0.0.1:1'}}" for o, peer, client in others]
+        settings = {
+            "NODE__ID": name,
+            "NODE__DATA_DIR": str(self.data_dir(name)),
+            "LISTEN__CLIENT": f"127.0.0.1:{self.client_ports[name]}",
+            "LISTEN__PEER": f"127.0.0.1:{self.peer_ports[name]}",
+            "LISTEN__HTTP": "none",
+            "CLUSTER__MEMBERSHIP": "static",
+            "CLUSTER__PEERS": f"[{', '.join(peers)}]",
+            "STORAGE__SEGMENT_BYTES": "1048576",
+            **self.environ,
+            **environ,
+        }
+        return load_config(None, {f"SANDQ_{key}": value for key, value in settings.items()})
+
+    async def start(self, *names: str, **options: Any) -> None:
+        """Returns once they serve."""
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as starting:
+                for name in names or NAMES:
+                    starting.start_soon(self._start, name, options)
+
+    async def _start(self, name: str, options: dict[str, Any]) -> None:
+        self.running[name] = await self._nursery.start(self._run, name, options)
+
+    async def _run(
+        self, name: str, options: dict[str, Any], task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        ended = trio.Event()
+        try:
+            with trio.CancelScope() as scope:
+                self._scopes[name] = (scope, ended)
+                async with run_node(self.config(name), **options) as serving:
+                    task_status.started(serving)
+                    await trio.sleep_forever()
+        finally:
+            self.running.pop(name, None)
+            ended.set()
+
+    async def stop(self, *names: str) -> None:
+        for name in names:
+            scope, ended = self._scopes[name]
+            scope.cancel()
+            await ended.wait()
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def connect(self, *names: str) -> Any:
+        """A client that knows these nodes' addresses, or all."""
+        return sandq.connect(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
+
+    def host(self, name: str, topic: str = "t", partition: int = 0) -> GroupHost:
+        return self.running[name].broker.partition(topic, partition).host
+
+    def leader(self, topic: str = "t", partition: int = 0) -> str | None:
+        """Who of them leads a partition, and is ready."""
+        for name, serving in self.running.items():
+            opened = serving.broker.catalog.topics.get(topic)
+            if opened is not None and opened.partitions[partition].host.ready:
+                return name
+        return None
+
+    async def until_led(self, topic: str = "t", partition: int = 0) -> str:
+        await eventually(lambda: self.leader(topic, partition) is not None)
+        leader = self.leader(topic, partition)
+        assert leader is not None
+        return leader
+
+    async def until_even(self, topic: str = "t", partition: int = 0) -> None:
+        """Until all that run have applied the same."""
+        topics = [serving.broker.catalog.topics for serving in self.running.values()]
+
+        def even() -> bool:
+            if any(topic not in known for known in topics):
+                return False
+            hosts = [known[topic].partitions[partition].host for known in topics]
+            ends = {(host.status.applied_index, host.group.journal.last_index) for host in hosts}
+            return len(ends) == 1 and all(applied == last for applied, last in ends)
+
+        await eventually(even)
+
+
+async def leading(nodes: ThreeNodes) -> Serving:
+    """Who leads the metadata, once somebody does: an election may be under way."""
+    await eventually(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
+    return next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
+
+
+@asynccontextmanager
+async def three_nodes(directory: Path, **environ: str) -> AsyncIterator[ThreeNodes]:
+    """A cluster that was just formed."""
+    async with trio.open_nursery() as nursery:
+        nodes = ThreeNodes(directory, nursery, **environ)
+        await nodes.start()
+        yield nodes
+        await nodes.stop(*nodes.running)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,369 @@
+"""The model of a timer partition, continued: what groups do with messages, and jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sandq.partition import commands as c
+from tests.support.partition.bench import T
+from tests.support.partition.model import Model
+from tests.support.partition.model_words import AHEAD_MOST, HISTORY, Group, Held, History, Lease, Taken, offset_of
+
+Offsets = set[bytes]
+
+
+@dataclass
+class Job:
+    kind: str
+    arguments: dict[str, Any]
+    index: int
+    started: int
+    position: bytes = b""
+    matched: int = 0
+    done: int = 0
+    too_late: int = 0
+    state: str = "running"
+    group: Group | None = None
+
+    @property
+    def counts(self) -> tuple[str, int, int, int]:
+        return self.state, self.matched, self.done, self.too_late
+
+
+class GroupModel(Model):
+    def __init__(self, settings: dict[str, Any], step: int) -> None:
+        """`step`: how many messages a job handles at a time."""
+        super().__init__(settings)
+        self.step = step
+        self.jobs: dict[bytes, Job] = {}
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def _start(self, to: c.Position) -> bytes:
+        """The first offset that is delivered; never above what is put in from now on."""
+        latest = offset_of(self.floor, self.index, 0)
+        if to == "earliest":
+            return bytes(16)
+        if to == "latest":
+            return latest
+        return min(to if isinstance(to, bytes) else offset_of(int(to) - T, 0, 0), latest)
+
+    def open(self, name: str, to: c.Position) -> None:
+        if name not in self.groups:
+            self.groups[name] = Group(name, max(self._start(to), self.trimmed + b"\0"), self.now, self.now)
+        self.groups[name].touched = self.now
+
+    def seek(self, name: str, to: c.Position) -> bool:
+        """Whether it is done: not while another one is under way."""
+        group = self.groups[name]
+        if group.seek_from is not None:
+            return False
+        asked = self._start(to)
+        self._revoke(group)
+        again = []
+        for message in self.by_offset(group.of("leased", "waiting", "blocked")):
+            held = group.held.pop(message)
+            if asked <= self.messages[message].offset <= self.trimmed:
+                again.append((message, held.immortal))
+        group.start = max(asked, self.trimmed + b"\0")
+        self._again(group, again)
+        if group.of("dead"):
+            group.seek_from = asked
+        return True
+
+    def _again(self, group: Group, messages: list[tuple[str, bool]]) -> None:
+        """Ready for a first attempt, from the group's own copies."""
+        seq = self.next_seq()
+        for name, immortal in messages:
+            group.held[name] = Held("waiting", due=self.now, seq=seq, immortal=immortal, since=self.now)
+
+    def _revoke(self, group: Group) -> None:
+        for lease in self.leases.values():
+            if lease.group == group.name and lease.live:
+                lease.left.update(lease.live)
+                lease.revoked = True
+
+    def drop(self, name: str) -> None:
+        self._revoke(self.groups[name])
+        del self.groups[name]
+
+    def drop_idle(self) -> None:
+        ttl = self.settings["group_ttl_ms"]
+        for name, group in list(self.groups.items()):
+            if ttl is not None and group.touched + ttl <= self.now:
+                self.drop(name)
+
+    def setting(self, group: Group, name: str) -> Any:
+        return group.settings.get(name, self.settings[name])
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    def lease(self, name: str, horizon: int, grants: list[tuple[str, int]]) -> list[Taken]:
+        """What each grant gets, in order: what waited, what its key had blocked, what comes next in the log."""
+        group = self.groups[name]
+        group.touched = self.now
+        if group.seek_from is not None:
+            return []
+        horizon = min(horizon, self.now + AHEAD_MOST)
+        taken: list[Taken] = []
+        for number, (_, limit) in enumerate(grants):
+            mine = [(n, group.held[n].attempt + 1) for n in self._waiting(group, horizon, limit)]
+            for message, _ in mine:
+                group.held[message].state = "leased"
+            mine += [(n, 1) for n in self._blocked(group, horizon, limit - len(mine))]
+            mine += [(n, 1) for n in self._log(group, horizon, limit - len(mine))]
+            taken += [Taken(number, message, attempt) for message, attempt in mine]
+        return taken
+
+    def _waiting(self, group: Group, horizon: int, limit: int) -> list[str]:
+        """Together with a message all that began to wait with it are looked at: who is dead of them."""
+        entries: dict[tuple[int, int], list[str]] = {}
+        for name in self.by_offset(group.of("waiting")):
+            held = group.held[name]
+            if held.due <= horizon:
+                entries.setdefault((held.due, held.seq), []).append(name)
+        taken: list[str] = []
+        for (due, _), names in sorted(entries.items()):
+            ahead = due > self.now and any(self._dies_first(name, group.held[name]) for name in names)
+            if len(taken) >= limit or ahead:
+                break
+            for name in names:
+                held = group.held[name]
+                if self.doomed(name, held):
+                    self.bury(group, name, "expired", held, held.error, self.now)
+                else:
+                    taken.append(name)
+        return taken[:limit]
+
+    def _blocked(self, group: Group, horizon: int, limit: int) -> list[str]:
+        taken: list[str] = []
+        while len(taken) < limit and (free := self.free(group)) and self.messages[free[0]].at <= horizon:
+            if self.doomed(free[0]):
+                self.bury(group, free[0], "expired", group.held[free[0]], None, self.now)
+            else:
+                self._take(group, free[0])
+                taken.append(free[0])
+        return taken
+
+    def _log(self, group: Group, horizon: int, limit: int) -> list[str]:
+        taken: list[str] = []
+        for message in self.ahead_of(group):
+            if len(taken) == limit or message.at > horizon:
+                break
+            group.start = message.offset + b"\0"
+            self.floor = max(self.floor, message.at)
+            keys = self.busy(group) | {self.messages[n].key for n in group.of("blocked")}
+            if self.doomed(message.name):
+                self.bury(group, message.name, "expired", Held(""), None, self.now)
+            elif self.ordered and message.key is not None and message.key in keys:
+                group.held[message.name] = Held("blocked")
+            else:
+                self._take(group, message.name)
+                taken.append(message.name)
+        return taken
+
+    def _take(self, group: Group, name: str) -> None:
+        self.delivered(name)
+        group.held[name] = Held("leased", since=self.now)
+
+    def granted(self, lease: Lease) -> None:
+        """One lease of what was taken."""
+        self.leases[lease.token] = lease
+        together = [self.groups[lease.group].held[name] for name in lease.names]
+        since = min(held.since for held in together)
+        for held in together:
+            held.state, held.attempt, held.token, held.since = "leased", lease.attempt, lease.token, since
+
+    # -- settling -------------------------------------------------------------------------------------------------
+
+    def ack(self, token: int, what: Offsets | None) -> Offsets | str | None:
+        """None: done; "all": the whole lease is lost; else what of it."""
+        lease = self.leases.get(token)
+        if lease is None:
+            return "all"
+        names = self._named(lease, what)
+        for name in names & set(lease.live):
+            lease.acked.add(name)
+            del self.groups[lease.group].held[name]
+        if what is None and lease.acked and not lease.revoked:
+            return None
+        return self._lost(lease, names & lease.left, what)
+
+    def nack(
+        self, token: int, what: Offsets | None, delay: int | None, error: str | None, begun: bool = True
+    ) -> Offsets | str | None:
+        lease = self.leases.get(token)
+        if lease is None:
+            return "all"
+        names = self._named(lease, what)
+        fresh = names & set(lease.live)
+        if fresh and begun:
+            self._give_back(lease, fresh, delay, "nacked", error)
+        elif fresh:
+            self._wait(lease, fresh, self.now, lease.attempt - 1, None, None)
+        return self._lost(lease, names - fresh, what)
+
+    def _named(self, lease: Lease, what: Offsets | None) -> set[str]:
+        return {name for name, offset in lease.offsets.items() if what is None or offset in what}
+
+    def _lost(self, lease: Lease, names: set[str], what: Offsets | None) -> Offsets | str | None:
+        if what is None:
+            return "all" if len(names) == len(lease.names) else {lease.offsets[name] for name in names} or None
+        foreign = what - set(lease.offsets.values())
+        return {lease.offsets[name] for name in names} | foreign or None
+
+    def extend(self, token: int, ms: int) -> int | None:
+        lease = self.leases.get(token)
+        if lease is None or not lease.live:
+            return None
+        lease.deadline = self.now + ms
+        return T + lease.deadline
+
+    def expire(self) -> int:
+        """Messages given back."""
+        count = 0
+        due = [lease for lease in self.leases.values() if lease.live and lease.deadline <= self.now]
+        for lease in sorted(due, key=lambda lease: (lease.deadline, lease.token)):
+            count += len(lease.live)
+            lease.revoked = True
+            self._give_back(lease, set(lease.live), None, "lease_expired", None)
+        return count
+
+    def release(self, group: str, consumer: str) -> int:
+        count = 0
+        held = [lease for lease in self.leases.values() if (lease.group, lease.consumer) == (group, consumer)]
+        for lease in sorted(held, key=lambda lease: lease.token):
+            if lease.live:
+                count += len(lease.live)
+                lease.revoked = True
+                self._wait(lease, set(lease.live), self.now, lease.attempt - 1, None, None)
+        return count
+
+    def _give_back(self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None) -> None:
+        group = self.groups[lease.group]
+        last = self.setting(group, "max_attempts")
+        attempt = (lease.attempt, lease.consumer, T + lease.leased_at, T + self.now, reason, error)
+        if last is None or lease.attempt < last:
+            if delay is None:
+                delay = self._back_off(group, lease.attempt)
+            self._wait(lease, names, self.now + delay, lease.attempt, error, attempt)
+            return
+        for name in names:
+            held = group.held[name]
+            held.history = (*held.history, attempt)[-HISTORY:]
+            self.bury(group, name, reason, held, error, self.now)
+        lease.left |= names
+
+    def _back_off(self, group: Group, attempt: int) -> int:
+        backoff = self.setting(group, "backoff")
+        grown = (backoff["factor_permille"] // 1000) ** (attempt - 1)
+        factor = {"none": 0, "fixed": 1, "linear": attempt, "exponential": grown}[backoff["kind"]]
+        return int(min(backoff["first_ms"] * factor, backoff["cap_ms"]))
+
+    def _wait(self, lease: Lease, names: set[str], due: int, attempt: int, error: str | None, this: Any) -> None:
+        group = self.groups[lease.group]
+        batches: dict[tuple[History, int], int] = {}
+        histories: dict[History, list[str]] = {}
+        for name in self.by_offset(names):
+            histories.setdefault(group.held[name].history, []).append(name)
+        for history, together in histories.items():
+            for name in together:
+                held = group.held[name]
+                held.due = max(due, self.messages[name].at)
+                held.state, held.attempt, held.error, held.token = "waiting", attempt, error, 0
+                held.history = (*history, this)[-HISTORY:] if this else history
+                held.seq = batches.setdefault((history, held.due), 0) or self.next_seq()
+                batches[history, held.due] = held.seq
+        lease.left |= names
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    def run(self, job: Job) -> None:
+        """One step of a job."""
+        if job.kind in ("cancel", "move"):
+            self._run_pending(job)
+        else:
+            self._run_dead(job)
+
+    def _run_pending(self, job: Job) -> None:
+        arguments = job.arguments
+        first, last = arguments["from_ms"] - T, arguments["until_ms"] - T
+        found = [m for m in self.in_log() if m.offset > job.position and first <= m.at < last][: self.step]
+        if not found:
+            job.state = "done"
+            return
+        job.position = found[-1].offset
+        used = 0
+        for message in found:
+            prefix = arguments["key_prefix"]
+            if message.index >= job.index:
+                continue
+            if prefix is not None and not (message.key is not None and message.key.encode().startswith(prefix)):
+                continue
+            if not self.is_pending(message.name):
+                job.too_late += 1
+                continue
+            job.matched += 1
+            if arguments["dry_run"]:
+                continue
+            job.done += 1
+            if job.kind == "cancel":
+                self.remove(message.name, "removed")
+            else:
+                shift = arguments.get("shift_ms")
+                self.move(message.name, arguments["to_ms"] - T if shift is None else message.at + shift, used)
+                used += 1
+
+    def _run_dead(self, job: Job) -> None:
+        arguments = job.arguments
+        group = self.groups.get(arguments["group"])
+        if group is None or group is not job.group:
+            job.state = "done"
+            return
+        if group.seek_from is not None:
+            return
+        limit: int = self.step
+        if arguments.get("rate") is not None and not arguments["dry_run"]:
+            limit = min(arguments["rate"] * (self.now - job.started) // 1000 + 1 - job.done, limit)
+        if limit <= 0:
+            return
+        found = [n for n in self.by_offset(group.of("dead")) if self.messages[n].offset > job.position][: self.step]
+        if not found:
+            job.state = "done"
+            return
+        chosen: list[str] = []
+        for name in found:
+            job.position = self.messages[name].offset
+            if (
+                arguments["reason"] in (None, group.held[name].reason)
+                and arguments["from_ms"] <= T + group.held[name].dead_at < arguments["until_ms"]
+                and group.held[name].dead_at <= job.started
+            ):
+                chosen.append(name)
+                if len(chosen) == limit:
+                    break
+        job.matched += len(chosen)
+        if arguments["dry_run"] or not chosen:
+            return
+        job.done += len(chosen)
+        for name in chosen:
+            del group.held[name]
+        if job.kind == "redrive":
+            self._again(group, [(name, True) for name in chosen])
+
+    def run_seek(self, name: str, position: bytes) -> bytes:
+        """One step of what follows a seek: the dead from its place on come again. How far it is now."""
+        group = self.groups[name]
+        assert group.seek_from is not None
+        found = [o for o in sorted(self.dead_of(group)) if position < o >= group.seek_from][: self.step]
+        if not found:
+            group.seek_from = None
+            return position
+        again = [self.ever[offset] for offset in found if group.stale.pop(offset, None) is None]
+        for name in again:
+            del group.held[name]
+        copies = [(n, True) for n in again if self.messages[n].offset < group.start]
+        if copies:
+            self._again(group, copies)
+        return found[-1]

@@ -1,0 +1,90 @@
+"""A compacted partition on a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandq.model.batch import Column, encode
+from sandq.model.settings import COMPACTED
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.compacted import CompactedPartition
+from sandq.partition.keys import Value
+from sandq.partition.log import Stored
+from tests.support.partition.bench import ALL, Bench, T
+
+Write = tuple[str, str | None]
+"""Key and value; None deletes."""
+
+
+def writes_of(
+    writes: Sequence[Write],
+    *,
+    expected: Sequence[bytes | None] | None = None,
+    ttls: Sequence[int | None] | None = None,
+    headers: Sequence[bytes | None] | None = None,
+) -> bytes:
+    columns: dict[int, Any] = {
+        Column.KEY: [key.encode() for key, _ in writes],
+        Column.VALUE: [None if value is None else value.encode() for _, value in writes],
+    }
+    for column, cells in (
+        (Column.EXPECTED_VERSION, expected),
+        (Column.TTL_MS, ttls),
+        (Column.HEADERS, headers),
+    ):
+        if cells is not None:
+            columns[column] = list(cells)
+    return encode(columns)
+
+
+class KeyBench(Bench):
+    kind = COMPACTED
+    machine_class = CompactedPartition
+    machine: CompactedPartition
+
+    def write(self, *writes: Write, at: int = 0, **columns: Any) -> Any:
+        """Batch of writes; (base, count), or when it is conditioned (`expected`) `Stored`."""
+        command = c.Append(writes_of(writes, **columns), split="expected" in columns)
+        result = self.apply(at, command)[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def set(self, key: str, value: str | None, at: int = 0, ttl: int | None = None) -> bytes:
+        """One write; its version."""
+        columns = {} if ttl is None else {"ttls": [ttl]}
+        version: bytes = self.write((key, value), at=at, **columns)[0]
+        return version
+
+    def set_if(self, key: str, value: str | None, expected: bytes, at: int = 0) -> tuple[bool, bytes]:
+        """Whether it was stored, and the version that there is."""
+        stored = self.write((key, value), at=at, expected=[expected])
+        assert isinstance(stored, Stored)
+        return not stored.refused, stored.offsets
+
+    def get(self, key: str, at: int = 0) -> str | None:
+        row = self.machine.keys.get(key.encode(), T + at, self.view)
+        return None if row is None else Value.load(row).value.decode()
+
+    def all(self, at: int = 0) -> dict[str, str]:
+        found, following = self.machine.keys.scan(b"", None, limit=ALL, max_bytes=ALL, now_ms=T + at, view=self.view)
+        assert following is None
+        return {key.decode(): Value.load(row).value.decode() for key, row in found}
+
+    def log(self) -> list[tuple[bytes, str, str | None]]:
+        """(offset, key, value) of all that the log holds, in order."""
+        found = self.view.scan(*rows.tag_bounds(rows.LOG), limit=ALL, max_bytes=ALL)
+        entries = []
+        for key, value in found:
+            entry = rows.log_entry(key, value)
+            entries += self.read([rows.Range(entry.first, entry.length)])
+        return [
+            (
+                message.offset,
+                message.fields[Column.KEY].decode(),
+                message.fields[Column.VALUE].decode() if Column.VALUE in message.fields else None,
+            )
+            for message in entries
+        ]

@@ -1,0 +1,327 @@
+"""What a timer partition must do, in plain Python: dictionaries of messages and of what each group made of them.
+
+Written from design.md and formats.md, not from the code; it knows no rows, heaps or look-aheads. Times are ms after T.
+Two things happen when the partition gets round to them, so they are watched rather than foretold, and checked to be
+allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from sandq.partition import commands as c
+from tests.support.partition.bench import T
+from tests.support.partition.model_words import (
+    CANCEL_MEMORY,
+    PIN,
+    Entry,
+    Group,
+    Held,
+    Key,
+    Lease,
+    Message,
+    Row,
+    offset_of,
+)
+
+
+class Model:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.now = 0
+        self.floor = 0
+        self.index = 0
+        self.seq = 0
+        self.trimmed = bytes(16)
+        self.messages: dict[str, Message] = {}
+        self.groups: dict[str, Group] = {}
+        self.leases: dict[int, Lease] = {}
+        self.keys: dict[str, Key] = {}
+        self.ever: dict[bytes, str] = {}
+        """Every offset that a message had -> its name."""
+
+    def begin(self, index: int, at: int) -> None:
+        """An entry is applied."""
+        self.index = index
+        self.now = max(self.now, at)
+        self.floor = max(self.floor, self.now)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    @property
+    def ordered(self) -> bool:
+        return bool(self.settings["ordering"] == "key")
+
+    def in_log(self) -> list[Message]:
+        """By offset."""
+        found = (m for m in self.messages.values() if m.gone is None and m.offset > self.trimmed)
+        return sorted(found, key=lambda m: m.offset)
+
+    def by_offset(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=lambda name: self.messages[name].offset)
+
+    def expires(self, name: str, held: Held | None = None) -> int | None:
+        message = self.messages[name]
+        ttl = self.settings["ttl_ms"] if message.ttl is None else message.ttl
+        return None if ttl is None or (held is not None and held.immortal) else message.at + ttl
+
+    def doomed(self, name: str, held: Held | None = None) -> bool:
+        expires = self.expires(name, held)
+        return expires is not None and expires <= self.now
+
+    def _dies_first(self, name: str, held: Held) -> bool:
+        """Before its next attempt is due."""
+        expires = self.expires(name, held)
+        return expires is not None and expires <= held.due
+
+    def is_pending(self, name: str) -> bool:
+        """No group made an attempt at it."""
+        return all(self.pending_in(group, name) for group in self.groups.values())
+
+    def pending_in(self, group: Group, name: str) -> bool:
+        held = group.held.get(name)
+        if held is not None and held.state == "dead" and group.seek_from is not None:
+            return self.messages[name].offset >= group.start
+        return held.state == "blocked" if held is not None else self.messages[name].offset >= group.start
+
+    def state_in(self, group: Group, name: str) -> str:
+        if self.pending_in(group, name):
+            blocked = name in group.held and group.held[name].state == "blocked"
+            return "ready" if blocked or self.messages[name].at <= self.now else "delayed"
+        held = group.held.get(name)
+        if held is not None and held.state == "waiting" and held.due <= self.now:
+            return "ready"
+        return held.state if held is not None else "acked"
+
+    def state(self, name: str) -> str:
+        """Over all groups."""
+        states = {self.state_in(group, name) for group in self.groups.values()}
+        if not states:
+            return "ready" if self.messages[name].at <= self.now else "delayed"
+        return next(s for s in ("leased", "waiting", "dead", "ready", "delayed", "acked") if s in states)
+
+    def busy(self, group: Group) -> set[str]:
+        """Keys with a message at a consumer, or waiting."""
+        keys = (self.messages[name].key for name in group.of("leased", "waiting"))
+        return {key for key in keys if key is not None} if self.ordered else set()
+
+    def free(self, group: Group) -> list[str]:
+        """Blocked messages whose turn has come."""
+        busy = self.busy(group)
+        found: dict[str, str] = {}
+        for name in self.by_offset(group.of("blocked")):
+            key = self.messages[name].key
+            if key not in busy:
+                found.setdefault(str(key), name)
+        return self.by_offset(found.values())
+
+    def ahead_of(self, group: Group) -> list[Message]:
+        """What the group has yet to take from the log."""
+        return [m for m in self.in_log() if m.offset >= group.start]
+
+    def next_at(self, group: Group) -> int | None:
+        """When something is next to be leased."""
+        if group.seek_from is not None:
+            return None
+        times = [held.due for held in group.of("waiting").values()]
+        times += [self.messages[name].at for name in self.free(group)[:1]]
+        times += [m.at for m in self.ahead_of(group)[:1]]
+        return min(times, default=None)
+
+    def dead_of(self, group: Group) -> dict[bytes, Entry]:
+        dead = {self.messages[name].offset: self._entry(name, d) for name, d in group.of("dead").items()}
+        return dead | group.stale
+
+    def _entry(self, name: str, d: Held) -> Entry:
+        return (name, d.attempt, d.reason, d.error, d.dead_at, d.history)
+
+    def _take_out(self, name: str) -> None:
+        """It is nowhere in a group any more."""
+        for group in self.groups.values():
+            held = group.held.pop(name, None)
+            if held is not None and held.state == "dead":
+                group.stale[self.messages[name].offset] = self._entry(name, held)
+
+    def seconds(self) -> Counter[int]:
+        """How many messages were put into each second of the log and not taken out again by their producers."""
+        return Counter((T + m.at) // 1000 for m in self.messages.values() if m.gone is None)
+
+    def instants(self) -> set[int]:
+        """When something happens by itself."""
+        names = [(group.held.get(name), name) for group in self.groups.values() for name in self.messages]
+        found = {self.expires(name, held) for held, name in names} | {m.at for m in self.messages.values()}
+        found |= {held.due for held, _ in names if held is not None and held.state == "waiting"}
+        found |= {held.since + PIN for held, _ in names if held is not None}
+        found |= {lease.deadline for lease in self.leases.values() if lease.live}
+        found |= {key.until for key in self.keys.values()}
+        found |= {m.gone_at + CANCEL_MEMORY for m in self.messages.values() if m.gone == "cancelled"}
+        return {at for at in found if at is not None}
+
+    # -- in and out -----------------------------------------------------------------------------------------------
+
+    def append(
+        self, rows: list[Row], relative: bool, policy: int, whole: bool
+    ) -> tuple[list[bytes], list[tuple[int, str]]]:
+        """What is answered for each: its offset, or the id of the message that has its key; and the refused."""
+        answers: list[bytes] = []
+        refused: list[tuple[int, str]] = []
+        base = offset_of(self.floor, self.index, 0)
+        for place, row in enumerate(rows):
+            at = max((row.due or 0) + (self.now if relative else 0), self.floor)
+            offset = offset_of(at, self.index, place)
+            if row.unique is not None:
+                holder = self._holder(row.unique)
+                if holder is not None and policy != c.REPLACE:
+                    answers.append(self.messages[holder].id)
+                    if policy == c.REJECT:
+                        pending = "ready" if self.messages[holder].at <= self.now else "delayed"
+                        held = self.keys[row.unique].state == "held"
+                        refused.append((place, pending if held else "delivered"))
+                    continue
+                if holder is not None and self.keys[row.unique].state == "held":
+                    self.remove(holder, "removed")
+                self.keys[row.unique] = Key("held", row.name)
+            self.messages[row.name] = Message(
+                row.name, offset, offset, at, row.key, row.ttl, row.unique, self.now, base if whole else offset
+            )
+            self.ever[offset] = row.name
+            answers.append(offset)
+        return answers, refused
+
+    def _holder(self, unique: str) -> str | None:
+        """The message that keeps the key from another."""
+        key = self.keys.get(unique)
+        if key is None or key.state == "cancelled" or (key.until is not None and key.until <= self.now):
+            return None
+        return key.name if key.state == "delivered" or self.is_pending(key.name) else None
+
+    def named(self, unique: str) -> str | None:
+        """The message that a key still names."""
+        key = self.keys.get(unique)
+        return None if key is None or (key.until is not None and key.until <= self.now) else key.name
+
+    def delivered(self, name: str) -> None:
+        """A group has made an attempt at it."""
+        unique = self.messages[name].unique
+        key = self.keys.get(unique) if unique is not None else None
+        if key is not None and (key.state, key.name) == ("held", name):
+            key.state, key.until = "delivered", self.now + self.settings["dedup_window_ms"]
+
+    def remove(self, name: str, how: str) -> None:
+        message = self.messages[name]
+        message.gone, message.gone_at = how, self.now
+        self._take_out(name)
+        key = self.keys.get(message.unique) if message.unique is not None else None
+        if key is not None and (key.state, key.name) == ("held", name):
+            key.state, key.until = "cancelled", self.now + CANCEL_MEMORY
+
+    def move(self, name: str, to: int, place: int) -> bytes:
+        message = self.messages[name]
+        self._take_out(name)
+        message.at = max(to, self.floor)
+        message.offset = message.row = offset_of(message.at, self.index, place)
+        message.moves += 1
+        self.ever[message.offset] = name
+        return message.offset
+
+    def refusals(self, name: str) -> list[list[Any]]:
+        """What may be answered to who wants to cancel the message or to move it; [] when it is to be had."""
+        message = self.messages[name]
+        gone: list[Any] = ["too_late", "gone"]
+        if message.gone is not None:
+            again: list[Any] = ["cancelled", message.id]
+            if message.gone == "cancelled" and message.gone_at + CANCEL_MEMORY > self.now:
+                return [again]
+            return [again, gone, ["not_found", None]]
+        if message.offset > self.trimmed:
+            if self.is_pending(name):
+                return []
+            tried = [g.held.get(name) for g in self.groups.values() if not self.pending_in(g, name)]
+            states = ["acked" if held is None else held.state for held in tried]
+            state = next(s for s in ("leased", "waiting", "dead", "acked") if s in states)
+            return [["too_late", "leased" if state == "waiting" else state]]
+        states = [group.held[name].state for group in self.groups.values() if name in group.held]
+        held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
+        # Where a message had been moved is forgotten some time after it is gone.
+        return [["too_late", held], *([["not_found", None]] if message.moves and held == "gone" else [])]
+
+    # -- watched --------------------------------------------------------------------------------------------------
+
+    def seen_dead(self, group: Group, found: dict[bytes, int]) -> int:
+        """What is among the dead (offset -> when it died) and is not so here died of its ttl. How many."""
+        seen = 0
+        for offset, dead_at in found.items():
+            name = self.ever[offset]
+            held = group.held.get(name)
+            if offset in group.stale or (held is not None and held.state == "dead"):
+                continue
+            expires = self.expires(name, held)
+            assert expires is not None and expires <= dead_at <= self.now, f"{name} died before its ttl passed"
+            assert held is None or held.state in ("waiting", "blocked"), f"{name} died while it was {held}"
+            assert held is not None or self.messages[name].offset >= group.start, f"{name} was acked, and died"
+            if held is None:
+                assert self.ahead_of(group)[0].name == name, f"{name} died, and those before it were passed over"
+                group.start = self.messages[name].offset + b"\0"
+            self.bury(group, name, "expired", held or Held(""), held.error if held else None, dead_at)
+            seen += 1
+        return seen
+
+    def bury(self, group: Group, name: str, reason: str, was: Held, error: str | None, at: int) -> None:
+        self.delivered(name)
+        attempt = 0 if was.state == "blocked" else was.attempt
+        group.held[name] = Held(
+            "dead", attempt, reason=reason, error=error, dead_at=at, history=was.history, immortal=was.immortal
+        )
+
+    def seen_trimmed(self, trimmed: bytes) -> None:
+        """The log is trimmed up to an offset: all that goes must be allowed to."""
+        assert trimmed >= self.trimmed
+        for message in self.in_log():
+            if message.offset <= trimmed:
+                self._may_go(message)
+                key = self.keys.get(message.unique) if message.unique is not None else None
+                if key is not None and (key.state, key.name) == ("held", message.name):
+                    del self.keys[str(message.unique)]
+        self.trimmed = trimmed
+
+    def _may_go(self, message: Message) -> None:
+        settings = self.settings
+        if settings["delete_on_ack"]:
+            assert self.groups, f"{message.name} was trimmed, and there is no group"
+        else:
+            kept = settings["retain_ms"]
+            assert kept is not None and message.at + kept <= self.now, f"{message.name} was trimmed too early"
+        for group in self.groups.values():
+            assert not self.pending_in(group, message.name), f"{message.name} was trimmed, {group.name} never had it"
+            held = group.held.get(message.name)
+            if held is not None and held.state != "dead":
+                assert held.state in ("leased", "waiting"), f"{message.name} was trimmed while {held.state}"
+        done_at = self.now if message.done_at is None else message.done_at
+        assert not settings["delete_on_ack"] or done_at + settings["retention_ms"] <= self.now, (
+            f"{message.name} was trimmed, all were done with it only {self.now - done_at} ms ago"
+        )
+
+    def watch_done(self) -> None:
+        """After each entry."""
+        for message in self.in_log():
+            if message.done_at is None and self.is_done(message.name):
+                message.done_at = self.now
+
+    def is_done(self, name: str) -> bool:
+        """Nothing keeps it in the log (when acked means gone): long leased ones have a copy."""
+        for group in self.groups.values():
+            held = group.held.get(name)
+            if self.pending_in(group, name):
+                return False
+            if held is not None and held.state in ("leased", "waiting") and not self._is_copied(held):
+                return False
+        return bool(self.groups)
+
+    def _is_copied(self, held: Held) -> bool:
+        return held.immortal or held.since + PIN <= self.now
+
+    def next_seq(self) -> int:
+        self.seq += 1
+        return self.seq

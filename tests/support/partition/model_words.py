@@ -1,0 +1,131 @@
+"""The words in which the model of a timer partition speaks. Times are ms after T."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandq.model import offsets
+from tests.support.partition.bench import T
+
+CANCEL_MEMORY = 600_000
+PIN = 60_000
+AHEAD_MOST = 50
+HISTORY = 5
+
+Attempt = tuple[int, str, int, int, str, str | None]
+History = tuple[Attempt, ...]
+Entry = tuple[str, int, str, str | None, int, History]
+"""Of a list of dead messages: name, attempts, reason, error, when, history."""
+
+
+def offset_of(at: int, index: int, place: int) -> bytes:
+    return offsets.pack(T + at, index, place, 0)
+
+
+@dataclass
+class Message:
+    name: str
+    id: bytes
+    offset: bytes
+    at: int
+    """When it is delivered."""
+    key: str | None
+    ttl: int | None
+    unique: str | None
+    created: int
+    row: bytes
+    """Messages with the same leave the log together."""
+    moves: int = 0
+    done_at: int | None = None
+    """When every group was first done with it: from then on retention counts, also after a seek."""
+    gone: str | None = None
+    """cancelled (by its producer) or removed (by a job, or replaced)."""
+    gone_at: int = 0
+
+    @property
+    def index(self) -> int:
+        return offsets.unpack(self.offset).index
+
+
+@dataclass
+class Held:
+    """A message with a group: leased, waiting, blocked or dead."""
+
+    state: str
+    attempt: int = 0
+    token: int = 0
+    since: int = 0
+    """When it was first leased."""
+    due: int = 0
+    seq: int = 0
+    error: str | None = None
+    history: History = ()
+    immortal: bool = False
+    reason: str = ""
+    dead_at: int = 0
+
+
+@dataclass
+class Group:
+    name: str
+    start: bytes
+    """Everything below was passed."""
+    touched: int
+    opened: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    seek_from: bytes | None = None
+    """A seek is under way: what died from here on comes again."""
+    stale: dict[bytes, Entry] = field(default_factory=dict)
+    """Among the dead of before until the seek is done, though they were cancelled or moved since."""
+
+    def of(self, *states: str) -> dict[str, Held]:
+        return {name: held for name, held in self.held.items() if held.state in states}
+
+
+@dataclass
+class Lease:
+    group: str
+    consumer: str
+    token: int
+    attempt: int
+    names: list[str]
+    offsets: dict[str, bytes]
+    """Where they stood when they were leased."""
+    leased_at: int
+    deadline: int
+    acked: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    revoked: bool = False
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name in self.names if name not in self.acked and name not in self.left]
+
+
+@dataclass
+class Key:
+    """What a unique key stands for: held, delivered or cancelled."""
+
+    state: str
+    name: str
+    until: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message as its producer sends it."""
+
+    name: str
+    due: int | None = None
+    key: str | None = None
+    ttl: int | None = None
+    unique: str | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    grant: int
+    name: str
+    attempt: int

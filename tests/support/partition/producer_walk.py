@@ -1,0 +1,132 @@
+"""What producers do to a partition: they send, cancel and move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from sandq.model import offsets
+from sandq.partition import commands as c
+from sandq.partition.log import Stored
+from tests.support.partition.bench import T, batch_of, by_id, by_key
+from tests.support.partition.model_bed import BATCH, KEYS, UNIQUE, Bed, delays, numbers
+from tests.support.partition.model_words import Row
+
+
+class Producers(Bed):
+    # -- producers ------------------------------------------------------------------------------------------------
+
+    @rule(
+        dues=st.lists(delays, min_size=1, max_size=BATCH),
+        which=numbers,
+        relative=st.booleans(),
+        ttls=st.one_of(st.none(), st.none(), st.lists(st.sampled_from([None, 1, 900, 30_000]), min_size=8, max_size=8)),
+    )
+    def produce(self, dues: list[int], which: int, relative: bool, ttls: list[int | None] | None) -> None:
+        made = []
+        for at, due in enumerate(dues):
+            key = KEYS[(which >> at) % len(KEYS)]
+            made.append(Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None))
+        self._append(made, relative, c.REJECT, split=ttls is not None)
+
+    @rule(count=st.integers(1, BATCH))
+    def produce_at_once(self, count: int) -> None:
+        self._append([Row(self._name()) for _ in range(count)], False, c.REJECT, split=False)
+
+    @rule(
+        named=st.lists(st.tuples(st.sampled_from([*UNIQUE, None]), delays), min_size=1, max_size=3),
+        policy=st.sampled_from([c.REJECT, c.REPLACE, c.IGNORE]),
+    )
+    def produce_unique(self, named: list[tuple[str | None, int]], policy: int) -> None:
+        made = [Row(self._name(), due, unique, None, unique) for unique, due in named]
+        self._append(made, True, policy, split=True)
+
+    def _name(self) -> str:
+        self.made += 1
+        return f"m{self.made}." + ("x" * 5000 if self.made % 7 == 0 else "")
+
+    def _append(self, made: list[Row], relative: bool, policy: int, split: bool) -> None:
+        due = None if made[0].due is None else [row.due or 0 for row in made]
+        batch = batch_of(
+            [row.name for row in made],
+            due=due,
+            relative=relative,
+            keys=[row.key for row in made] if any(row.key for row in made) else None,
+            ttls=[row.ttl for row in made] if any(row.ttl for row in made) else None,
+            unique=[row.unique for row in made] if any(row.unique for row in made) else None,
+        )
+        split = split or (self.model.ordered and any(row.key for row in made))
+        stored = self.apply(c.Append(batch, on_conflict=policy, split=split))
+        answers, refused = self.model.append(made, relative, policy, not isinstance(stored, Stored))
+        if isinstance(stored, Stored):
+            assert stored.offsets == b"".join(answers)
+            found = [tuple(one) for one in stored.refused]
+            assert found == refused, (found, refused)
+        else:
+            assert offsets.run(*stored) == answers
+
+    @precondition(lambda self: self.model.messages)
+    @rule(which=st.lists(numbers, min_size=1, max_size=3), how=st.sampled_from(["id", "offset", "key"]))
+    def cancel(self, which: list[int], how: str) -> None:
+        targets = self._targets(which, how)
+        outcomes = self.apply(c.Cancel([target for target, _ in targets]))
+        for outcome, (_, name) in zip(outcomes, targets, strict=True):
+            if self._refused(outcome, name):
+                continue
+            assert name is not None and outcome == ["cancelled", self.model.messages[name].id]
+            self.model.remove(name, "cancelled")
+
+    @precondition(lambda self: self.model.messages)
+    @rule(
+        which=st.lists(st.tuples(numbers, delays), min_size=1, max_size=3),
+        how=st.sampled_from(["id", "offset", "key"]),
+        relative=st.booleans(),
+    )
+    def move(self, which: list[tuple[int, int]], how: str, relative: bool) -> None:
+        targets = self._targets([number for number, _ in which], how)
+        items = [
+            (target, to if relative else T + self.at + to - 500, relative)
+            for (target, _), (_, to) in zip(targets, which, strict=True)
+        ]
+        outcomes = self.apply(c.Move(items))
+        for place, (outcome, (_, name), (_, to, _)) in enumerate(zip(outcomes, targets, items, strict=True)):
+            if self._refused(["too_late", "gone"] if outcome[0] == "cancelled" else outcome, name, "gone"):
+                assert outcome[0] != "cancelled"
+                continue
+            assert name is not None
+            to = self.model.now + to if relative else to - T
+            assert outcome == ["moved", self.model.move(name, to, place)]
+
+    def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
+        self.model.begin(self.bench.index + 1, self.at)  # what a key names depends on the time
+        targets: list[tuple[c.Target, str | None]] = []
+        for number in numbers:
+            # Where it stands is a name for it once in a command: then it is gone from there.
+            again = self._target(number, how)[1] in [name for _, name in targets]
+            targets.append(self._target(number, "id" if again and how == "offset" else how))
+        return targets
+
+    def _target(self, number: int, how: str) -> tuple[c.Target, str | None]:
+        """A message by one of its names; and which it is."""
+        if how == "key":
+            unique = UNIQUE[number % len(UNIQUE)]
+            return by_key(unique), self.model.named(unique)
+        names = list(self.model.messages)
+        name = names[-1 - number % len(names)]
+        message = self.model.messages[name]
+        # Where it had been moved to leads to it as long as it stands there.
+        is_there = how == "offset" and message.gone is None and message.offset > self.model.trimmed
+        return by_id(message.offset if is_there else message.id), name
+
+    def _refused(self, outcome: Any, name: str | None, cancelled: str = "") -> bool:
+        """Whether a cancel or a move was refused, as it had to be."""
+        if name is None:
+            assert outcome == ["not_found", None]
+            return True
+        allowed = self.model.refusals(name)
+        if cancelled:
+            allowed = [["too_late", cancelled] if one[0] == "cancelled" else one for one in allowed]
+        assert not allowed or outcome in allowed, (name, outcome, allowed)
+        return bool(allowed)

@@ -1,0 +1,53 @@
+"""One message, brought into a state: where the tests of the state table begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sandq.partition.holdings import Lease
+from tests.support.partition.bench import Bench
+
+STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
+NOBODY = 123456 << 16
+
+
+class Scene(NamedTuple):
+    bench: Bench
+    offset: bytes
+    lease: Lease | None
+    """The last lease of the message."""
+    at: int
+
+    @property
+    def token(self) -> int:
+        return self.lease.token if self.lease else NOBODY
+
+    @property
+    def what(self) -> Any:
+        return [[self.offset, 1]]
+
+    @property
+    def state(self) -> str:
+        return self.bench.state_of(self.offset)
+
+
+def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
+    """`before`: groups opened before g."""
+    bench = Bench(max_attempts=1 if state == "dead" else 3, **settings)
+    for group in (*before, "g"):
+        bench.open(group)
+    due = 1000 if state == "delayed" else 0
+    if own_ttl is not None:
+        offset = bench.put("m", due=due, ttl=own_ttl)
+    else:
+        made = bench.append("m", at=0, due=[due])
+        offset = made[0] if isinstance(made, tuple) else made
+    if state in ("delayed", "ready"):
+        return Scene(bench, offset, None, 0)
+    lease = bench.one(at=1)
+    if state in ("waiting", "dead"):
+        assert bench.nack(lease.token, at=2, error="no") is None
+    elif state == "acked":
+        assert bench.ack(lease.token, at=2) is None
+    return Scene(bench, offset, lease, 2)

@@ -1,0 +1,116 @@
+"""Three real nodes of one cluster, each in a process of its own, to be killed, held up, wiped and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+import sandq
+from sandq.errors import SandqError
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+
+NAMES = ("node1", "node2", "node3")
+LOOPBACK = dict.fromkeys(NAMES, "127.0.0.1")
+PATIENCE_S = 30.0
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+
+class ClusterProcess:
+    """`hosts`: where each listens; `options`: of some nodes' processes. `environ` is for all of them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        hosts: Mapping[str, str] = LOOPBACK,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        **environ: str,
+    ) -> None:
+        self.nodes: dict[str, NodeProcess] = {}
+        for name in NAMES:
+            (directory / name).mkdir()
+            own = {**environ, **(options or {}).get(name, {})}
+            self.nodes[name] = NodeProcess(directory / name, host=hosts[name], **own)
+        peers = {name: f"{hosts[name]}:{free_port()}" for name in NAMES}
+        for name, node in self.nodes.items():
+            others = [
+                f"{{id: {other}, peer: '{peers[other]}', client: '{self.nodes[other].address}', http: '127.0.0.1:1'}}"
+                for other in NAMES
+                if other != name
+            ]
+            node.environ |= {
+                "SANDQ_NODE__ID": name,
+                "SANDQ_LISTEN__PEER": peers[name],
+                "SANDQ_CLUSTER__MEMBERSHIP": "static",
+                "SANDQ_CLUSTER__PEERS": f"[{', '.join(others)}]",
+            }
+
+    def start(self, *names: str) -> None:
+        """Start them, or all, and wait until they serve."""
+        for name in names or self.nodes:
+            self.nodes[name].start(wait=False)
+        for name in names or self.nodes:
+            self.nodes[name].wait_until_it_serves()
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL to them, or all, at the same moment."""
+        for name in names or self.nodes:
+            self.nodes[name].signal(signal.SIGKILL)
+        for name in names or self.nodes:
+            self.nodes[name].ended()
+
+    def wipe(self, name: str) -> None:
+        """Its disk is lost."""
+        shutil.rmtree(self.nodes[name].data_dir)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.close()
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def connect(self, *names: str, **options: Any) -> Any:
+        """A client that knows these nodes' addresses, or all."""
+        return sandq.connect(*[self.nodes[name].address for name in names or self.nodes], **options)
+
+    async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
+        """A topic with a replica on each node, once they know each other."""
+        await until(client.admin.cluster, lambda info: len(info["nodes"]) == len(NAMES))
+        await client.admin.create_topic(topic, partitions=partitions, replicas=len(NAMES), **settings)
+
+    async def leader(self, client: sandq.Client, topic: str = "t", *, but: str | None = None) -> str:
+        """Who leads partition 0, once it is another than `but`."""
+
+        async def asked() -> str | None:
+            return (await client.admin.topic(topic)).partitions[0].leader
+
+        found = await until(asked, lambda leader: leader not in (None, but))
+        assert found is not None
+        return found
+
+    def others(self, name: str) -> tuple[str, str]:
+        first, second = (other for other in NAMES if other != name)
+        return first, second
+
+    def output(self) -> str:
+        return "\n".join(f"--- {name}\n{node.output()}" for name, node in self.nodes.items())
+
+
+async def until(ask: Callable[[], Awaitable[T]], check: Callable[[T], bool]) -> T:
+    """Ask again and again, until the answer is right."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            with contextlib.suppress(SandqError):
+                answer = await ask()
+                if check(answer):
+                    return answer
+            await trio.sleep(_LOOK_S)

@@ -1,0 +1,54 @@
+"""What a deposed leader is asked, that does not know it yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from sandq.errors import NotLeader, TimedOut
+from sandq.protocol.frames import Type
+from sandq.protocol.requests_messages import BY_UNIQUE_KEY
+from tests.support.nodes.raw_client import RawClient
+from tests.support.processes.cluster import PATIENCE_S
+from tests.support.processes.node import NodeProcess
+
+_FAR = 2**48 - 1
+
+
+class Questions:
+    """About topic "t" after its pending message `old` was cancelled, and `new` was stored, at another leader."""
+
+    def __init__(self, raw: RawClient, old: str, new: str) -> None:
+        self._raw = raw
+        # More than one at a time: the first makes a leader propose the time, and that alone would give it away.
+        self._asked: list[tuple[Any, ...]] = [
+            (Type.GET, "t", 0, [BY_UNIQUE_KEY, old.encode()]),
+            (Type.GET, "t", 0, [BY_UNIQUE_KEY, new.encode()]),
+            (Type.WHY, "t", 0, [BY_UNIQUE_KEY, old.encode()]),
+            (Type.LIST, "t", 0, "delayed", 0, _FAR, None, 1000, None, True),
+            (Type.FORECAST, "t", "hour", 24),
+            (Type.GROUP_LIST, "t"),
+        ]
+
+    @classmethod
+    async def to(cls, node: NodeProcess, old: str, new: str) -> Questions:
+        raw = RawClient(await trio.open_tcp_stream(node.host, node.port))
+        assert (await raw.call(Type.HELLO, 1, "questions", {}))[0] == Type.REPLY
+        return cls(raw, old, new)
+
+    async def ask(self) -> None:
+        for request_id, (kind, *fields) in enumerate(self._asked):
+            await self._raw.send(kind, request_id, *fields)
+
+    async def check(self) -> None:
+        """None may be answered from what it knew."""
+        with trio.fail_after(PATIENCE_S):
+            for _ in self._asked:
+                answer = await self._raw.receive()
+                kind = self._asked[answer[1]][0]
+                refused = answer[0] == Type.ERROR and answer[2] in (NotLeader.code, TimedOut.code)
+                # These are about the partitions that it leads: it may say that there are none.
+                empty = {Type.FORECAST: [[], 0], Type.GROUP_LIST: [[]]}.get(kind)
+                assert refused or answer[-len(empty or "?") :] == empty, (kind, answer)
+        await trio.aclose_forcefully(self._raw.stream)

@@ -1,0 +1,107 @@
+"""A real node in a process of its own, to be killed, held up and started again over the same data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+
+START_S = 20.0
+
+
+class NodeProcess:
+    """`program` runs the node, behind the command `launcher`; what it prints goes to `log`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        program: tuple[str, ...] = ("-m", "sandq.cli"),
+        launcher: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
+        **environ: str,
+    ) -> None:
+        self.directory = directory
+        self.host = host
+        self.port = free_port()
+        self.data_dir = directory / "data"
+        self.log = directory / "node.log"
+        self._command = (*launcher, sys.executable, *program)
+        self.environ = os.environ | {
+            "SANDQ_NODE__DATA_DIR": str(self.data_dir),
+            "SANDQ_LISTEN__CLIENT": self.address,
+            "SANDQ_LISTEN__HTTP": "none",
+            "SANDQ_LISTEN__PEER": f"{host}:0",
+            "SANDQ_LISTEN__GOSSIP": f"{host}:0",
+            "PYTHONPATH": str(ROOT),
+            **environ,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def start(self, *, wait: bool = True) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self.environ, stdout=log, stderr=log, cwd=self.directory
+            )
+        if wait:
+            self.wait_until_it_serves()
+
+    def wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AssertionError(f"the node ended with {self._process.returncode}:\n{self.output()}")
+            with socket.socket() as probe:
+                if probe.connect_ex((self.host, self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"the node does not serve after {START_S} s:\n{self.output()}")
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.signal(signal.SIGKILL)
+        self.ended()
+
+    def pause(self) -> None:
+        """It stands still, and knows nothing of it afterwards."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for it to end by itself; the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout=30)
+
+    def close(self) -> None:
+        if self.runs:
+            self.kill()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -1,0 +1,187 @@
+"""One life of a node of a simulated cluster: the real engine, delivery and routes, over what its disk holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from sandq.broker.applier import Apply
+from sandq.broker.deliverer import PartitionDelivery
+from sandq.broker.engine import Engine
+from sandq.broker.replica import PartitionReplica
+from sandq.broker.routes import Route, Routes
+from sandq.metadata.state import Partition, Topic
+from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
+from sandq.model.limits import Limits
+from sandq.model.settings import TIMER
+from sandq.partition import rows
+from sandq.raft import Members
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from tests.support.simulation.stepped import Stepped, VirtualClock
+
+if TYPE_CHECKING:
+    from tests.support.simulation.cluster_world import ClusterWorld
+
+GROUP = 7
+RAFT, ROUTES = 1, 2
+"""Kinds of frames between nodes."""
+COUNTS_FIELD = 6
+"""Of the row of a partition's state."""
+
+Answer = Callable[[Any], None]
+
+
+class NodeClock(VirtualClock):
+    """A node's guarded clock: as far from the true time as its wall clock is."""
+
+    def __init__(self, true: VirtualClock, offset_ms: int) -> None:
+        self._true = true
+        self._offset_ms = offset_ms
+
+    @property
+    def ms(self) -> int:
+        return self._true.ms + self._offset_ms
+
+
+def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER) -> Topic:
+    """With one partition, on all nodes."""
+    members = tuple(f"{name}#1" for name in names)
+    return Topic("t", 1, kind, 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
+
+
+class ClusterNode(Stepped):
+    def __init__(self, world: ClusterWorld, name: str, plan: Plan) -> None:
+        self.clock = NodeClock(world.clock, world.offsets_ms[name])
+        super().__init__(world.rng, self.clock)
+        self.name, self.plan = name, plan
+        self._network = world.network
+        self._applied = world.applied
+        self._calls: dict[int, Answer] = {}
+        """What clients wait for."""
+        self._numbers = count()
+        self._sweep_at = Engine.SWEEP_START
+        disk = world.disks[name]
+        self.engine = Engine(
+            FaultyFiles(disk.memory, plan),
+            disk.stores,
+            node_id=name,
+            now_ms=self.clock.now_ms,
+            publish=self.published.append,
+            limits=Limits(),
+            segment_bytes=world.segment_bytes,
+        )
+        self.routes = Routes(name, self._tell)
+        members = Members(world.topic.partitions[0].members)
+        own = self.engine.own(members)
+        assert own is not None
+        self.engine.install([(GROUP, own, members)])
+        self.host = self.engine.open_partition(world.topic, 0)
+        self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
+        self.host.on_ready = self._on_ready
+        self.host.look()
+
+    @property
+    def replica(self) -> PartitionReplica:
+        replica = self.host.replica
+        assert isinstance(replica, PartitionReplica)
+        return replica
+
+    def _on_ready(self, ready: bool) -> None:
+        self.routes.led(GROUP, self.host.group.term, ready)
+        self.delivery.end_subscriptions(NotLeader("the partition is led by another node now"))
+        if ready:
+            self.delivery.lead()
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def call(self, command: Any, done: Answer, *, messages: int = 0) -> None:
+        """Over a client's connection: `done` is called once, at the latest when the node ends."""
+        number = next(self._numbers)
+        self._calls[number] = done
+        try:
+            self.host.submit(command, lambda result: self._answer(number, result), messages=messages)
+        except SandqError as error:
+            self._answer(number, error)
+
+    def _answer(self, number: int, result: Any) -> None:
+        done = self._calls.pop(number, None)
+        if done is not None:
+            done(result)
+
+    def end(self) -> None:
+        """Nothing comes from this life any more."""
+        self.delivery.end_subscriptions(TimedOut("the connection is gone"))
+        for number in list(self._calls):
+            self._answer(number, TimedOut("the connection is gone: the outcome is unknown"))
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def connected(self, node: str) -> None:
+        self.engine.passes.connected(node)
+        self.routes.up(node)
+
+    def disconnected(self, node: str) -> None:
+        self.engine.passes.disconnected(node)
+        self.routes.down(node)
+
+    def receive(self, node: str, frame: Any) -> None:
+        kind, body = frame
+        if kind == RAFT:
+            self.engine.passes.receive(node, body)
+        else:
+            self.routes.heard(node, body)
+
+    def _tell(self, node: str | None, routes: list[Route]) -> None:
+        self._network.send_all(self.name, node, (ROUTES, routes))
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.engine.failed is None:
+            self.engine.passes.on_time()
+            super().tick()
+
+    def sync(self) -> None:
+        if self.engine.failed is not None:
+            return
+        try:
+            super().sync()
+        except StorageFailed:
+            return
+        self.send()
+
+    def send(self) -> None:
+        for node, messages in self.engine.passes.take_outgoing().items():
+            self._network.send(self.name, node, (RAFT, messages))
+
+    def run(self, tasks: list[Any]) -> None:
+        for task in tasks:
+            if isinstance(task, Apply):
+                self._applied(self.name, task)
+        super().run(tasks)
+
+    def step_checkpoint(self) -> None:
+        try:
+            if self.engine.failed is None:
+                super().step_checkpoint()
+        except StorageFailed as error:
+            self.engine.fail(error)
+
+    def sweep(self) -> None:
+        """A step of it: what earlier lives have left, over and over."""
+        self._sweep_at = self.engine.sweep(self._sweep_at)[0] or Engine.SWEEP_START
+
+    @property
+    def is_idle(self) -> bool:
+        return self.records is None and not (self.tasks or self.published)
+
+    def rows(self) -> dict[bytes, Any]:
+        """All that the replica has stored, as of its applied index; but for counts, whose rows tell apart what was
+        written at once."""
+        self.engine.applier.write()
+        found = dict(self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40))
+        state: list[Any] = rows.unpack(found[rows.STATE_KEY]) if found else []
+        return {key: row for key, row in found.items() if key[:1] != rows.COUNTS} | {
+            rows.STATE_KEY: state[:COUNTS_FIELD] + state[COUNTS_FIELD + 1 :]
+        }

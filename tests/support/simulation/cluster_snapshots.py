@@ -1,0 +1,138 @@
+"""Snapshots on their way from one simulated node to another: what `broker/snapshots.py` does in threads, in steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from sandq.broker.snapshots import needing
+from sandq.model.errors import SandqError, StorageFailed, Unavailable
+from sandq.model.members import incarnation_of, node_of
+from sandq.storage.files import may_have_happened
+from sandq.storage.pointers import StorePointer
+from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Exporter, Importer, Meta
+from tests.support.simulation.cluster_node import ClusterNode
+
+Connected = Callable[[str, str], bool]
+WAITS = 50
+"""Steps without a connection, after which a snapshot is given up."""
+
+
+class Transfer:
+    """One snapshot."""
+
+    def __init__(self, source: ClusterNode, target: ClusterNode, connected: Connected, rng: random.Random) -> None:
+        self.source, self.target = source, target
+        self.installed = False
+        self._installing = False
+        """All of it is there."""
+        self._is_unsure = False
+        self._connected = connected
+        self._rng = rng
+        self._steps = self._send()
+
+    def step(self) -> bool:
+        """One step. Whether there is another. Raises Crashed, of the target."""
+        try:
+            next(self._steps)
+        except StopIteration:
+            return False
+        except SandqError:
+            return False  # it is begun anew
+        return True
+
+    def gone(self, node: ClusterNode) -> bool:
+        """A node has ended its life. Whether this ends, too."""
+        if node is self.target or (node is self.source and not self._installing):
+            self._steps.close()
+            return True
+        return False
+
+    def _send(self) -> Iterator[None]:
+        source, member = self.source, self.target.host.group.member
+        rows, index = source.engine.view(source.host)
+        try:
+            yield
+            journal, pointer = source.host.group.journal, source.engine.pointers.get(source.host.number)
+            term = journal.term_at(index)
+            if term is None or pointer is None:
+                return
+            voters, learners = journal.members_at(index)
+            snapshot_id = self._rng.randbytes(SNAPSHOT_ID_BYTES)
+            meta = Meta(source.host.number, snapshot_id, index, term, voters, learners, 0)
+            source.host.pinned[member] = index
+            yield from self._receive(Meta.decode(meta.encode()), Exporter(rows, pointer.store))
+        finally:
+            source.host.pinned.pop(member, None)
+            rows.close()
+
+    def _receive(self, meta: Meta, exporter: Exporter) -> Iterator[None]:
+        engine, host = self.target.engine, self.target.host
+        if host.status.applied_index >= meta.index:
+            return
+        number = engine.pointers.mint()[0]
+        engine.filling.add(number)
+        try:
+            importer = Importer(engine.stores, number)
+            last = False
+            while not last:
+                yield from self._reconnect()
+                last = importer.add(exporter.chunk(importer.position).data)
+                yield
+            engine.stores.flush()
+            yield
+            yield from self._install(meta, number)
+        finally:
+            if not self._is_unsure:
+                engine.filling.discard(number)
+
+    def _install(self, meta: Meta, number: int) -> Iterator[None]:
+        target = self.target
+        engine, host = target.engine, target.host
+        self._installing = True
+        while target.records is not None:
+            yield
+        engine.suspend(host, meta.index)
+        loaded = host.replica, host.status
+        member = host.group.member
+        try:
+            yield
+            # What was under way for the old state is done before the new one takes its place.
+            target.run([target.tasks.popleft() for _ in range(len(target.tasks))])
+            new = engine.load(host.number, number)
+            yield
+            pointer = StorePointer(
+                host.number, incarnation_of(member), number, meta.index, meta.term, meta.voters, meta.learners
+            )
+            engine.pointers.update(put=[pointer])
+            yield
+            loaded = new
+            self.installed = True
+        except StorageFailed as error:
+            self.installed = False
+            if may_have_happened(error):
+                self._is_unsure = True
+                engine.fail(error)
+                return
+        while target.records is not None:
+            yield
+        engine.reopen(host, *loaded)
+
+    def _reconnect(self) -> Iterator[None]:
+        for _ in range(WAITS):
+            if self._connected(self.source.name, self.target.name):
+                return
+            yield
+        raise Unavailable("nobody answers")
+
+
+def begin(
+    source: ClusterNode, nodes: dict[str, ClusterNode], connected: Connected, rng: random.Random
+) -> list[Transfer]:
+    """To each member that needs one, and can be reached."""
+    targets = [nodes.get(node_of(member)) for member in needing(source.host)]
+    return [
+        Transfer(source, target, connected, rng)
+        for target in targets
+        if target is not None and connected(source.name, target.name)
+    ]

@@ -1,0 +1,290 @@
+"""A partition on three simulated nodes: real engines, deliveries and routes, over memory disks and fake connections.
+
+Everything is driven by one `random.Random(seed)`, so a seed replays. Raft and the brokers have one virtual time; the
+wall clock of each node is a little off. Clients outlive the nodes, and the oracle keeps what they were told.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from sandq.broker import engine
+from sandq.broker.applier import Apply
+from sandq.metadata.records import Topic
+from sandq.model.errors import StorageFailed
+from sandq.model.members import node_of
+from sandq.model.settings import parse_settings
+from sandq.raft import Group, core, hooks
+from sandq.storage.faulty_files import Plan
+from sandq.storage.memory_files import Crashed
+from tests.support.simulation import cluster_snapshots
+from tests.support.simulation.cluster_clients import Clients
+from tests.support.simulation.cluster_node import ClusterNode, topic_of
+from tests.support.simulation.cluster_snapshots import Transfer
+from tests.support.simulation.fake_links import Network
+from tests.support.simulation.raft_node import Disk, check_matches
+from tests.support.simulation.stepped import VirtualClock
+
+NAMES = ("n1", "n2", "n3")
+DRIFT_MS = 100
+"""The clock of a node is as far from the true time, at most: those of two nodes twice as far apart."""
+HEALED_MS = 60_000
+"""After the last fault everything is done by then."""
+BUSY_STEPS = 400
+"""After it, in which there is still something produced; in the midst of them another node takes over."""
+
+
+class ClusterWorld:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.clock = VirtualClock()
+        undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
+        self._undo = [undo_time]
+        self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
+        self.set(engine, "KEPT_BYTES", rng.choice((100, 2000)))
+        self.set(engine, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
+        self._pace = rng.choice((0.3, 0.6, 0.9))
+        """How likely a step delivers over a connection."""
+        self._sync_pace = rng.choice((0.3, 0.8))
+        self._crash_chance = rng.choice((0.001, 0.005, 0.02))
+        self.topic = self.make_topic()
+        self.offsets_ms = {name: rng.choice((-DRIFT_MS, 0, DRIFT_MS)) for name in NAMES}
+        self.lease_ahead_ms = rng.choice((5, 50))
+        self.segment_bytes = rng.choice((4096, 65_536))
+        self.disks = {name: Disk() for name in NAMES}
+        self.nodes: dict[str, ClusterNode] = {}
+        self.network = Network(self.nodes, rng, repeats=rng.choice((0.0, 0.0, 0.2)))
+        self.clients = self.make_clients()
+        self._transfers: list[Transfer] = []
+        self._canon: dict[int, bytes] = {}
+        """What was applied at each index, by whoever was first."""
+        self._leaders: dict[int, str] = {}
+        self.crashes = self.snapshots = self.failures = self.compared = 0
+        for name in NAMES:
+            self.start(name, Plan())
+        self.network.renew()
+
+    def set(self, module: Any, name: str, value: Any) -> None:
+        """Until the world is closed."""
+        self._undo.append(_restored(module, name))
+        setattr(module, name, value)
+
+    def close(self) -> None:
+        for undo in self._undo:
+            undo()
+
+    # -- what is in it ----------------------------------------------------------------------------------------------
+
+    def make_topic(self) -> Topic:
+        rng = self.rng
+        settings = {
+            "ordering": rng.choice(("none", "key")),
+            "lease": "1s",
+            "max_attempts": "none",
+            "backoff": {"first": "100ms"},
+            "dedup_window": rng.choice(("0s", "10m")),
+            "retention": rng.choice(("0s", "1s")),
+        }
+        return topic_of(NAMES, parse_settings(settings).record())
+
+    def make_clients(self) -> Any:
+        ordered = self.topic.settings["ordering"] == "key"
+        return Clients(self.rng, self.clock, self.nodes, ordered=ordered, margin_ms=DRIFT_MS)
+
+    def is_settled(self, node: ClusterNode) -> bool:
+        """Whether its replica holds no more than it is to hold in the end."""
+        return bool(node.host.status.messages == 0)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def elections(self) -> int:
+        return len(self._leaders)
+
+    def applied(self, name: str, task: Apply) -> None:
+        known = self._canon.setdefault(task.index, task.command)
+        assert known == task.command, f"{name} applies {task.command!r} at {task.index}, others {known!r}"
+
+    def look(self) -> None:
+        for node in self.nodes.values():
+            group = node.host.group
+            if group.is_leader:
+                first = self._leaders.setdefault(group.term, node.name)
+                assert first == node.name, f"{first} and {node.name} lead term {group.term}"
+                check_matches(group, self._group_of)
+
+    def _group_of(self, member: str) -> Group | None:
+        node = self.nodes.get(node_of(member))
+        return node.host.group if node is not None else None
+
+    def compare(self) -> None:
+        """Replicas that have applied the same entries hold the same."""
+        by_index: dict[int, ClusterNode] = {}
+        for node in self.nodes.values():
+            other = by_index.setdefault(node.replica.applied_index, node)
+            if other is not node:
+                self.compared += 1
+                ours, theirs = node.rows(), other.rows()
+                differ = [
+                    (k, ours.get(k), theirs.get(k)) for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)
+                ]
+                assert not differ, f"{node.name} and {other.name} differ: {differ[:3]}"
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, plan: Plan) -> None:
+        try:
+            self.nodes[name] = ClusterNode(self, name, plan)
+        except Crashed:
+            self._lose(name, power_loss=True)
+        except StorageFailed:
+            self._lose(name, power_loss=False)
+
+    def _lose(self, name: str, *, power_loss: bool) -> None:
+        """What the end of a life leaves of a node."""
+        self.crashes += 1
+        node = self.nodes.pop(name, None)
+        self.network.isolate(name)
+        self.disks[name].crash(self.rng, power_loss=power_loss)
+        if node is not None:
+            self.failures += node.engine.failed is not None
+            self._transfers = [transfer for transfer in self._transfers if not transfer.gone(node)]
+            node.end()
+            self.clients.gone(node)
+
+    def guarded(self, name: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Crashed:
+            self._lose(name, power_loss=self.rng.random() < 0.7)
+
+    def _crash(self) -> None:
+        name = self.rng.choice(NAMES)
+        if name in self.nodes:
+            if self.rng.random() < 0.5:
+                self._lose(name, power_loss=self.rng.random() < 0.7)
+            else:
+                self.disks[name].memory.crash_after(self.rng.randint(1, 20), inside=self.rng.random() < 0.5)
+
+    def _lose_power(self) -> None:
+        for name in list(self.nodes):
+            self._lose(name, power_loss=True)
+
+    def _restart(self) -> None:
+        rng = self.rng
+        for name in NAMES:
+            if name in self.nodes and self.nodes[name].engine.failed is not None and rng.random() < 0.2:
+                self._lose(name, power_loss=False)
+            if name not in self.nodes and rng.random() < 0.3:
+                plans = (Plan(), Plan(fail_sync_at=rng.randint(1, 200)), Plan(budget_bytes=rng.randint(0, 200_000)))
+                self.start(name, rng.choices(plans, (8, 1, 1))[0])
+
+    def _transfer(self) -> bool:
+        node = self.clients.leader()
+        return node is not None and node.host.group.transfer(self.rng.choice(node.host.group.members.voters))
+
+    def _checkpoint(self) -> None:
+        for name in list(self.nodes):
+            if self.rng.random() < 0.5:
+                self.guarded(name, self.nodes[name].step_checkpoint)
+
+    def _sweep(self) -> None:
+        for node in self.nodes.values():
+            node.sweep()
+
+    def disturb(self) -> None:
+        for chance, action in (
+            (self._crash_chance, self._crash),
+            (0.0015, self._lose_power),
+            (0.05, self._restart),
+            (0.005, self._transfer),
+            (0.3, self.network.disturb),
+        ):
+            if self.rng.random() < chance:
+                action()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def step(self, *, calm: bool = False) -> None:
+        rng = self.rng
+        self.clock.ms += 10 if calm else rng.choice((0, 1, 5, 10, 20, 50))
+        if not calm:
+            self.disturb()
+        self.network.deliver(1.0 if calm else self._pace)
+        for name in list(self.nodes):
+            node = self.nodes[name]
+            for action, pace in ((node.tick, 0.8), (node.sync, self._sync_pace), (node.apply, 0.8), (node.answer, 0.8)):
+                if (calm or rng.random() < pace) and self.nodes.get(name) is node:
+                    self.guarded(name, action)
+            if self.nodes.get(name) is node:
+                node.timers.fire()
+        for chance, action in ((0.1, self._checkpoint), (0.1, self._sweep), (0.02, self.compare)):
+            if rng.random() < chance:
+                action()
+        self._send_snapshots()
+        self.look()
+
+    def _send_snapshots(self) -> None:
+        for node in list(self.nodes.values()):
+            under_way = {t.target for t in self._transfers}
+            new = cluster_snapshots.begin(node, self.nodes, self.network.joins, self.rng)
+            self._transfers += [transfer for transfer in new if transfer.target not in under_way]
+        for transfer in list(self._transfers):
+            if self.rng.random() < 0.7 and transfer in self._transfers:
+                more = self.guarded(transfer.target.name, transfer.step)
+                if not more and transfer in self._transfers:
+                    self._transfers.remove(transfer)
+                    self.snapshots += transfer.installed
+
+    def live(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+            self.clients.act()
+
+    def heal(self) -> None:
+        """No more faults: everything acknowledged is delivered, acked and trimmed, everywhere."""
+        for disk in self.disks.values():
+            disk.memory.crash_after(1 << 60)
+        for name, node in list(self.nodes.items()):
+            node.plan.fail_sync_at = node.plan.budget_bytes = None
+            if node.engine.failed is not None:
+                self._lose(name, power_loss=False)
+        for name in NAMES:
+            if name not in self.nodes:
+                self.start(name, Plan())
+        self.network.repeats = 0.0
+        self.network.renew()
+        until_ms, moved = self.clock.ms + HEALED_MS, False
+        for turn in count():
+            if self.clock.ms > until_ms:
+                raise AssertionError(f"not done after healing: {self._tell()}")
+            self.step(calm=True)
+            self.clients.finish()
+            if turn < BUSY_STEPS:
+                if turn % 10 == 0:
+                    self.clients.produce()
+                moved = moved or (turn > BUSY_STEPS // 2 and self._transfer())
+                continue
+            if self._is_even() and self.clients.is_done:
+                break
+        self.compare()
+        for node in self.nodes.values():
+            node.check_rows(node.replica)
+
+    def _is_even(self) -> bool:
+        nodes = self.nodes.values()
+        indices = {node.replica.applied_index for node in nodes}
+        return len(indices) == 1 and all(node.is_idle and self.is_settled(node) for node in nodes)
+
+    def _tell(self) -> Any:
+        groups = [(n.name, n.host.ready, n.host.group.leader, n.host.group.term) for n in self.nodes.values()]
+        state = [(n.replica.applied_index, n.host.status.messages, n.is_idle) for n in self.nodes.values()]
+        return groups, state, self.clients.tell()
+
+
+def _restored(module: Any, name: str) -> Callable[[], None]:
+    before = getattr(module, name)
+    return lambda: setattr(module, name, before)

@@ -1,0 +1,388 @@
+"""Clients of the keys of a simulated compacted topic: they read, put, delete and swap, and note what they were told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from sandq.broker.applier import Ask
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.sequence import RESENT
+from sandq.partition import commands as c
+from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
+from sandq.partition.keys import Value
+from sandq.partition.log import Stored
+from tests.support.simulation.cluster_node import ClusterNode
+from tests.support.simulation.linearizable import Operation
+from tests.support.simulation.stepped import SteppedEvent, VirtualClock
+
+KEYS = (b"k1", b"k2", b"k3", b"k4")
+BRIEF = b"brief"
+"""The key whose values have a time to live. Clocks of nodes differ, so when it is over is not the same for all: one
+that is ahead says that there is nothing, and a write that is on its way finds the value still. No order explains that,
+and none is looked for; but nobody sees a value late."""
+WRONG = bytes(15) + b"\x01"
+"""A version that nothing ever had."""
+LOST = 0.1
+"""Share of the answers to a client that are lost."""
+PATIENCE_MS = (100, 300, 1000, 3000)
+"""After one of these a client gives up what it waits for. Short ones, or all wait for a leader that is cut off while
+another one leads."""
+NOT_DONE = (NotLeader, Overloaded, Unavailable)
+UNKNOWN = (StorageFailed, TimedOut)
+BYTES = 1 << 20
+
+
+class KeyClients:
+    """What all of them know, and what the world asks of them."""
+
+    def __init__(self, rng: random.Random, clock: VirtualClock, nodes: dict[str, ClusterNode], *, clients: int) -> None:
+        self.rng, self.clock = rng, clock
+        self.histories: dict[bytes, list[Operation]] = {key: [] for key in (*KEYS, BRIEF)}
+        self.events = count(1)
+        self.values = count()
+        self.versions = [WRONG]
+        """Some that were there once."""
+        self.clients = [KeyClient(self, number) for number in range(1, clients + 1)]
+        self.resent = 0
+        """Batches that were answered after they were sent again."""
+        self._nodes = nodes
+
+    def leader(self) -> ClusterNode | None:
+        """Some node that says it leads."""
+        ready = [node for node in self._nodes.values() if node.host.ready]
+        return self.rng.choice(ready) if ready else None
+
+    def begin(self, key: bytes, kind: str, client: str, **asked: Any) -> Operation:
+        operation = Operation(kind, next(self.events), client=client, **asked)
+        self.histories[key].append(operation)
+        return operation
+
+    def not_done(self, operations: Sequence[Operation]) -> None:
+        """It is certain that these never took effect and never will, or they are reads that nobody answered."""
+        gone = {id(operation) for operation in operations}
+        for key, history in self.histories.items():
+            self.histories[key] = [operation for operation in history if id(operation) not in gone]
+
+    def expires(self, write: Write, version: bytes | None) -> None:
+        """What was written is deleted some time, if it is still there then. Its version is not known: whatever is."""
+        kind = "delete" if version is None else "cas"
+        ended = Operation(kind, write.operation.invoked, expected=version, client="time")
+        self.histories[write.key].append(ended)
+
+    def gone(self, node: ClusterNode) -> None:
+        for client in self.clients:
+            client.gone(node)
+
+    def act(self) -> None:
+        """What clients do in a step."""
+        for client in self.clients:
+            client.act()
+
+    def produce(self) -> None:
+        """One of them begins something."""
+        self.rng.choice(self.clients).begin()
+
+    def read_all(self) -> None:
+        """Each of them reads every key, next."""
+        for client in self.clients:
+            client.read(list(KEYS))
+
+    def finish(self) -> None:
+        """Go on with what was begun."""
+        for client in self.clients:
+            client.go_on()
+
+    @property
+    def is_done(self) -> bool:
+        return all(client.doing is None for client in self.clients)
+
+    def tell(self) -> Any:
+        """What is not done."""
+        return [client.doing for client in self.clients]
+
+
+class KeyClient:
+    """One at a time it does what comes to its mind. The even ones number their batches and send them again when there
+    is no answer; to the others what is not answered stays unknown."""
+
+    def __init__(self, all_of_them: KeyClients, number: int) -> None:
+        self.all = all_of_them
+        self.rng = all_of_them.rng
+        self.name = f"c{number}"
+        self.doing: Reading | Writing | None = None
+        self.seen: dict[bytes, bytes] = {}
+        """Versions that it was told last, `ABSENT` for none."""
+        self.learned = KEYS[0]
+        """The key that it was told of last."""
+        self.producer_id = 0 if number % 2 else number
+        self.epoch, self.number = 1, 0
+
+    def act(self) -> None:
+        if self.doing is None:
+            if self.rng.random() < 0.4:
+                self.begin()
+        else:
+            self.go_on()
+
+    def go_on(self) -> None:
+        if self.doing is not None:
+            self.doing.go_on()
+
+    def gone(self, node: ClusterNode) -> None:
+        if isinstance(self.doing, Reading) and self.doing.node is node:
+            self.doing.end()
+
+    def begin(self) -> None:
+        if self.doing is not None:
+            return
+        if self.rng.random() < 0.45:
+            every = list(self.all.histories)
+            self.read(self.rng.sample(every, self.rng.choice((1, 1, 2, len(every)))))
+        else:
+            self.write(self.rng.choice((1, 1, 1, 2, 4)))
+
+    def read(self, keys: list[bytes]) -> None:
+        node = self.all.leader()
+        if node is not None and self.doing is None:
+            self.doing = Reading(self, node, keys)
+            self.doing.go_on()
+
+    def write(self, length: int) -> None:
+        if self.all.leader() is None:
+            return
+        writes = [self._write_of() for _ in range(length)]
+        batch = encode(_columns(writes))
+        self.number += 1
+        self.doing = Writing(self, writes, batch, any(write.expected is not None for write in writes))
+        self.doing.send()
+
+    def _write_of(self) -> Write:
+        rng = self.rng
+        key = rng.choice(KEYS) if rng.random() < 0.9 else BRIEF
+        if rng.random() < 0.5:
+            key = self.learned  # what it knows best may still be so
+        kind = rng.choices(("put", "delete", "cas"), (4, 2, 6))[0]
+        value = b"v%d" % next(self.all.values) if kind == "put" or (kind == "cas" and rng.random() < 0.8) else None
+        expected = None
+        if kind == "cas":
+            known = self.seen.get(key, ABSENT)
+            expected = rng.choices((known, ABSENT, rng.choice(self.all.versions[-20:]), WRONG), (7, 2, 1, 1))[0]
+        ttl_ms = rng.choice((1, 300, 2000)) if key == BRIEF and value is not None else None
+        operation = self.all.begin(key, kind, self.name, value=value, expected=expected)
+        return Write(key, operation, value, expected, ttl_ms)
+
+    def learn(self, key: bytes, version: bytes | None) -> None:
+        self.seen[key], self.learned = version or ABSENT, key
+        if version is not None:
+            self.all.versions.append(version)
+
+    def ended(self, doing: Reading | Writing) -> None:
+        if self.doing is doing:
+            self.doing = None
+
+    def begin_epoch(self) -> None:
+        """It gave up a batch, and what of it is still on its way is not to come behind the next one."""
+        self.epoch, self.number = self.epoch + 1, 0
+
+
+@dataclass
+class Write:
+    """A write of a batch."""
+
+    key: bytes
+    operation: Operation
+    value: bytes | None
+    expected: bytes | None
+    ttl_ms: int | None
+
+
+def _columns(writes: Sequence[Write]) -> dict[int, Any]:
+    columns: dict[int, Any] = {
+        Column.KEY: [write.key for write in writes],
+        Column.VALUE: [write.value for write in writes],
+    }
+    for column, cells in (
+        (Column.EXPECTED_VERSION, [write.expected for write in writes]),
+        (Column.TTL_MS, [write.ttl_ms for write in writes]),
+    ):
+        if any(cell is not None for cell in cells):
+            columns[column] = cells
+    return columns
+
+
+class Reading:
+    """Of some keys, or of all of them by a scan, on a node that says it leads: as the server does it."""
+
+    def __init__(self, client: KeyClient, node: ClusterNode, keys: list[bytes]) -> None:
+        self.client, self.node, self.keys = client, node, keys
+        self._operations = [client.all.begin(key, "get", client.name) for key in keys]
+        self._began_ms = client.all.clock.ms
+        self._until_ms = self._began_ms + client.rng.choice(PATIENCE_MS)
+        scans = client.rng.random() < 0.3
+        self._steps: Coroutine[None, None, list[bytes | None]] = self._read(scans)
+
+    def __repr__(self) -> str:
+        return f"reading {self.keys} of {self.node.name} since {self._began_ms}"
+
+    async def _read(self, scans: bool) -> list[bytes | None]:
+        node = self.node
+        await node.host.read()
+        replica = node.replica
+
+        def values() -> list[bytes | None]:
+            return replica.values(self.keys, BYTES)
+
+        def scan() -> list[bytes | None]:
+            found, following = replica.scan(b"", None, len(KEYS) + 2, BYTES)
+            assert following is None
+            return [dict(found).get(key) for key in self.keys]
+
+        answered = SteppedEvent()
+        answers: list[list[bytes | None]] = []
+
+        def take(rows: list[bytes | None]) -> None:
+            answers.append(rows)
+            answered.set()
+
+        node.tasks.append(Ask(scan if scans else values, take))
+        await answered.wait()
+        return answers[0]
+
+    def go_on(self) -> None:
+        try:
+            self._steps.send(None)
+        except StopIteration as stop:
+            self._told(stop.value)
+        except NOT_DONE:
+            self.end()
+        else:
+            if self.client.all.clock.ms > self._until_ms:
+                self.end()
+
+    def end(self) -> None:
+        """There is no answer."""
+        self._steps.close()
+        self.client.all.not_done(self._operations)
+        self.client.ended(self)
+
+    def _told(self, rows: list[bytes | None]) -> None:
+        all_of_them = self.client.all
+        at = next(all_of_them.events)
+        for key, operation, row in zip(self.keys, self._operations, rows, strict=True):
+            value = None if row is None else Value.load(row)
+            operation.answered = at
+            if value is not None:
+                operation.value, operation.version = value.value, value.version
+            self.client.learn(key, operation.version)
+        self.client.ended(self)
+
+
+@dataclass
+class Writing:
+    """A batch, and what its client knows of it."""
+
+    client: KeyClient
+    writes: list[Write]
+    batch: bytes
+    split: bool
+    sent: int = 0
+    is_unsure: bool = False
+    """Of some copy nobody knows what became of it."""
+    told: Any = None
+    """The first answer that a leader gave; every other one must be the same."""
+    ended: bool = False
+    until_ms: int = field(init=False)
+    """Then it is given up."""
+
+    def __post_init__(self) -> None:
+        client = self.client
+        self.until_ms = client.all.clock.ms + client.rng.choice(PATIENCE_MS)
+        self._numbers = (client.producer_id, client.epoch, client.number)
+
+    def __repr__(self) -> str:
+        return f"writing {[write.key for write in self.writes]} until {self.until_ms}, {self._numbers}"
+
+    def send(self) -> None:
+        client, node = self.client, self.client.all.leader()
+        if node is None:
+            return
+        producer_id, epoch, number = self._numbers
+        command = c.Append(self.batch, split=self.split)
+        if producer_id:
+            sequence = number | (RESENT if self.sent else 0)
+            command = c.Append(self.batch, producer_id, epoch, sequence, c.REJECT, self.split)
+        self.sent += 1
+        node.call(command, self._answered_by(client.rng.random() < LOST), messages=len(self.writes))
+
+    def _answered_by(self, is_lost: bool) -> Callable[[Any], None]:
+        def done(result: Any) -> None:
+            if not isinstance(result, SandqError):
+                assert self.told in (None, result), f"a batch sent again has another answer: {self.told}, {result}"
+                self.told = result
+            if self.ended:
+                return  # a copy that was long under way
+            if isinstance(result, UNKNOWN) or is_lost:
+                self.is_unsure = True
+                if not self.client.producer_id:
+                    self.give_up()
+            elif isinstance(result, NOT_DONE):
+                if not self.client.producer_id:
+                    self.client.all.not_done([write.operation for write in self.writes])
+                    self._end()
+            else:
+                assert not isinstance(result, SandqError), result
+                self._stored(result)
+
+        return done
+
+    def go_on(self) -> None:
+        if self.client.all.clock.ms > self.until_ms:
+            self.give_up()
+        elif self.client.producer_id and self.client.rng.random() < 0.1:
+            self.send()
+
+    def give_up(self) -> None:
+        """Its outcome stays unknown."""
+        for write in self.writes:
+            if write.ttl_ms is not None:
+                self.client.all.expires(write, None)
+        self.client.begin_epoch()
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.client.ended(self)
+
+    def _stored(self, result: Any) -> None:
+        all_of_them = self.client.all
+        at = next(all_of_them.events)
+        all_of_them.resent += self.sent > 1
+        refused: set[int] = set()
+        if isinstance(result, Stored):
+            assert all(why == CHANGED for _, why in result.refused)
+            refused = {position for position, _ in result.refused}
+        for position, (write, version) in enumerate(zip(self.writes, versions_of(result), strict=True)):
+            operation = write.operation
+            operation.answered = at
+            operation.refused = position in refused
+            operation.version = None if operation.refused and version == NO_VERSION else version
+            assert not (operation.refused and write.expected is None), "refused without a condition"
+            if write.ttl_ms is not None and not operation.refused:
+                all_of_them.expires(write, version)
+            holds = None if write.value is None and not operation.refused else operation.version
+            self.client.learn(write.key, holds)
+        self._end()
+
+
+def versions_of(result: Any) -> list[bytes]:
+    """Of an answer to an Append, one for each message; of one that was refused the version that is there."""
+    if isinstance(result, Stored):
+        size = offsets.OFFSET_BYTES
+        return [result.offsets[at : at + size] for at in range(0, len(result.offsets), size)]
+    return offsets.run(*result)

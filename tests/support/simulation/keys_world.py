@@ -1,0 +1,176 @@
+"""A compacted partition on three simulated nodes, and what must be so in the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sandq.broker import host as group_host
+from sandq.metadata.records import Topic
+from sandq.model.batch import Batch, Column
+from sandq.model.settings import COMPACTED, parse_settings
+from sandq.partition import commands as c
+from sandq.partition import compaction, rows
+from sandq.partition import keys as key_table
+from sandq.partition.compacted import CompactedPartition
+from sandq.partition.delivery import Reader
+from sandq.partition.keys import Value
+from sandq.partition.log import Stored
+from sandq.partition.view import View
+from sandq.raft import core
+from sandq.storage.stores import MemoryStores
+from tests.support.simulation import linearizable
+from tests.support.simulation.cluster_node import ClusterNode, topic_of
+from tests.support.simulation.cluster_world import HEALED_MS, NAMES, ClusterWorld
+from tests.support.simulation.key_clients import BRIEF, KEYS, KeyClients, versions_of
+from tests.support.simulation.stepped import SteppedEvent
+
+ALL = 1 << 40
+Writes = dict[bytes, tuple[bytes, bytes | None]]
+"""Version -> key and value."""
+
+
+class KeysWorld(ClusterWorld):
+    clients: KeyClients
+    replayed: CompactedPartition
+    """What all that was committed makes of nothing; after `heal`."""
+    _alone: str | None = None
+    """Who is cut off."""
+    _alone_until_ms = 0
+    led_twice = 0
+    """Steps in which two nodes said that they lead."""
+
+    def make_topic(self) -> Topic:
+        rng = self.rng
+        self._crash_chance = rng.choice((0.0, 0.001, 0.005))
+        self.set(group_host, "trio", SimpleNamespace(Event=SteppedEvent))
+        for module, name, values in (
+            (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # that one who is cut off leads on must do no harm
+            (compaction, "STEP_ROWS", (3, 50)),
+            (compaction, "STEP_MESSAGES", (5, 200)),
+            (compaction, "LOOK_MS", (100,)),
+            (compaction, "IDLE_MS", (200, 1000)),
+            (compaction, "NEW_LEAST", (5, 40)),
+            (compaction, "AGAIN_MS", (500,)),
+            (key_table, "SWEEP_KEYS", (1, 1000)),
+        ):
+            self.set(module, name, rng.choice(values))
+        history, retention = rng.choice(("0s", "1s")), rng.choice(("0s", "1s"))
+        settings = {"lease": "1s", "history": history, "tombstone_retention": retention}
+        return topic_of(NAMES, parse_settings(settings, COMPACTED).record(), COMPACTED)
+
+    def make_clients(self) -> KeyClients:
+        clients = self.rng.choice((3, 5, 8))
+        return KeyClients(self.rng, self.clock, self.nodes, clients=clients)
+
+    def disturb(self) -> None:
+        """More often than elsewhere one who leads is cut off for a while, and does not know: that is who may tell what
+        is no longer so."""
+        super().disturb()
+        rng, network = self.rng, self.network
+        leader = self.clients.leader()
+        if self._alone is not None and self.clock.ms > self._alone_until_ms:
+            self._alone = None
+            network.stalled.clear()
+        elif self._alone is None and leader is not None and rng.random() < 0.006:
+            self._alone, self._alone_until_ms = leader.name, self.clock.ms + rng.choice((1000, 3000, 5000))
+        if self._alone is not None:
+            network.stalled |= {pair for pair in network.pairs if self._alone in pair}
+        if rng.random() < 0.05:
+            network.link(*rng.sample(NAMES, 2))
+
+    def look(self) -> None:
+        super().look()
+        self.led_twice += sum([node.host.ready for node in self.nodes.values()]) > 1
+
+    def is_settled(self, node: ClusterNode) -> bool:
+        """The log is compacted: it has the last value of each key, and nothing else."""
+        return bool(node.host.status.messages == table_of(node).live)
+
+    def heal(self) -> None:
+        """And read everything once more; then check what was seen, and what is there."""
+        super().heal()
+        healed = next(self.clients.events)
+        self.clients.read_all()
+        until_ms = self.clock.ms + HEALED_MS
+        while not (self.clients.is_done and self._is_even()):
+            assert self.clock.ms < until_ms, f"not done after reading everything: {self._tell()}"
+            self.step(calm=True)
+            self.clients.finish()
+        self.compare()
+        for key in KEYS:
+            assert any(op.invoked > healed for op in self.clients.histories[key]), "nobody could read in the end"
+        linearizable.check(self.clients.histories)
+        self._check_state(self._replay())
+
+    # -- a replay -------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> Writes:
+        """Apply all that was committed to nothing. What was stored by it, but for deletions that the partition made."""
+        stores = MemoryStores()
+        view = View(stores)
+        self.replayed = machine = CompactedPartition(0, dict(self.topic.settings))
+        stored: Writes = {}
+        for index, entry in sorted(self._canon.items()):
+            commands = c.Entry.decode(entry) if entry else c.Entry(0, ())
+            results = machine.apply(index, commands, view)
+            for command, result in zip(commands.commands, results, strict=True):
+                if isinstance(command, c.Append) and isinstance(result, (tuple, Stored)):
+                    stored |= _writes_of(command, result)
+            machine.write_state(view)
+            stores.write(view.drain())
+        return stored
+
+    def _check_state(self, stored: Writes) -> None:
+        values = [value for _, value in stored.values() if value is not None]
+        assert len(values) == len(set(values)), "a write was stored twice"
+        for key, history in self.clients.histories.items():
+            for op in history:
+                if op.answered is not None and not op.reads:
+                    assert op.version in stored, f"what was acknowledged was never stored: {op}"
+                    assert stored[op.version] == (key, op.value), f"something else was stored: {op}"
+        last = {key: (version, value) for version, (key, value) in sorted(stored.items())}
+        expected = {key: each for key, each in last.items() if each[1] is not None}
+        for node in self.nodes.values():
+            found = {key: Value.load(row) for key, row in self._table(node)}
+            assert {key: (value.version, value.value) for key, value in found.items() if key != BRIEF} == {
+                key: each for key, each in expected.items() if key != BRIEF
+            }, f"{node.name} holds something else than the last writes"
+            assert table_of(node).live == self.replayed.keys.live and table_of(node).bytes == self.replayed.keys.bytes
+            log = log_of(node)
+            assert log == sorted(log), "out of order"
+            told = {key: (version, value) for version, key, value in log}
+            assert {key: each for key, each in told.items() if each[1] is not None} == {
+                key: (value.version, value.value) for key, value in found.items()
+            }, f"whoever reads the log of {node.name} from the beginning has other values"
+
+    def _table(self, node: ClusterNode) -> list[tuple[bytes, bytes]]:
+        found, _ = node.replica.scan(b"", None, ALL, ALL, 0)
+        return found
+
+
+def table_of(node: ClusterNode) -> key_table.KeyTable:
+    machine = node.replica.machine
+    assert isinstance(machine, CompactedPartition)
+    return machine.keys
+
+
+def log_of(node: ClusterNode) -> list[tuple[bytes, bytes, bytes | None]]:
+    """(version, key, value) of all that the log holds."""
+    view = View(node.replica._rows)
+    entries = [rows.log_entry(*row) for row in view.scan(*rows.tag_bounds(rows.LOG), limit=ALL, max_bytes=ALL)]
+    ranges = [rows.Range(entry.first, entry.length) for entry in entries]
+    messages = Reader().messages(view, ranges, None)
+    return [(m.offset, m.fields[Column.KEY], m.fields.get(Column.VALUE)) for m in messages]
+
+
+def _writes_of(command: c.Append, result: Any) -> Writes:
+    batch = Batch.parse(command.batch)
+    keys, values = batch.bytes_column(Column.KEY), batch.values()
+    assert keys is not None
+    refused = {at for at, _ in result.refused} if isinstance(result, Stored) else set()
+    return {
+        version: (key or b"", value)
+        for at, (version, key, value) in enumerate(zip(versions_of(result), keys, values, strict=True))
+        if at not in refused
+    }

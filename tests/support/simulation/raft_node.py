@@ -1,0 +1,206 @@
+"""One life of a node that runs a Raft group over the real WAL on a memory disk. Its state machine is a list of commands
+in rows."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sandq.broker.journals import open_journal
+from sandq.model.members import member_id, node_of
+from sandq.raft import Committed, Group, Members, Passes
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.pointers import Pointers, StorePointer
+from sandq.storage.stores import MemoryStores
+from sandq.storage.wal import RecoveredGroup, Wal
+from tests.support.simulation.fake_links import Network
+
+GROUP = 7
+SEGMENT_BYTES = 16_384
+KEEP_BYTES = 60
+"""Of the log behind what a checkpoint has flushed: little, so that snapshots are needed."""
+
+
+ANSWERS_BEFORE_SYNC = False
+"""A fault to be found: what a pass has written is answered for before it is on the disk."""
+
+
+class StateMachine:
+    """A list of commands, in rows, with the index that they imply."""
+
+    def __init__(self, stores: MemoryStores, store: int) -> None:
+        self._stores = stores
+        self._prefix = store.to_bytes(4, "big")
+        applied = stores.get(self._prefix + b"applied")
+        self.applied = int(applied) if applied else 1  # the no-op that every log begins with
+
+    def apply(self, entry: Committed) -> None:
+        assert entry.index == self.applied + 1, f"entry {entry.index} is applied behind {self.applied}"
+        self.applied = entry.index
+        changes = [(self._prefix + b"applied", b"%d" % entry.index)]
+        self._stores.write([*changes, (self._prefix + b"e%010d" % entry.index, entry.command)])
+
+    def rows(self) -> dict[int, bytes]:
+        found = self._stores.scan(self._prefix + b"e", self._prefix + b"f")
+        return {int(key[5:]): value for key, value in found}
+
+    def install(self, rows: dict[int, bytes], applied: int) -> None:
+        changes = [(self._prefix + b"e%010d" % index, command) for index, command in rows.items()]
+        self._stores.write([*changes, (self._prefix + b"applied", b"%d" % applied)])
+
+
+class WorldClock:
+    """Seconds, as the library counts them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Disk:
+    """What outlives a node."""
+
+    memory: MemoryFiles = field(default_factory=MemoryFiles)
+    stores: MemoryStores = field(default_factory=MemoryStores)
+
+    def crash(self, rng: random.Random, *, power_loss: bool) -> None:
+        self.memory = self.memory.crash(rng) if power_loss else self.memory.kill()
+        self.stores = self.stores.crash(rng)
+
+
+class World(Protocol):
+    """What a node needs of its world."""
+
+    rng: random.Random
+    network: Network
+    disks: dict[str, Disk]
+
+    def applied(self, node: RaftNode, entry: Committed) -> None: ...
+
+
+def check_matches(leader: Group, group_of: Callable[[str], Group | None]) -> None:
+    """What a leader counts is there. `group_of(member)`: of a node that runs."""
+    for member in (*leader.members.voters, *leader.members.learners):
+        match, there = leader.match_index(member), group_of(member)
+        if match and there is not None and there.term == leader.term and match >= there.journal.first_index:
+            ours, theirs = leader.journal.term_at(match), there.journal.term_at(match)
+            assert theirs is not None and ours in (None, theirs), f"{member} has not entry {match}"
+
+
+class RaftNode:
+    """One life of a node."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        disk = world.disks[name]
+        self.disk = disk
+        self.passes = Passes()
+        self.pointers = Pointers.open(disk.memory)
+        self.wal, recovered = Wal.open(
+            disk.memory, segment_bytes=SEGMENT_BYTES, known_groups=lambda group: self.pointers.get(group) is not None
+        )
+        self.records: list[Any] | None = None
+        self.ready: deque[Committed] = deque()
+        self.machine: StateMachine | None = None
+        self.group: Group | None = None
+        if self.pointers.get(GROUP) is not None:
+            self.open(recovered.get(GROUP))
+
+    def join(self, members: Members) -> None:
+        """Make a replica here, new or in the place of one that was wiped."""
+        own = next(m for m in (*members.voters, *members.learners) if node_of(m) == self.name)
+        store = self.pointers.mint(1)[0]
+        incarnation = int(own.rpartition("#")[2])
+        self.pointers.update(
+            put=[StorePointer(GROUP, incarnation, store, voters=members.voters, learners=members.learners)]
+        )
+        self.open(None)
+
+    def leave(self) -> None:
+        """An earlier life of the replica ends: first its pointer goes, then the log forgets it."""
+        if self.group is not None:
+            self.passes.remove(self.group)
+            self.group = self.machine = None
+            self.ready.clear()
+            self.pointers.update(drop=[GROUP])
+            self.wal.forget(GROUP)
+
+    def open(self, found: RecoveredGroup | None) -> None:
+        pointer = self.pointers.get(GROUP)
+        assert pointer is not None
+        self.machine = StateMachine(self.disk.stores, pointer.store)
+        member = member_id(self.name, pointer.incarnation)
+        journal = open_journal(self.passes.records, pointer, found, self.machine.applied)
+        self.group = self.passes.add(GROUP, member, journal, applied=self.machine.applied, before_tick=lambda: None)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def connected(self, node: str) -> None:
+        self.passes.connected(node)
+
+    def disconnected(self, node: str) -> None:
+        self.passes.disconnected(node)
+
+    def receive(self, node: str, frame: Any) -> None:
+        self.passes.receive(node, frame)
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.records is None:
+            self.passes.on_time()
+            self.records, ready = self.passes.tick()
+            self.ready.extend(ready)
+            if ANSWERS_BEFORE_SYNC:
+                self.release()
+
+    def sync(self) -> None:
+        if self.records is not None:
+            self.wal.commit(self.records)
+            self.ready.extend(self.passes.synced())
+            self.release()
+            self.records = None
+
+    def release(self) -> None:
+        for node, messages in self.passes.take_outgoing().items():
+            self.world.network.send(self.name, node, messages)
+
+    def apply(self) -> None:
+        for _ in range(self.world.rng.randint(0, len(self.ready))):
+            entry = self.ready.popleft()
+            self.world.applied(self, entry)
+            assert self.machine is not None
+            self.machine.apply(entry)
+
+    def checkpoint(self) -> None:
+        """Flush, forget the log below, let go of segments."""
+        if self.group is None or self.machine is None or self.records is not None:
+            return
+        applied = self.machine.applied
+        self.disk.stores.flush()
+        self.group.journal.truncate_below(applied, KEEP_BYTES)
+        self.wal.release({GROUP: self.group.journal.first_index})
+        if self.wal.pinned_by():
+            self.group.journal.copy_tail()
+
+    def install(self, rows: dict[int, bytes], index: int, term: int, members: Members) -> None:
+        """A snapshot, as the engine installs it: a new store, its pointer, then the log starts over at it."""
+        if self.group is None or self.machine is None or self.records is not None or self.machine.applied >= index:
+            return
+        old = self.group
+        incarnation = int(old.member.rpartition("#")[2])
+        store = self.pointers.mint(1)[0]
+        StateMachine(self.disk.stores, store).install(rows, index)
+        self.disk.stores.flush()
+        self.pointers.update(
+            put=[StorePointer(GROUP, incarnation, store, index, term, members.voters, members.learners)]
+        )
+        self.passes.remove(old)
+        self.ready.clear()
+        self.open(old.journal.recovered())

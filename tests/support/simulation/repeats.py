@@ -1,0 +1,96 @@
+"""An idempotent producer of a simulated world. It outlives the node: answers are lost on their way, batches are sent
+again while the first copy is under way, and after a crash until there is an answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sandq.model.errors import SandqError, StorageFailed
+from sandq.model.limits import FIXED
+from sandq.model.sequence import RESENT
+from sandq.partition import commands as c
+from tests.support.simulation.oracle import Sent
+
+if TYPE_CHECKING:
+    from tests.support.simulation.node_world import Node
+
+LOST, AGAIN, GIVE_UP = 0.3, 0.05, 0.003
+"""Shares: of answers that are lost, of steps after which all is sent again, or given up."""
+
+
+@dataclass
+class Numbered:
+    """A batch and what its producer knows of it."""
+
+    epoch: int
+    number: int
+    batch: bytes
+    split: bool
+    on_conflict: int
+    sent: list[Sent]
+    was_sent: bool = False
+    told: Any = None
+    """The first answer that the broker gave; every other one must be the same."""
+    answered: bool = False
+    """It has reached the producer."""
+
+
+class Repeater:
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        """Of its own: what it does changes nothing of what else a seed stands for."""
+        self._producer_id = self._rng.getrandbits(63) | 1
+        self._epoch, self._number = 1, 0
+        self.unanswered: list[Numbered] = []
+        self.repeated = 0
+        """Answers to batches that were stored before."""
+
+    def takes(self, on_conflict: int) -> bool:
+        """Whether a batch is to be sent by it. Not those whose answer may name messages that nobody knows of yet."""
+        few = not self.unanswered or self._number + 1 - self.unanswered[0].number < FIXED.producer_answers
+        return on_conflict != c.IGNORE and few and self._rng.random() < 0.5
+
+    def produce(self, node: Node, sent: list[Sent], batch: bytes, on_conflict: int, split: bool) -> None:
+        self._number += 1
+        self.unanswered.append(Numbered(self._epoch, self._number, batch, split, on_conflict, sent))
+        self._submit(node, self.unanswered[-1])
+
+    def act(self, node: Node) -> None:
+        """After each step of the world."""
+        chance = self._rng.random()
+        if chance < GIVE_UP:
+            self._epoch, self._number = self._epoch + 1, 0
+            self.unanswered.clear()
+        elif chance < AGAIN:
+            self.repeat(node)
+
+    def repeat(self, node: Node) -> None:
+        """Send all again, the oldest first."""
+        for numbered in list(self.unanswered):
+            self._submit(node, numbered)
+
+    def _submit(self, node: Node, numbered: Numbered) -> None:
+        def done(result: Any) -> None:
+            if isinstance(result, StorageFailed):
+                return  # it may be stored or not
+            assert not isinstance(result, SandqError), result
+            assert numbered.told in (None, result), "a batch sent again has another answer"
+            self.repeated += numbered.told is not None
+            numbered.told = result
+            if self._rng.random() >= LOST and not numbered.answered:
+                numbered.answered = True
+                if numbered in self.unanswered:
+                    self.unanswered.remove(numbered)
+                node.owner.stored(numbered.sent, result, numbered.on_conflict)
+
+        if numbered.on_conflict == c.REPLACE:
+            for message in numbered.sent:
+                node.owner.may_replace(message)
+        sequence = numbered.number | (RESENT if numbered.was_sent else 0)
+        numbered.was_sent = True
+        append = c.Append(
+            numbered.batch, self._producer_id, numbered.epoch, sequence, numbered.on_conflict, numbered.split
+        )
+        node.host.submit(append, done, messages=len(numbered.sent))

@@ -1,0 +1,220 @@
+"""What tests of the sink have in common: rows, small chunks, and a partition with nothing between it and a lane but
+what a test does to it. No sockets; the clock is the test's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trio
+import trio.testing
+
+from sandq.client.checks import Checks
+from sandq.client.connection import Build, OnReply
+from sandq.client.options import Options
+from sandq.model.batch import Batch, Column
+from sandq.model.errors import ConnectionLost, SandqError
+from sandq.model.sequence import is_resent, number_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.log import Stored
+from sandq.protocol.frames import FrameReader, Type
+from sandq.protocol.replies import Partition, TopicRecord
+from sandq.protocol.requests import IGNORE, Produce
+from sandq.spark import chunks as chunks_module
+from sandq.spark.chunks import Chunk, Chunker, blocks
+from sandq.spark.identity import Identity
+from sandq.spark.lanes import QUESTION, Lane
+from sandq.spark.routing import Router
+from sandq.spark.sink_columns import Columns, RowErrors
+from tests.support.partition.bench import Bench
+
+LOSE_ANSWER = "lose answer"
+"""It is stored, and the connection breaks before the answer."""
+LOSE_REQUEST = "lose request"
+"""The connection breaks before it is read."""
+Fate = str | SandqError
+
+
+def record(partitions: int = 1, *, kind: str = "timer", initial: int | None = None, name: str = "t") -> TopicRecord:
+    rows = [Partition(place, 1 + place, "n") for place in range(partitions)]
+    return TopicRecord(name, 1, kind, rows, initial or partitions, 1, {})
+
+
+def small_chunks(patch: pytest.MonkeyPatch, rows: int = 64) -> None:
+    """A few rows fill a chunk, and a block."""
+    patch.setattr(chunks_module, "CHUNK_ROWS", rows)
+    patch.setattr(chunks_module, "BLOCK_ROWS", rows)
+
+
+def cut(
+    batches: Iterable[Any],
+    *,
+    topics: Sequence[TopicRecord] = (record(),),
+    topic: str | None = "t",
+    partition: int = 0,
+    on_conflict: int = IGNORE,
+) -> list[Chunk]:
+    """All chunks of a task with these rows (pyarrow.RecordBatch), in the order in which they are sent."""
+    errors = RowErrors(partition)
+    found: list[Chunk] = []
+    first = 0
+    columns: Columns | None = None
+    router = Router(topic, {one.name: one for one in topics}.__getitem__, partition, errors)
+    chunker = Chunker(on_conflict, Checks({}).batch_bytes)
+    normal = []
+    for batch in batches:
+        columns = columns or Columns(batch.schema.names, Checks({}), errors)
+        normal.append(columns.read(batch, first))
+        first += batch.num_rows
+    first = 0
+    for block in blocks(normal):
+        for target, part in router.split(block, first):
+            chunker.add(target, part)
+        found += chunker.full()
+        first += block.num_rows
+    return [*found, *chunker.rest()]
+
+
+def table(values: Iterable[int | str], **columns: Any) -> Any:
+    """A record batch with a column `value`, and others."""
+    return pa.record_batch({"value": pa.array([str(value).encode() for value in values]), **columns})
+
+
+def values_of(chunks: Iterable[Chunk]) -> list[bytes | None]:
+    return [value for chunk in chunks for value in Batch.parse(chunk.data).values()]
+
+
+class FakeCluster:
+    """To a lane it is the cluster, and the connection to the leader: requests are read and answered in turn, by
+    `serve`, once nothing else can go on."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.options = Options(back_off_first_s=0.001, back_off_max_s=0.002)
+        self.seen: list[tuple[int, int, bool]] = []
+        """Epoch, number and whether it was sent before, of the chunks that the broker read."""
+        self.questions = 0
+        self.fates: dict[int, Fate] = {}
+        """What becomes of the n-th request for a chunk, from 0 on; else it is stored and answered."""
+        self.leaderless = 0
+        """So many times there is no leader."""
+        self.refreshed = 0
+        self._requests: deque[tuple[int, Produce]] = deque()
+        self._waiting: dict[int, OnReply] = {}
+        self._last_id = 0
+        self._read = 0
+        self._came = trio.Event()
+
+    # What a lane asks of the cluster and of the connection.
+
+    def check_open(self) -> None:
+        pass
+
+    def missing(self, topic: str) -> None:
+        return None
+
+    def why(self) -> str:
+        return ": it is a test"
+
+    def leader(self, topic: str, partition: int) -> FakeCluster | None:
+        if self.leaderless:
+            self.leaderless -= 1
+            return None
+        return self
+
+    async def change(self) -> None:
+        await trio.sleep(0.001)
+
+    def refresh(self, topic: str) -> None:
+        self.refreshed += 1
+
+    def request(self, build: Build, on_reply: OnReply) -> int:
+        self._last_id += 1
+        (frame,) = FrameReader().feed(build(self._last_id))
+        self._requests.append((self._last_id, Produce.parse(frame)))
+        self._waiting[self._last_id] = on_reply
+        self._came.set()
+        return self._last_id
+
+    def forget(self, request_id: int) -> None:
+        self._waiting.pop(request_id, None)
+
+    # The broker.
+
+    async def serve(self) -> None:
+        while True:
+            await self._came.wait()
+            self._came = trio.Event()
+            await trio.testing.wait_all_tasks_blocked()
+            while self._requests:
+                self._answer(*self._requests.popleft())
+
+    def _answer(self, request_id: int, produce: Produce) -> None:
+        fate: Fate | None = None
+        if number_of(produce.sequence) == QUESTION:
+            self.questions += 1
+        else:
+            fate = self.fates.get(self._read)
+            self._read += 1
+        if fate == LOSE_REQUEST:
+            self._cut()
+            return
+        reply = fate if isinstance(fate, SandqError) else self._apply(request_id, produce)
+        if fate == LOSE_ANSWER:
+            self._cut()
+            return
+        on_reply = self._waiting.pop(request_id, None)
+        if on_reply is not None:
+            on_reply(reply)
+
+    def _cut(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._requests.clear()
+        for on_reply in waiting.values():
+            on_reply(ConnectionLost("cut"))
+
+    def _apply(self, request_id: int, produce: Produce) -> Any:
+        number = number_of(produce.sequence)
+        if number != QUESTION:
+            self.seen.append((produce.epoch, number, is_resent(produce.sequence)))
+        split = Batch.parse(produce.batch).bytes_column(Column.UNIQUE_KEY) is not None
+        append = c.Append(
+            produce.batch, produce.producer_id, produce.epoch, produce.sequence, produce.on_conflict, split
+        )
+        (result,) = self.bench.apply(0, append)
+        if isinstance(result, SandqError):
+            return result
+        if isinstance(result, Stored):
+            return [Type.REPLY, request_id, result.offsets, [[*row] for row in result.refused] or None]
+        return [Type.REPLY, request_id, list(result), None]
+
+    def store(self, batch: bytes, producer_id: int, epoch: int, sequence: int) -> None:
+        """Another attempt, or another producer, writes."""
+        self.bench.apply(0, c.Append(batch, producer_id, epoch, sequence))
+
+    def stored(self) -> list[int]:
+        """The values in the log, in its order."""
+        entries = [rows.log_entry(key, value) for key, value in self.bench.rows(rows.LOG)]
+        messages = self.bench.read([rows.Range(entry.first, entry.length) for entry in entries])
+        return [int(message.fields[Column.VALUE]) for message in messages]
+
+
+async def write(
+    cluster: FakeCluster,
+    chunks: Sequence[Chunk],
+    *,
+    identity: Identity = Identity("test", 0),  # noqa: B008  # it is frozen
+    again: bool = False,
+    at_once: int = 3,
+) -> Lane:
+    """One attempt of a task: its chunks through a lane, some at a time."""
+    parts = [list(chunks[place : place + at_once]) for place in range(0, len(chunks), at_once)]
+    lane = Lane(cluster, "t", 0, identity, again=again)  # type: ignore[arg-type]
+    for part in parts:
+        await lane.deliver(part)
+    await lane.finish()
+    return lane
