@@ -2,6 +2,8 @@
 # for programs that tests run: make system installs those where it may do so without a password, else it says which.
 SHELL := /bin/bash
 PYTHON ?= python3
+# Tests start hundreds of Python processes: compiling all modules in each takes more time than what they do.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
 SPARK_STAMP := .venv/.spark-up-to-date

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -11,3 +12,6 @@ from hypothesis import settings
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("random" if os.environ.get("TEST_RANDOM") else "same")
+
+# A shell that runs `make test &` lets it ignore Ctrl-C, and what it starts inherits that; tests interrupt processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)

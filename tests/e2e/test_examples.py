@@ -17,6 +17,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import wait_until
 
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -57,13 +58,6 @@ def output(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def until(condition: Callable[[], object], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.02)
-
-
 def test_all_of_them_are_tried() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
         "fastapi_app.py", "plain_script.py", "worker.py"
@@ -93,7 +87,7 @@ def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Pope
             return False
 
     with httpx.Client(base_url=f"http://{bind}", timeout=10) as app:
-        until(serves)
+        wait_until(serves)
         tea = {"to": "ada@example.org", "text": "tea", "delay": "1s"}
         answer = app.post("/reminders", params=tea)
         assert answer.status_code == 201 and len(answer.json()["id"]) == 26
@@ -101,8 +95,8 @@ def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Pope
         assert app.delete(f"/reminders/{never}").json() == {"cancelled": never}
         assert app.post("/reminders", params=tea | {"delay": "soon"}).status_code == 422
         assert app.delete("/reminders/nonsense").status_code == 404
-        until(lambda: app.get("/sent").json() == ["ada@example.org: tea"])
-        until(lambda: app.delete(f"/reminders/{answer.json()['id']}").status_code in (404, 409))
+        wait_until(lambda: app.get("/sent").json() == ["ada@example.org: tea"])
+        wait_until(lambda: app.delete(f"/reminders/{answer.json()['id']}").status_code in (404, 409))
     server.send_signal(signal.SIGTERM)
     _, err = server.communicate(timeout=60)
     assert server.returncode == 0 and "Traceback" not in err, err
@@ -111,7 +105,7 @@ def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Pope
 def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
     worker = start("worker.py", "--server", node.address, "--concurrency", "2")
     with sandq.sync.connect(node.address) as client:
-        until(lambda: [topic.name for topic in client.admin.list_topics()] == ["tasks"])
+        wait_until(lambda: [topic.name for topic in client.admin.list_topics()] == ["tasks"])
         for word, delay in (("hello", "0s"), ("later", "1s"), ("boom", "0s")):
             output(start("worker.py", "--server", node.address, "--say", word, "--in", delay))
         client.produce("tasks", b'{"args": [], "kwargs": {}}', headers={"task": "nobody's"})
@@ -121,7 +115,7 @@ def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str
             groups = [group for why in found for group in why["groups"]]
             return {attempt[5] for group in groups for attempt in group["history"]}
 
-        until(lambda: errors() == {"RuntimeError: it went boom", 'unknown task "nobody\'s"'})
+        wait_until(lambda: errors() == {"RuntimeError: it went boom", 'unknown task "nobody\'s"'})
         assert worker.stdout is not None
         assert [worker.stdout.readline() for _ in range(2)] == ["hello\n", "later\n"]
     worker.send_signal(signal.SIGTERM)

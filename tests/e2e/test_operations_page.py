@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shipped_cluster import ShippedCluster
+from tests.support.waiting import wait_until
 
 FINDS = "## A cluster that finds itself"
 BY_HAND = "## Forming by hand"
@@ -89,10 +90,10 @@ def test_three_nodes(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert cluster.nodes["node2"].runs
         (remove,) = commands(rest.partition(LOST)[2].partition(MAJORITY)[0])
-        until(lambda: node(shell, "node2")["failed_since_ms"] is not None)
+        wait_until(lambda: node(shell, "node2")["failed_since_ms"] is not None)
         shell(remove)
-        until(lambda: node(shell, "node2").get("up") is True and node(shell, "node2").get("replicas") == 6)
-        until(lambda: '"moving": 0' in shell("sandctl cluster info -o json"))
+        wait_until(lambda: node(shell, "node2").get("up") is True and node(shell, "node2").get("replicas") == 6)
+        wait_until(lambda: '"moving": 0' in shell("sandctl cluster info -o json"))
         look, recover, *removals = commands(rest.partition(MAJORITY)[2])
         shell('sandctl produce payments "17 at last"')
         for name in ("node2", "node3"):
@@ -106,7 +107,7 @@ def test_three_nodes(tmp_path: Path) -> None:
         )
         assert "7 groups have node1 as their only member" in shell(recover.replace("configs/node1.yaml", config))
         cluster.nodes["node1"].start()
-        until(lambda: node(shell, "node3").get("failed_since_ms") is not None)
+        wait_until(lambda: node(shell, "node3").get("failed_since_ms") is not None)
         for line in removals:
             shell(line)
         assert node(shell, "node3").get("standing") is None
@@ -130,7 +131,9 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
         said = [shell(line) for line in lines[len(starts) : here]]
         assert "17 parcels" in said[-1]
         cluster.nodes["node4"].start()
-        until(lambda: node(shell, "node4").get("replicas") and '"moving": 0' in shell("sandctl cluster info -o json"))
+        wait_until(
+            lambda: node(shell, "node4").get("replicas") and '"moving": 0' in shell("sandctl cluster info -o json")
+        )
         for line in lines[here + 1 :]:
             shell(line)
         assert node(shell, "node4").get("standing") is None, "it is there still, and no node of the cluster any more"
@@ -142,14 +145,6 @@ def node(shell: Shell, name: str) -> dict[str, Any]:
     """What the cluster says of a node; nothing where it has none of this name."""
     rows = [json.loads(line) for line in shell("sandctl cluster nodes -o jsonl").splitlines()]
     return next((row for row in rows if row["node"] == name), {})
-
-
-def until(check: Callable[[], object]) -> None:
-    for _ in range(400):
-        if check():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it does not come to that")
 
 
 def test_forming_by_hand(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 import trio
 
 import sandq
-from tests.support.nodes.working import until
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import until_answer
 
 
 @dataclass
@@ -254,7 +254,7 @@ def test_dead_letters(ctl: Ctl, tmp_path: Path) -> None:
                 message = await anext(subscription)
                 await message.nack(error=f"no {number}")
         await client.produce("failed", b"late", ttl="1ms")
-        await until(client.dead("failed", "billing").counts, lambda counts: counts.get("expired") == 1)
+        await until_answer(client.dead("failed", "billing").counts, lambda counts: counts.get("expired") == 1)
 
     in_client(ctl, fail)
     listed = ctl("dead list failed --group billing")

@@ -14,8 +14,8 @@ import trio
 
 import sandq
 from tests.support.paths import ROOT
-from tests.support.processes.cluster import until
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import until_answer
 
 HOST = "127.0.0.77"
 """A loopback address on which the usual ports are free; to curl it is "localhost"."""
@@ -51,7 +51,7 @@ def shell(command: str, directory: Path) -> str:
 
 async def until_two() -> None:
     async with sandq.connect(f"{HOST}:{NODES['gossip1']}") as client:
-        await until(client.admin.cluster, lambda found: sum(row["up"] for row in found["nodes"]) == 2)
+        await until_answer(client.admin.cluster, lambda found: sum(row["up"] for row in found["nodes"]) == 2)
 
 
 def test_its_calls_word_for_word(tmp_path: Path) -> None:

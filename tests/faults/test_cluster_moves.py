@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import sandq
-from tests.support.processes.cluster import until
 from tests.support.processes.found_cluster import FoundCluster
 from tests.support.processes.load import SETTINGS, under_load
+from tests.support.waiting import until_answer
 
 NAMES = ("node1", "node2", "node3", "node4")
 PARTITIONS = 6
@@ -51,7 +51,7 @@ async def until_settled(client: sandq.Client, without: str | None = None) -> Non
     def is_settled(partitions: list[Any]) -> bool:
         return all(p.leader is not None and not p.moving and without not in p.nodes for p in partitions)
 
-    await until(placed, is_settled)
+    await until_answer(placed, is_settled)
 
 
 async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
@@ -61,7 +61,7 @@ async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
         await client.admin.drain_node(node, undo=undo)
         return True
 
-    await until(asked, lambda done: done)
+    await until_answer(asked, lambda done: done)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
             await trio.to_thread.run_sync(cluster.kill, name)
             await trio.sleep(rng.uniform(0, 0.5))
             await trio.to_thread.run_sync(cluster.start, name)
-            await until(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
+            await until_answer(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
             await trio.sleep(rng.uniform(0.5, 2))
 
     async def scenario() -> None:
@@ -91,7 +91,9 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
                     await change(client, name, undo=False)
                     await until_settled(client, without=name)
                     await change(client, name, undo=True)
-                    await until(lambda: client.admin.topic("t"), lambda topic: any(p.moving for p in topic.partitions))
+                    await until_answer(
+                        lambda: client.admin.topic("t"), lambda topic: any(p.moving for p in topic.partitions)
+                    )
                     await until_settled(client)
                 stop.set()
         record.judge(seed, least=500)
@@ -115,7 +117,7 @@ def test_nodes_are_started_anew_one_after_the_other(make_found: Make) -> None:
                     assert await trio.to_thread.run_sync(cluster.nodes[name].stop) == 0, cluster.output()
                     await record.goes_on()
                     await trio.to_thread.run_sync(cluster.start, name)
-                    await until(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
+                    await until_answer(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
                     await record.goes_on()
         record.judge(seed)
 

@@ -8,10 +8,10 @@ import trio
 
 import sandq
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 MakeNode = Callable[..., NodeProcess]
 MESSAGES = 20_000
-PATIENCE_S = 90.0
 
 
 async def restart(node: NodeProcess) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shipped_cluster import ShippedCluster
+from tests.support.waiting import wait_until
 
 MakeNode = Callable[..., NodeProcess]
 
@@ -32,18 +32,10 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
     )
 
 
-def until(check: Callable[[], bool]) -> None:
-    """It listens before it serves, and tells then."""
-    deadline = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None:
     node = make_node()
     node.start()
-    until(lambda: f"clients: {node.address}" in node.output())
+    wait_until(lambda: f"clients: {node.address}" in node.output())
     assert node.stop() == 0
     assert str(node.data_dir) in node.output()
     assert f"clients: {node.address}" in node.output()

@@ -18,8 +18,9 @@ from sandq.gossip.packets import PACKET_BYTES
 from sandq.model.errors import Unavailable
 from sandq.model.gossip_timing import PROFILES
 from tests.support.gossip.gossip_bed import CLUSTER, QUICK, GossipBed, key_bytes
-from tests.support.gossip.membership_contract import PATIENCE_S, Follower
+from tests.support.gossip.membership_contract import Follower
 from tests.support.gossip.serf_agent import SerfAgent, new_key
+from tests.support.waiting import PATIENCE_S, until_holds
 
 LOOK_S = 0.01
 STALL_S = 2.0
@@ -27,13 +28,6 @@ STALL_S = 2.0
 
 def is_in(state: State) -> Callable[[Member], bool]:
     return lambda member: member.state is state
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Of what nobody signals."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(LOOK_S)
 
 
 async def met(bed: GossipBed, **options: Any) -> tuple[GossipMembership, Follower, SerfAgent]:
@@ -231,7 +225,7 @@ async def test_an_agent_of_another_cluster_is_refused(bed: GossipBed) -> None:
     with capture_logs() as logs:
         other = await bed.agent("other", joins=bed.address("a"), cluster="another")
         await other.until("a", "alive")
-        await until(lambda: a.counts["refused_cluster"] > 0)
+        await until_holds(lambda: a.counts["refused_cluster"] > 0)
     assert list(a.members()) == ["a"]
     assert told(logs) == [("other", "cluster")]
     with pytest.raises(Unavailable, match=r"other \(cluster\)"):
@@ -243,7 +237,7 @@ async def test_an_agent_with_the_name_of_a_member_gives_way(bed: GossipBed) -> N
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         double = await bed.agent("a", joins=bed.address("a"))
-        await until(lambda: not double.is_running)
+        await until_holds(lambda: not double.is_running)
     assert "name conflict" in double.output()
     assert a.counts["refused_name_conflict"] >= 1 and told(logs) == [("a", "name_conflict")]
     assert (await sa.until("a", "alive", id="a"))["addr"] == str(bed.address("a"))
@@ -255,7 +249,7 @@ async def test_two_native_members_of_one_name(bed: GossipBed) -> None:
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         await bed.start("double", {"id": "a", "store": "another"}, called="a", seeds=[sa.gossip])
-        await until(lambda: bool(told(logs)))
+        await until_holds(lambda: bool(told(logs)))
     assert told(logs) == [("a", "name_conflict")]
     assert (await sa.until("a", "alive"))["addr"] == str(bed.address("a"))
     assert a.members()["a"].address == bed.address("a")
@@ -274,7 +268,7 @@ async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
     for say in (sa.event, sa.query):
         before = a.counts["not_spoken"]
         await say("deploy")
-        await until(lambda: a.counts["not_spoken"] > before)  # noqa: B023 - called before it changes
+        await until_holds(lambda: a.counts["not_spoken"] > before)  # noqa: B023 - called before it changes
     # What was said is in what the agent tells who joins.
     b = await bed.start("b", {"id": "b"})
     assert await b.join([sa.gossip]) == 1

@@ -14,8 +14,8 @@ from sandq.gossip.membership import State
 from sandq.node import Serving, run_node
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 from tests.support.nodes.found import FoundNodes
-from tests.support.nodes.three import eventually
 from tests.support.nodes.working import take, values
+from tests.support.waiting import until_holds
 
 NODES = ("node1", "node2")
 RPC_AUTH = "a key of the site's"
@@ -30,7 +30,7 @@ class Nodes(FoundNodes):
 
     async def leave(self, name: str) -> None:
         self._ends[name].set()
-        await eventually(lambda: name not in self.running)
+        await until_holds(lambda: name not in self.running)
 
     async def _run(
         self, name: str, options: dict[str, Any], task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED
@@ -112,7 +112,7 @@ async def test_each_over_an_agent_of_its_own(tmp_path: Path, make_agent: Callabl
         await nodes.start("node1")
         if first == "nodes":
             await start_agents()
-        await eventually(lambda: len(nodes.running) == 2)
+        await until_holds(lambda: len(nodes.running) == 2)
         await work_together(nodes)
         for name in NODES:
             await nodes.until_believed(name, State.ALIVE, *NODES)

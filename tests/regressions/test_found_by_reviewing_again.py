@@ -20,7 +20,7 @@ from sandq.metadata.records import REMOVING
 from sandq.model.errors import Conflict, SandqError
 from tests.scenarios.cluster import test_moves as moves
 from tests.support.nodes.found import found_nodes
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 from tests.unit.broker.test_steward import AFTER_MS, Bed
 from tests.unit.test_planning import changes, node, registry, topic
 
@@ -53,9 +53,9 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
     async with found_nodes(tmp_path, *NAMES) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)
-        await eventually(lambda: len(nodes.voters("node1")) == 4)
+        await until_holds(lambda: len(nodes.voters("node1")) == 4)
         await (await moves.administrating(nodes)).drain("node3")
-        await eventually(lambda: moves.held(nodes)["node3"] == 0)
+        await until_holds(lambda: moves.held(nodes)["node3"] == 0)
         await (await moves.administrating(nodes)).remove("node3")
         await moves.until_gone(nodes, "node3")
         await nodes.stop("node3")
@@ -65,7 +65,7 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         began = nodes.running["node1"].broker.metadata.applied_index
         await nodes.start("node3")
         await nodes.until_registered(*NAMES)
-        await eventually(lambda: moves.held(nodes)["node3"] > 0 and len(installed) > 0)
+        await until_holds(lambda: moves.held(nodes)["node3"] > 0 and len(installed) > 0)
         assert nodes.running["node3"].broker.engine.pointers.metadata_index >= began
         parts = [p for t in nodes.running["node1"].broker.metadata.topics.values() for p in t.partitions]
         now = {(p.group, member) for p in parts for member in (*p.members, *p.former)}
@@ -90,13 +90,13 @@ async def test_the_replica_of_a_deleted_topic_goes_at_a_start_without_topics(tmp
         await nodes.stop("node1")
         await nodes.start("node1")
         engine = nodes.running["node1"].broker.engine
-        await eventually(lambda: [pointer.group for pointer in engine.pointers.all()] == [METADATA_GROUP])
+        await until_holds(lambda: [pointer.group for pointer in engine.pointers.all()] == [METADATA_GROUP])
 
 
 async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
     """Both were removed at once: what was left took nothing, and could not be taken back."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 2)
+        await until_holds(lambda: len(nodes.voters("node1")) == 2)
         refused: list[SandqError] = []
 
         async def remove(name: str) -> None:

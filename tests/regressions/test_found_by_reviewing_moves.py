@@ -19,7 +19,8 @@ from sandq.raft import Members
 from tests.regressions.test_found_with_moves import NAMES
 from tests.support.nodes import moved
 from tests.support.nodes.found import found_nodes
-from tests.support.nodes.three import eventually, leading
+from tests.support.nodes.three import leading
+from tests.support.waiting import until_holds
 from tests.unit.broker.test_steward import Bed
 from tests.unit.test_planning import AFTER_MS, T, node, registry, topic
 
@@ -117,7 +118,7 @@ async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_th
             await client.admin.create_topic("t", partitions=1, replicas=3)
         await moved.drain(nodes, "node3")
         leader = await leading(nodes)
-        await eventually(lambda: leader.broker.metadata.nodes["node3"].standing == DRAINING)
+        await until_holds(lambda: leader.broker.metadata.nodes["node3"].standing == DRAINING)
         with pytest.raises(InvalidRequest, match="3 replicas, and 2 nodes are there to hold them"):
             await leader.broker.administration.update_topic("t", {}, partitions=2)
         async with nodes.connect("node1") as client:

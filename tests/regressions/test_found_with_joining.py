@@ -21,8 +21,9 @@ from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.nodes.peer_bed import linked, new_node, until
-from tests.support.nodes.three import eventually, three_nodes
+from tests.support.nodes.peer_bed import linked, new_node
+from tests.support.nodes.three import three_nodes
+from tests.support.waiting import until_holds
 
 ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
 WHILE_S = 2.0
@@ -72,9 +73,9 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(tmp_path: Pa
         def node3_in(name: str) -> bool:
             return "node3" in members_of(nodes, name)
 
-        await eventually(lambda: node3_in("node1") or node3_in("node2"))
+        await until_holds(lambda: node3_in("node1") or node3_in("node2"))
         (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
-        await eventually(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
+        await until_holds(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
         await never_for(lambda: node3_in(other))
         views = {name: nodes.running[name].broker.metadata for name in nodes.running}
         assert views["node3"].cluster_uuid == views[mine].cluster_uuid != views[other].cluster_uuid
@@ -98,12 +99,12 @@ async def test_the_log_of_another_cluster_is_not_taken(
         with monkeypatch.context() as patch:
             patch.setattr(Joining, "_heard_welcome", never_told)
             nodes.launch("node2")
-            await eventually(lambda: "node2" in members_of(nodes, "node1"))
+            await until_holds(lambda: "node2" in members_of(nodes, "node1"))
             await nodes.stop("node2")
         nodes.own["node2"] = ALONE
         monkeypatch.setattr(Cluster, "_adopt", stuck)
         await nodes.start("node2")
-        await eventually(lambda: "node1" in clusters["node2"].up)
+        await until_holds(lambda: "node1" in clusters["node2"].up)
         await never_for(lambda: "node1" in members_of(nodes, "node2") or "node1" in nodes.registered("node2"))
         await never_for(lambda: len(nodes.voters("node1")) == 2, 0.1)
 
@@ -132,7 +133,7 @@ async def test_who_joins_while_it_introduces_itself_does_so_anew(changed: str, m
     async with linked(*nodes.values()):
         (other,) = nodes.keys() - {changed}
         up = nodes[other].links.up
-        await until(lambda: changed in up and up[changed].identity.cluster_uuid == "A")
+        await until_holds(lambda: changed in up and up[changed].identity.cluster_uuid == "A")
 
 
 async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
@@ -157,10 +158,10 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
         with monkeypatch.context() as patch:
             patch.setattr(Steward, "register", only_itself)
             nodes.launch("node2")
-            await eventually(lambda: "node2" in members_of(nodes, "node1"))
+            await until_holds(lambda: "node2" in members_of(nodes, "node1"))
             await never_for(lambda: bool(told))
         await nodes.until_registered("node1", "node2")
-        await eventually(lambda: len(nodes.voters("node1")) == 2)
+        await until_holds(lambda: len(nodes.voters("node1")) == 2)
 
 
 async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
@@ -171,7 +172,7 @@ async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
     monkeypatch.setattr(Group, "match_index", lambda self, m: 0 if m == "node2#1" else match_index(self, m))
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         await nodes.start("node3")
-        await eventually(lambda: set(nodes.voters("node1")) == {"node1#1", "node3#1"})
+        await until_holds(lambda: set(nodes.voters("node1")) == {"node1#1", "node3#1"})
 
 
 async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
@@ -186,7 +187,7 @@ async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
 
     monkeypatch.setattr(GroupHost, "call", but_node3)
     async with three_nodes(tmp_path) as nodes:
-        await eventually(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
+        await until_holds(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
         await nodes.stop("node3")
         async with nodes.connect("node1", "node2") as client:
             with trio.fail_after(10):

@@ -14,7 +14,7 @@ from sandq.broker.latest import Latest
 from sandq.broker.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 NAMES = ("node1", "node2", "node3")
 
@@ -41,7 +41,7 @@ async def test_a_partition_moves_while_messages_come_all_the_time(
 
     monkeypatch.setattr(Runner, "on_wal", later)
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect(*NAMES) as client:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=1, replicas=replicas)
         (partition,) = (await client.admin.topic("t")).partitions
         slow.update(set(NAMES) - set(partition.nodes))
@@ -70,7 +70,7 @@ async def test_who_leads_the_metadata_is_gone_before_it_has_answered(
             answer(self, done)
 
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect(*NAMES) as client:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=3, replicas=2)
         monkeypatch.setattr(Latest, "answer", answers)
         await drained(nodes, "node2", within_s=10)

@@ -15,8 +15,9 @@ from sandq.broker.steward import Steward
 from sandq.model.errors import Corruption, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.support.nodes.three import ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.three import ThreeNodes, leading, three_nodes
 from tests.support.nodes.working import take
+from tests.support.waiting import until_holds
 
 
 @pytest.fixture
@@ -67,9 +68,9 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
             other = next(name for name in nodes.running if name != leader)
             group = nodes.host(leader, "t", 1).group
             target = next(m for m in group.members.voters if m.startswith(other))
-            await eventually(lambda: group.transfer(target))  # once it has all of the log
+            await until_holds(lambda: group.transfer(target))  # once it has all of the log
             nodes.host(leader, "t", 1).hurry()
-            await eventually(lambda: nodes.leader("t", 1) == other)
+            await until_holds(lambda: nodes.leader("t", 1) == other)
             held.set()
 
         async with trio.open_nursery() as nursery:
@@ -119,7 +120,7 @@ async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> No
     await runner.ask(partial(engine.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
     serving.broker.following.sweep_soon()
     key = number.to_bytes(4, "big") + b"row"
-    await eventually(lambda: engine.stores.get(key) is None)
+    await until_holds(lambda: engine.stores.get(key) is None)
 
 
 async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
             def led() -> list[Any]:
                 return [serving.broker for serving in nodes.running.values() if serving.broker.metadata_host.ready]
 
-            await eventually(lambda: bool(led()))
+            await until_holds(lambda: bool(led()))
             with pytest.raises(Unavailable, match=r"node1, node2, node3 is not registered yet"):
                 await led()[0].administration.create_topic("t", "timer", 1, 3, {})
             patch.undo()

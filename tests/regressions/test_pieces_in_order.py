@@ -10,7 +10,8 @@ import pytest
 import sandq
 from sandq.node import run_node
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, take, until, values
+from tests.support.nodes.working import connected, take, values
+from tests.support.waiting import until_answer
 
 EXPECTED = [b"0", b"own 1", b"2", b"own 3", b"4", b"own 5", b"6"]
 
@@ -31,7 +32,7 @@ async def test_what_is_read(api: sandq.Client) -> None:
     async def read() -> list[bytes]:
         return [message.value async for message in api.fetch("t", 0)]
 
-    assert await until(read, lambda found: len(found) == 7) == EXPECTED
+    assert await until_answer(read, lambda found: len(found) == 7) == EXPECTED
 
 
 async def test_what_is_delivered(api: sandq.Client) -> None:

@@ -10,7 +10,8 @@ import trio
 
 import sandq
 from sandq.node import Serving
-from tests.support.nodes.working import PATIENCE_S, take_until, waits_until_trimmed
+from tests.support.nodes.working import take_until, waits_until_trimmed
+from tests.support.waiting import PATIENCE_S
 
 MESSAGES = 5000
 

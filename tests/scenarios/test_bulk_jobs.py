@@ -14,7 +14,8 @@ from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.working import PATIENCE_S, connected, stored_messages, take, take_until, until, with_topic
+from tests.support.nodes.working import connected, stored_messages, take, take_until, with_topic
+from tests.support.waiting import PATIENCE_S, until_answer
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -131,7 +132,7 @@ async def test_what_somebody_has_is_counted_as_too_late(node: Serving, api: sand
     async with api.subscribe("t", group="g", credit=10) as subscription:
         for message in (await take(subscription, 10, ack=False))[:5]:
             await message.ack()
-        await until(lambda: messages_in(api, "leased"), lambda count: count == 10)
+        await until_answer(lambda: messages_in(api, "leased"), lambda count: count == 10)
         assert await messages.cancel_all() == (15, 15, 15)
     assert await stored_messages(api) == 15
 
@@ -165,7 +166,7 @@ async def test_a_job_is_begun_once_and_can_be_stopped(client: RawClient, api: sa
         found: dict[str, Any] = (await client.call(Type.JOB_STATUS, "t", 0, job_id))[2]
         return found
 
-    await until(status, lambda job: job["done"] >= 3)
+    await until_answer(status, lambda job: job["done"] >= 3)
     stopped = (await client.call(Type.JOB_STOP, "t", 0, job_id))[2]
     assert (stopped["state"], stopped["finished_ms"] >= stopped["started_ms"]) == ("stopped", True)
     done = stopped["done"]

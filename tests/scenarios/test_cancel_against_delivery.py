@@ -11,7 +11,8 @@ import trio
 import sandq
 from sandq.errors import TooLate
 from sandq.node import Serving
-from tests.support.nodes.working import PATIENCE_S, connected
+from tests.support.nodes.working import connected
+from tests.support.waiting import PATIENCE_S
 
 LATE = -1.0
 """Only once the message was delivered."""

@@ -11,8 +11,8 @@ import sandq
 from sandq.node import Serving, run_node
 from sandq.partition import compaction
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.three import eventually
 from tests.support.nodes.working import connected
+from tests.support.waiting import until_holds
 
 PARTITIONS = 2
 WRITERS = 4
@@ -90,9 +90,9 @@ async def test_who_follows_has_what_there_is(tmp_path: Path) -> None:
                 for writer in range(WRITERS):
                     writers.start_soon(write, client, writer, expected)
             nursery.start_soon(watch, client, followers[2])  # it begins with what is left
-            await eventually(lambda: all(follower.latest == expected for follower in followers))
+            await until_holds(lambda: all(follower.latest == expected for follower in followers))
             # A deletion of each writer's is kept, beside the value of each key.
-            await eventually(lambda: sum(log_sizes(node)) == len(expected) + WRITERS)
+            await until_holds(lambda: sum(log_sizes(node)) == len(expected) + WRITERS)
             nursery.cancel_scope.cancel()
         found = {entry.key: int(entry.value) async for entry in client.kv("t").scan()}
         assert found == expected and len(found) == WRITERS * (KEYS - 1)

@@ -10,7 +10,8 @@ import sandq
 from sandq.errors import InvalidRequest, UnknownGroup
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
-from tests.support.nodes.working import connected, take, take_until, until, values, waits_until_trimmed, with_topic
+from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed, with_topic
+from tests.support.waiting import until_answer
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
@@ -27,7 +28,7 @@ async def bury(api: sandq.Client, count: int, *, group: str = "g", first: int = 
 
 
 async def counts_are(api: sandq.Client, expected: dict[str, int], group: str = "g") -> None:
-    await until(lambda: api.dead("t", group).counts(), lambda counts: counts == expected)
+    await until_answer(lambda: api.dead("t", group).counts(), lambda counts: counts == expected)
 
 
 async def letters(api: sandq.Client, group: str = "g", **options: Any) -> list[sandq.DeadLetter]:
@@ -212,7 +213,7 @@ async def test_redriving_one_reason_and_one_time(node: Serving, api: sandq.Clien
     async def now() -> int:
         return node.broker.clock.now_ms()
 
-    await until(now, lambda now_ms: now_ms > newest)
+    await until_answer(now, lambda now_ms: now_ms > newest)
     late = await bury(api, 4, first=5)
     await api.produce("t", b"short", ttl="1ms")
     await counts_are(api, {"nacked": 9, "expired": 1})

@@ -13,7 +13,8 @@ from sandq.model.batch import Batch
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import Frame, RawClient
-from tests.support.nodes.working import take, until
+from tests.support.nodes.working import take
+from tests.support.waiting import until_answer
 
 
 async def fetched(api: sandq.Client, *args: Any, **options: Any) -> list[sandq.FetchedMessage]:
@@ -36,7 +37,7 @@ async def closed_beyond(api: sandq.Client, *ids: str) -> None:
             _ = [message async for message in api.fetch("t", row["partition"], limit=1)]
         return min(int(row["now_ms"]) for row in rows)
 
-    await until(closed_ms, lambda closed: closed > last_ms)
+    await until_answer(closed_ms, lambda closed: closed > last_ms)
 
 
 async def raw_fetch(
@@ -100,7 +101,7 @@ async def test_a_start_and_an_end(node: Serving, api: sandq.Client, client: RawC
     for number in range(10):
         ids.append(await api.produce("t", b"%d" % number))
         reached_ms = sandq.offset_time_ms(ids[-1])
-        await until(lambda: now_of(node), lambda now_ms, reached_ms=reached_ms: now_ms > reached_ms)  # type: ignore[misc]
+        await until_answer(lambda: now_of(node), lambda now_ms, reached_ms=reached_ms: now_ms > reached_ms)  # type: ignore[misc]
     await closed_beyond(api, *ids)
     times = [sandq.offset_time_ms(offset) for offset in ids]
 

@@ -21,8 +21,9 @@ from sandq.gossip.packets import Packets
 from sandq.gossip.streams import PushPull, Streams
 from sandq.model.config_types import Address
 from sandq.model.errors import TooLarge, Unavailable
-from tests.support.gossip.socket_members import PATIENCE_S, Cluster, Running, agree, gossiping, until
+from tests.support.gossip.socket_members import Cluster, Running, agree, gossiping
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S, until_holds
 
 ALIVE, FAILED, LEFT = State.ALIVE, State.FAILED, State.LEFT
 ONE, TWO, BOTH, OTHERS = (
@@ -46,17 +47,17 @@ async def cluster() -> AsyncIterator[Cluster]:
 async def test_members_meet_change_leave_and_crash(cluster: Cluster) -> None:
     a, b, c = await cluster.start_all("abc")
     await b.member.set_tags({**b.tags("b"), "zone": "new"})
-    await until(lambda: a.tags("b").get("zone") == c.tags("b").get("zone") == "new")
+    await until_holds(lambda: a.tags("b").get("zone") == c.tags("b").get("zone") == "new")
     with pytest.raises(TooLarge):
         await b.member.set_tags({"zone": "x" * 600})
     assert b.tags("b")["zone"] == "new"
     await b.member.leave()
-    await until(lambda: a.state("b") is c.state("b") is LEFT)
+    await until_holds(lambda: a.state("b") is c.state("b") is LEFT)
     await b.crash()
     since = a.find("c")
     assert since is not None
     await c.crash()
-    await until(lambda: a.state("c") is FAILED)
+    await until_holds(lambda: a.state("c") is FAILED)
     failed = a.find("c")
     assert failed is not None and failed.since_ms > since.since_ms and a.state("b") is LEFT
 
@@ -94,13 +95,13 @@ async def test_who_left_stays_away_until_it_is_started_again(cluster: Cluster) -
     await b.member.leave()
     await b.member.set_tags({**b.tags("b"), "zone": "late"})
     await b.member.join([a.address])
-    await until(lambda: a.state("b") is LEFT)
+    await until_holds(lambda: a.state("b") is LEFT)
     with trio.move_on_after(0.5):
-        await until(lambda: a.state("b") is not LEFT)
+        await until_holds(lambda: a.state("b") is not LEFT)
     assert a.state("b") is LEFT and b.state("b") is LEFT
     await b.crash()
     again = await cluster.start("b", port=b.address.port, joins=a)
-    await until(lambda: agree([a, again]))
+    await until_holds(lambda: agree([a, again]))
 
 
 async def test_the_same_store_comes_back_at_another_port(cluster: Cluster) -> None:
@@ -108,17 +109,17 @@ async def test_the_same_store_comes_back_at_another_port(cluster: Cluster) -> No
     await c.crash()
     again = await cluster.start("c", joins=b)
     assert again.address != c.address
-    await until(lambda: agree([a, b, again]))
-    await until(lambda: all(one.find("c").address == again.address for one in (a, b)))  # type: ignore[union-attr]
+    await until_holds(lambda: agree([a, b, again]))
+    await until_holds(lambda: all(one.find("c").address == again.address for one in (a, b)))  # type: ignore[union-attr]
 
 
 async def test_members_that_nothing_asked_for_are_met_after_a_cut(cluster: Cluster) -> None:
     """It comes back at its address without seeds: those who listed it look for it."""
     a, b = await cluster.start_all("ab")
     await b.crash()
-    await until(lambda: a.state("b") is FAILED)
+    await until_holds(lambda: a.state("b") is FAILED)
     again = await cluster.start("b", port=b.address.port)
-    await until(lambda: agree([a, again]))
+    await until_holds(lambda: agree([a, again]))
 
 
 # ------------------------------------------------------------------------------------------------------------ seeds
@@ -131,9 +132,9 @@ async def test_seeds_are_asked_until_one_is_there(cluster: Cluster, monkeypatch:
     seeds = [Address("no.such.host.invalid", 1), Address("a..b", 1), Address("127.0.0.1", port)]
     with capture_logs() as log:
         a = await cluster.start("a", seeds=seeds)
-        await until(lambda: any("no seed can be met" in entry["event"] for entry in log))
+        await until_holds(lambda: any("no seed can be met" in entry["event"] for entry in log))
         b = await cluster.start("b", port=port)
-        await until(lambda: agree([a, b]))
+        await until_holds(lambda: agree([a, b]))
     assert sum("no seed can be met" in entry["event"] for entry in log) == 1, "it is told once"
 
 
@@ -157,7 +158,7 @@ async def test_a_seed_of_another_name_is_not_asked_again_and_again(
         nursery.start_soon(trio.serve_listeners, forward, [listener])
         door = Address("127.0.0.1", listener.socket.getsockname()[1])
         a = await cluster.start("a", seeds=[door])
-        await until(lambda: agree([a, b]))
+        await until_holds(lambda: agree([a, b]))
         await trio.sleep(0.2)  # ten times the pause
         assert 1 <= len(asked) <= 2
         nursery.cancel_scope.cancel()
@@ -171,7 +172,7 @@ async def test_a_join_names_each_seed_that_does_not_answer(cluster: Cluster) -> 
     assert all(f"{seed}: " in caught.value.message for seed in dead)
     b = await cluster.start("b")
     assert await a.member.join([*dead, b.address]) == 1
-    await until(lambda: agree([a, b]))
+    await until_holds(lambda: agree([a, b]))
 
 
 async def test_members_known_from_before_are_asked_when_no_seed_answers(
@@ -187,12 +188,12 @@ async def test_members_known_from_before_are_asked_when_no_seed_answers(
     a, b = await cluster.start_all("ab")
     seeds = [Address("127.0.0.1", free_port())]
     c = await cluster.start("c", joins=a, remember=remember)
-    await until(lambda: {a.address, b.address} in noted and agree([a, b, c]))
+    await until_holds(lambda: {a.address, b.address} in noted and agree([a, b, c]))
     await c.crash()
     await a.crash()
-    await until(lambda: b.state("a") is b.state("c") is FAILED)
+    await until_holds(lambda: b.state("a") is b.state("c") is FAILED)
     again = await cluster.start("c", seeds=seeds, known=noted[-1])
-    await until(lambda: agree([b, again]))
+    await until_holds(lambda: agree([b, again]))
 
 
 async def test_joins_at_once(cluster: Cluster) -> None:
@@ -201,7 +202,7 @@ async def test_joins_at_once(cluster: Cluster) -> None:
     async with trio.open_nursery() as nursery:
         for one in others:
             nursery.start_soon(one.member.join, [hub.address, others[0].address])
-    await until(lambda: agree([hub, *others]))
+    await until_holds(lambda: agree([hub, *others]))
 
 
 # ---------------------------------------------------------------------------------------------------- who is refused
@@ -235,12 +236,12 @@ async def test_keys_are_changed_while_all_live(cluster: Cluster) -> None:
         for one in members:
             one.member.use_keys(step)
             await one.member.set_tags({**one.tags(one.name), "step": str(id(step))})
-            await until(
+            await until_holds(
                 lambda name=one.name, step=step: all(m.tags(name).get("step") == str(id(step)) for m in members)
             )
             assert agree(members)
     e = await cluster.start("e", keyring=TWO, joins=members[0])
-    await until(lambda: agree([*members, e]))
+    await until_holds(lambda: agree([*members, e]))
 
 
 # ---------------------------------------------------------------------------------------------------------- garbage
@@ -283,10 +284,10 @@ async def test_garbage_changes_nothing(cluster: Cluster, keyring: Keyring | None
         with trio.fail_after(PATIENCE_S):
             await tcp(a.address, data)
     before = a.member.traffic["datagrams_in"]
-    await until(lambda: a.member.traffic["datagrams_in"] > before + 10)
+    await until_holds(lambda: a.member.traffic["datagrams_in"] > before + 10)
     assert agree(members) and a.member.counts["malformed"] > 0 and a.member.traffic["streams_in_failed"] > 5
     d = await cluster.start("d", keyring=keyring, joins=a)
-    await until(lambda: agree([*members, d]))
+    await until_holds(lambda: agree([*members, d]))
 
 
 async def test_half_a_message_and_silence_holds_nobody_up(cluster: Cluster) -> None:
@@ -296,10 +297,10 @@ async def test_half_a_message_and_silence_holds_nobody_up(cluster: Cluster) -> N
     for stream in silent:
         with suppress(trio.BrokenResourceError):  # one too many
             await stream.send_all(half)
-    await until(lambda: a.member.traffic["streams_refused"] >= 8)
+    await until_holds(lambda: a.member.traffic["streams_refused"] >= 8)
     # They are closed in time, and others have their turn again.
     c = await cluster.start("c", seeds=[a.address])
-    await until(lambda: agree([a, b, c]))
+    await until_holds(lambda: agree([a, b, c]))
     for stream in silent:
         await trio.aclose_forcefully(stream)
 
@@ -331,7 +332,7 @@ async def test_who_is_pinged_through_a_stream_alone_lives(cluster: Cluster, monk
     for one in (a, b):
         monkeypatch.setattr(one.member._datagrams, "send", lambda datagram, to: True)
     before = a.member.counts.get("acks_by_stream", 0)
-    await until(lambda: a.member.counts["acks_by_stream"] > before + 5)
+    await until_holds(lambda: a.member.counts["acks_by_stream"] > before + 5)
     assert agree([a, b])
 
 
@@ -353,7 +354,7 @@ async def test_members_on_ipv6(cluster: Cluster, keyring: Keyring | None) -> Non
     a, b, c = await cluster.start_all("abc", host="::1", keyring=keyring)
     assert a.address.host == "::1"
     await c.crash()
-    await until(lambda: a.state("c") is b.state("c") is FAILED)
+    await until_holds(lambda: a.state("c") is b.state("c") is FAILED)
     assert a.member.counts["refutations"] == 0
 
 

@@ -17,7 +17,8 @@ from sandq.node import Serving, run_node
 from sandq.partition import rows
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, take, take_until, until, values, waits_until_trimmed
+from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed
+from tests.support.waiting import until_answer
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 3])
 
@@ -55,7 +56,7 @@ async def test_where_a_group_begins(node: Serving, api: sandq.Client, partitions
     async def now() -> int:
         return node.broker.clock.now_ms()
 
-    middle_ms = await until(now, lambda now_ms: now_ms > newest_ms + 1)
+    middle_ms = await until_answer(now, lambda now_ms: now_ms > newest_ms + 1)
     young = await fill(api, 6, partitions, first=6)
     pending = await api.produce("t", b"pending", delay="1h")
     expected: list[tuple[str, str | int, set[str]]] = [
@@ -125,7 +126,7 @@ async def test_deleting_a_group_takes_everything_of_it(node: Serving, api: sandq
     async def left() -> int:
         return await node.broker.ask(partial(rows_of_groups, node))
 
-    await until(left, lambda count: count == 0)
+    await until_answer(left, lambda count: count == 0)
     # One of the same name begins anew; the messages are still there.
     async with api.subscribe("t", group="g", credit=100) as subscription:
         got = await take(subscription, 40)
@@ -153,12 +154,12 @@ async def test_a_group_that_nobody_uses_goes(timed: Serving, hand: HandClock) ->
         async with api.subscribe("t", group="idle"):
             pass
         async with api.subscribe("t", group="used"):
-            await until(lambda: group_names(api), lambda names: names == {"idle", "used"})
+            await until_answer(lambda: group_names(api), lambda names: names == {"idle", "used"})
             for _ in range(4):
                 hand.forward(35)
                 # Each touch of the group that has a consumer is seen in what the node says of its clock and rows.
-                await until(lambda: touched_lately(api, timed, "used"), lambda lately: lately)
-            await until(lambda: group_names(api), lambda names: names == {"used"})
+                await until_answer(lambda: touched_lately(api, timed, "used"), lambda lately: lately)
+            await until_answer(lambda: group_names(api), lambda names: names == {"used"})
         with pytest.raises(UnknownGroup):
             await api.dead("t", "idle").counts()
         await api.admin.update_topic("t", group_ttl=None)
@@ -167,7 +168,7 @@ async def test_a_group_that_nobody_uses_goes(timed: Serving, hand: HandClock) ->
         assert await group_names(api) == {"used"}, "without a ttl it stays"
         await api.admin.update_topic("t", group_ttl="1h")
         hand.forward(3600)
-        await until(lambda: group_names(api), lambda names: names == set())
+        await until_answer(lambda: group_names(api), lambda names: names == set())
 
 
 async def touched_lately(api: sandq.Client, node: Serving, group: str) -> bool:
@@ -183,7 +184,7 @@ async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, han
         async with api.subscribe("t", group="g") as subscription:
             await take(subscription, 3)
         hand.forward(61)
-        await until(lambda: group_names(api), lambda names: names == set())
+        await until_answer(lambda: group_names(api), lambda names: names == set())
         async with api.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
 

@@ -16,7 +16,7 @@ from sandq.protocol.requests_keys import KvChanges
 from tests.scenarios.conftest import Dial
 from tests.scenarios.test_keys import create, put
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 FIRST = bytes(16)
 SOON_S = 5.0
@@ -147,7 +147,7 @@ async def test_a_watcher_that_leaves_is_forgotten(client: RawClient, node: Servi
     await trio.aclose_forcefully(gone.stream)
     waiting = node.broker.watching._watchers
     await put(client, (b"a", b"1"))
-    await eventually(lambda: not waiting)
+    await until_holds(lambda: not waiting)
 
 
 async def test_a_topic_that_is_deleted(client: RawClient, node: Serving, dial: Dial, api: sandq.Client) -> None:

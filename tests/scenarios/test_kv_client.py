@@ -15,9 +15,8 @@ from sandq.node import Serving, run_node
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.proxy import proxy_to
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, take, until, with_topic
-
-PATIENCE_S = 15.0
+from tests.support.nodes.working import connected, take, with_topic
+from tests.support.waiting import PATIENCE_S, until_answer
 
 
 async def next_of(watch: sandq.Watch, count: int) -> list[tuple[bytes, bytes | None]]:
@@ -155,7 +154,7 @@ async def test_history_that_was_compacted(hand: HandClock, timed: Serving) -> No
             hand.forward(6)
             return sum(row["messages"] for row in await api.admin.stats("t"))
 
-        await until(size, lambda count: count == 2)
+        await until_answer(size, lambda count: count == 2)
         async with kv.watch(start=first) as watch:
             with pytest.raises(HistoryGone, match="they were compacted"), trio.fail_after(PATIENCE_S):
                 await anext(watch)

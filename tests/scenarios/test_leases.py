@@ -16,7 +16,8 @@ from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.working import connected, take, until, with_topic
+from tests.support.nodes.working import connected, take, with_topic
+from tests.support.waiting import until_answer
 
 
 async def lag(api: sandq.Client, group: str = "g") -> int:
@@ -63,7 +64,7 @@ async def test_it_waits_for_what_comes(api: sandq.Client) -> None:
                 found.append(await leases.take(10, wait="30s"))
 
             nursery.start_soon(wait)
-            await until(lambda: api.admin.groups("t"), lambda rows: len(rows) == 4)
+            await until_answer(lambda: api.admin.groups("t"), lambda rows: len(rows) == 4)
             await api.produce("t", b"now")
         assert [message.value for message in found[0]] == [b"now"]
 
@@ -156,7 +157,7 @@ async def test_who_is_cancelled_gives_back(api: sandq.Client) -> None:
                     held += await leases.take(1, wait="1m")
         await api.produce("t", b"m")  # behind those that were sent, and whose answers nobody waited for
         # Whatever nobody got is ready for somebody else, without waiting for a lease to end.
-        await until(lambda: api.admin.groups("t"), lambda rows: rows[0]["leased"] == len(held))
+        await until_answer(lambda: api.admin.groups("t"), lambda rows: rows[0]["leased"] == len(held))
         left = await lag(api) - len(held)
         assert len(await leases.take(100)) == left
 
@@ -165,9 +166,9 @@ async def test_a_lost_connection_gives_back(node: Serving, api: sandq.Client, di
     async with with_topic(api):
         raw = await dial(node)
         await raw.send(Type.LEASE, 77, "t", "g", "c1", 10, 60_000, None, "earliest", False)
-        await until(lambda: api.admin.groups("t"), bool)
+        await until_answer(lambda: api.admin.groups("t"), bool)
         await trio.aclose_forcefully(raw.stream)
-        await until(lambda: _connections(node), lambda count: count == 1)
+        await until_answer(lambda: _connections(node), lambda count: count == 1)
         await api.produce("t", b"m")
         (message,) = await api.leases("t", "g").take(wait="5s")
         assert message.attempt == 1
@@ -222,7 +223,7 @@ async def test_the_topic_is_deleted_meanwhile(api: sandq.Client) -> None:
                 await api.leases("t", "g").take(wait="1m")
 
         nursery.start_soon(wait)
-        await until(lambda: api.admin.groups("t"), bool)
+        await until_answer(lambda: api.admin.groups("t"), bool)
         await api.admin.delete_topic("t")
 
 
@@ -326,7 +327,7 @@ async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(wait, found)
-            await until(lambda: api.admin.groups("t"), lambda rows: len(rows) == 8)
+            await until_answer(lambda: api.admin.groups("t"), lambda rows: len(rows) == 8)
             for n in range(200):
                 await api.produce("t", b"later %d" % n, delay="1h")
             assert len(timers._heap) - before < 5 * 3 + 30

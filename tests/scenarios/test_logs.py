@@ -18,7 +18,7 @@ from sandq.protocol.frames import Type
 from sandq.server import logs
 from sandq.server.client_stats import LOGGED_PER_S, Seldom
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.working import until
+from tests.support.waiting import until_answer
 
 Lines = list[Any]
 
@@ -75,7 +75,7 @@ async def test_connections_come_and_go(lines: Lines, node: Serving) -> None:
     async def gone() -> int:
         return len([line for line in lines if line["event"] == "a client has gone"])
 
-    await until(gone, lambda count: count == 2)
+    await until_answer(gone, lambda count: count == 2)
     told = [(line["event"], line["connection"]) for line in lines if line["log_level"] == "debug"]
     assert sorted(told) == [
         ("a client has connected", 1),

@@ -14,7 +14,7 @@ from sandq.errors import DuplicateKey
 from sandq.node import Serving, run_node
 from tests.support.nodes.proxy import Proxy, proxy_to
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 @asynccontextmanager

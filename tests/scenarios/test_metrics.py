@@ -22,8 +22,9 @@ from tests.scenarios.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, take, until
+from tests.support.nodes.working import connected, take
 from tests.support.paths import ROOT
+from tests.support.waiting import until_answer
 
 DOCS = ROOT / "docs" / "metrics.md"
 BACKOFF = {"kind": "fixed", "first": "1s", "jitter_percent": 0}
@@ -147,7 +148,7 @@ async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) 
         async with client.subscribe("t", group="g", auto_extend=False) as subscription:
             await take(subscription, 1, ack=False)
             hand.forward(11)
-            found = await until(
+            found = await until_answer(
                 partial(scrape, timed), lambda found: found("messages_lease_expired_total", topic="t") == 1
             )
         assert found("messages_dead_total", topic="t", reason="lease_expired") == 1
@@ -180,7 +181,7 @@ async def test_connections_are_counted(node: Serving, client: RawClient, dial: D
     garbage = await dial(node, hello=False)
     await garbage.send_bytes(b"\xff" * 100)
     await garbage.rest()
-    found = await until(partial(scrape, node), lambda found: found("connections") == 1)
+    found = await until_answer(partial(scrape, node), lambda found: found("connections") == 1)
     assert found("connections_accepted_total") == 2
     assert found("connections_refused_total") == 0
     assert found("connection_errors_total", code="FRAME_TOO_LARGE") == 1

@@ -10,7 +10,8 @@ import trio
 
 import sandq
 from sandq.node import Serving
-from tests.support.nodes.working import PATIENCE_S, connected, take, take_until, until, values
+from tests.support.nodes.working import connected, take, take_until, values
+from tests.support.waiting import PATIENCE_S, until_answer
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 OF_EACH = 40
@@ -125,7 +126,7 @@ async def test_a_consumer_that_leaves_hands_its_keys_on_in_order(api: sandq.Clie
     for key in (b"k0", b"k1"):
         mine = [message.value for message in got if message.key == key]
         assert mine == sorted(mine)
-    await until(lambda: api.admin.stats("t"), lambda rows: rows[0]["messages"] == 0)
+    await until_answer(lambda: api.admin.stats("t"), lambda rows: rows[0]["messages"] == 0)
 
 
 async def test_messages_without_a_key_wait_for_nobody(api: sandq.Client) -> None:

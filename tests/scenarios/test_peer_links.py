@@ -23,7 +23,8 @@ from sandq.protocol.requests import Hello
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.known_peers import NAME, KnownPeers
 from sandq.storage.memory_files import MemoryFiles
-from tests.support.nodes.peer_bed import Network, PeerNode, by_hand, linked, new_node, until
+from tests.support.nodes.peer_bed import Network, PeerNode, by_hand, linked, new_node
+from tests.support.waiting import until_holds
 
 Log = list[Any]
 
@@ -54,12 +55,12 @@ def is_up(*nodes: PeerNode) -> bool:
 async def test_three_nodes_are_linked_and_frames_are_in_order() -> None:
     nodes = [await new_node(f"node{number}") for number in (1, 2, 3)]
     async with linked(*nodes):
-        await until(lambda: is_up(*nodes))
+        await until_holds(lambda: is_up(*nodes))
         for node in nodes:
             for other in node.links.up:
                 assert node.links.room(other)
                 assert all(node.links.send(other, 1 + number % 9, (number, b"x" * number)) for number in range(500))
-        await until(lambda: all(len(node.events) == 2 + 2 * 500 for node in nodes))
+        await until_holds(lambda: all(len(node.events) == 2 + 2 * 500 for node in nodes))
     for node in nodes:
         for other in nodes:
             if other is not node:
@@ -69,10 +70,10 @@ async def test_three_nodes_are_linked_and_frames_are_in_order() -> None:
 async def test_there_is_no_sending_without_a_link() -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         assert not node1.links.send("node3", 1, None) and not node1.links.room("node3")
         await node2.stop()
-        await until(lambda: not node1.links.up)
+        await until_holds(lambda: not node1.links.up)
         assert node1.names("node2") == ["up", "down"]
         assert not node1.links.send("node2", 1, None) and not node1.links.room("node2")
 
@@ -82,7 +83,7 @@ async def test_who_was_met_before_is_known_when_it_returns(log: Log) -> None:
     for known in (False, True):
         node1, node2 = [await new_node(f"node{number}", files=files[number - 1]) for number in (1, 2)]
         async with linked(node1, node2):
-            await until(lambda one=node1, two=node2: is_up(one, two))
+            await until_holds(lambda one=node1, two=node2: is_up(one, two))
             assert node1.links.up["node2"] == (node2.identity, known)
             assert node2.links.up["node1"] == (node1.identity, known)
     assert refusals(log) == []
@@ -95,7 +96,7 @@ async def test_a_peer_is_pinned_before_anything_is_handed_up() -> None:
     for node, disk in ((node1, files[0]), (node2, files[1])):
         node.on_up = lambda peer, disk=disk: found.append(dict(KnownPeers.open(disk).all()))
     async with linked(node1, node2):
-        await until(lambda: len(found) == 2)
+        await until_holds(lambda: len(found) == 2)
     assert {"node1": "store-node1"} in found and {"node2": "store-node2"} in found
 
 
@@ -104,10 +105,10 @@ async def test_a_disk_that_takes_no_pin_means_no_link_and_no_end(log: Log) -> No
     node1, node2 = await new_node("node1", files=FaultyFiles(MemoryFiles(), plan)), await new_node("node2")
     plan.full = True
     async with linked(node1, node2):
-        await until(lambda: ("node2", "STORAGE_FAILED", "this node") in refusals(log))
+        await until_holds(lambda: ("node2", "STORAGE_FAILED", "this node") in refusals(log))
         assert not node1.events
         plan.full = False
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
 
 
 async def test_a_new_connection_takes_the_place_of_a_half_open_one() -> None:
@@ -117,17 +118,17 @@ async def test_a_new_connection_takes_the_place_of_a_half_open_one() -> None:
         await trio.testing.wait_all_tasks_blocked()
         async with by_hand(node2, "node1") as (old, _):
             await old.send((1, "of the old"))
-            await until(lambda: node2.names("node1") == ["up", "of the old"])
+            await until_holds(lambda: node2.names("node1") == ["up", "of the old"])
             async with by_hand(node2, "node1") as (new, _):
-                await until(lambda: node2.names("node1") == ["up", "of the old", "down", "up"])
+                await until_holds(lambda: node2.names("node1") == ["up", "of the old", "down", "up"])
                 with pytest.raises(ConnectionLost):
                     while True:
                         assert await old.receive() == (0, None)
                 assert node2.links.send("node1", 5, "to the new")
                 await new.send((1, "of the new"))
                 assert await new.receive() == (5, "to the new")
-                await until(lambda: node2.names("node1")[-1] == "of the new")
-        await until(lambda: node2.names("node1") == ["up", "of the old", "down", "up", "of the new", "down"])
+                await until_holds(lambda: node2.names("node1")[-1] == "of the new")
+        await until_holds(lambda: node2.names("node1") == ["up", "of the old", "down", "up", "of the new", "down"])
         nursery.cancel_scope.cancel()
 
 
@@ -140,10 +141,10 @@ async def test_a_cut_in_one_direction_ends_the_link(direction: str) -> None:
         short = {"ping_s": 0.03, "silence_s": 0.25}
         nursery.start_soon(lambda: node1.run({"node2": network.address}, **short))
         nursery.start_soon(lambda: node2.run({"node1": node1.address}, **short))
-        await until(lambda: network.accepted == 1 and is_up(node1, node2))
+        await until_holds(lambda: network.accepted == 1 and is_up(node1, node2))
         network.cut.add(f"{direction} 1")
         # The next connection passes whole.
-        await until(lambda: node1.names("node2")[:3] == node2.names("node1")[:3] == ["up", "down", "up"])
+        await until_holds(lambda: node1.names("node2")[:3] == node2.names("node1")[:3] == ["up", "down", "up"])
         nursery.cancel_scope.cancel()
 
 
@@ -158,13 +159,13 @@ async def test_a_hundred_megabytes_take_little_memory() -> None:
 
     node2.on_frame = on_frame
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         tracemalloc.start()
         try:
             for number in range(count):
-                await until(lambda: node1.links.room("node2"))
+                await until_holds(lambda: node1.links.room("node2"))
                 assert node1.links.send("node2", 1, [(number, bytes(size))])
-            await until(lambda: got == count)
+            await until_holds(lambda: got == count)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -182,7 +183,7 @@ async def refused(log: Log, node1: PeerNode, node2: PeerNode, one: dict[str, Any
         await nursery.start(network.run)
         nursery.start_soon(lambda: node1.run({"node2": network.address}, **one))
         nursery.start_soon(lambda: node2.run({"node1": node1.address}, **two))
-        await until(lambda: network.accepted == 3 and len(refusals(log)) == 2)
+        await until_holds(lambda: network.accepted == 3 and len(refusals(log)) == 2)
         assert not node1.events and not node2.events
         nursery.cancel_scope.cancel()
 
@@ -206,7 +207,7 @@ async def test_a_node_that_lost_its_disk(log: Log, wiped: int) -> None:
     files = MemoryFiles(), MemoryFiles()
     first = [await new_node(f"node{number}", files=files[number - 1]) for number in (1, 2)]
     async with linked(*first):
-        await until(lambda: is_up(*first))
+        await until_holds(lambda: is_up(*first))
     log.clear()
     node1, node2 = [
         await new_node(f"node{number}", **({"store": "new"} if number == wiped else {"files": files[number - 1]}))
@@ -225,16 +226,16 @@ async def test_a_node_that_lost_its_disk(log: Log, wiped: int) -> None:
 async def test_a_reason_is_told_again_once_there_was_a_link(log: Log) -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         await node2.stop()
-        await until(lambda: refusals(log) == [("node2", "CONNECTION_LOST", "this node")])
+        await until_holds(lambda: refusals(log) == [("node2", "CONNECTION_LOST", "this node")])
         (listener,) = await trio.open_tcp_listeners(node2.address.port, host="127.0.0.1")
         again = PeerNode("node2", listener)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(again.run, {"node1": node1.address})
-            await until(lambda: node1.names("node2") == ["up", "down", "up"])
+            await until_holds(lambda: node1.names("node2") == ["up", "down", "up"])
             await again.stop()
-        await until(lambda: refusals(log) == 2 * [("node2", "CONNECTION_LOST", "this node")])
+        await until_holds(lambda: refusals(log) == 2 * [("node2", "CONNECTION_LOST", "this node")])
 
 
 @pytest.mark.parametrize("host", ["n" * 70 + ".example", "127.0.0.1"])
@@ -242,7 +243,7 @@ async def test_an_address_that_leads_nowhere_is_tried_for_ever(log: Log, host: s
     node1 = await new_node("node1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node1.run, {"node2": Address(host, 1)})
-        await until(lambda: refusals(log) == [("node2", "CONNECTION_LOST", "this node")])
+        await until_holds(lambda: refusals(log) == [("node2", "CONNECTION_LOST", "this node")])
         with pytest.raises(ConnectionLost, match="cannot connect to node2 at"):
             async with node1.links.open_stream("node2"):
                 pass
@@ -261,16 +262,16 @@ async def test_an_address_that_leads_nowhere_is_tried_for_ever(log: Log, host: s
 async def test_garbage_ends_its_own_connection_only(log: Log, data: bytes, reason: str) -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         async with await trio.open_tcp_stream(*node2.address) as raw:
             await raw.send_all(data)
             said = b""
             async for part in raw:
                 said += part
             assert b"refused" in said and reason.encode() in said
-        await until(lambda: refusals(log) == [("a stranger", reason, "this node")])
+        await until_holds(lambda: refusals(log) == [("a stranger", reason, "this node")])
         assert node1.links.send("node2", 1, "still there")
-        await until(lambda: node2.names("node1") == ["up", "still there"])
+        await until_holds(lambda: node2.names("node1") == ["up", "still there"])
 
 
 async def test_garbage_on_a_link_ends_that_link_only(log: Log) -> None:
@@ -279,9 +280,9 @@ async def test_garbage_on_a_link_ends_that_link_only(log: Log) -> None:
         nursery.start_soon(node2.run, {"node1": Address("127.0.0.1", 1), "node3": node3.address})
         nursery.start_soon(node3.run, {"node2": node2.address})
         async with by_hand(node2, "node1") as (stream, _):
-            await until(lambda: set(node2.links.up) == {"node1", "node3"})
+            await until_holds(lambda: set(node2.links.up) == {"node1", "node3"})
             await stream.send_bytes(struct.pack(">I", 3) + b"\xc1\xc1\xc1")
-            await until(lambda: node2.names("node1") == ["up", "down"])
+            await until_holds(lambda: node2.names("node1") == ["up", "down"])
         assert set(node2.links.up) == {"node3"} and node2.names("node3") == ["up"]
         assert any(entry["event"] == "a link has ended" and "decoded" in entry["reason"] for entry in log)
         nursery.cancel_scope.cancel()
@@ -312,7 +313,7 @@ async def test_requests_for_other_ports_are_told_so(log: Log) -> None:
             await raw.send_all(Hello(1, "test", {}).frame(1))
             (frame,) = FrameReader().feed(b"".join([part async for part in raw]))
         assert type(decode_error(frame)) is WrongPort
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
     assert refusals(log) == []
 
 
@@ -334,7 +335,7 @@ async def test_who_is_silent_is_closed_and_too_many_are_not_let_in(monkeypatch: 
             assert await raw.receive_some() == b""
             await raw.aclose()
         async with by_hand(node2, "node1"):
-            await until(lambda: node2.links.up)
+            await until_holds(lambda: node2.links.up)
         nursery.cancel_scope.cancel()
     await node1.listener.aclose()
 
@@ -345,12 +346,12 @@ async def test_who_is_silent_is_closed_and_too_many_are_not_let_in(monkeypatch: 
 async def test_without_a_secret_this_machine_only(log: Log) -> None:
     node1, node2 = await both()
     async with linked(node1, node2, secret=None):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
     node1 = await new_node("node1")
     async with trio.open_nursery() as nursery:
         # A documentation address, which nobody has.
         nursery.start_soon(lambda: node1.run({"node2": Address("192.0.2.1", 9190)}, secret=None))
-        await until(lambda: refusals(log) == [("node2", "place", "this node")])
+        await until_holds(lambda: refusals(log) == [("node2", "place", "this node")])
         assert "cluster.secret_file" in log[-1]["remedy"] and "cluster.secret_file" in log[-1]["error"]
         nursery.cancel_scope.cancel()
 
@@ -385,9 +386,9 @@ async def test_who_comes_from_another_machine_needs_the_secret(log: Log, secret:
     node2.listener = FarListener(node2.listener)  # type: ignore[assignment]
     async with linked(node1, node2, secret=secret):
         if secret is not None:
-            await until(lambda: is_up(node1, node2))
+            await until_holds(lambda: is_up(node1, node2))
             return
-        await until(lambda: len(refusals(log)) == 2)
+        await until_holds(lambda: len(refusals(log)) == 2)
         assert sorted(refusals(log)) == [("a stranger", "place", "this node"), ("node2", "place", "the peer")]
         assert all("cluster.secret_file" in entry["remedy"] for entry in log)
         assert not node1.events and not node2.events
@@ -399,7 +400,7 @@ async def test_who_comes_from_another_machine_needs_the_secret(log: Log, secret:
 async def test_either_node_opens_streams() -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         for opener, other in ((node1, "node2"), (node2, "node1")):
             async with opener.links.open_stream(other) as first, opener.links.open_stream(other) as second:
                 await second.send(b"x" * (8 << 20))
@@ -454,13 +455,13 @@ async def test_a_stream_that_breaks_ends_nothing_else(log: Log) -> None:
             nursery.start_soon(stream.receive)
 
     async with linked(node1, node2):
-        await until(lambda: is_up(node1, node2))
+        await until_holds(lambda: is_up(node1, node2))
         for handler in (node2.on_stream, in_a_nursery):
             node2.on_stream = handler
             log.clear()
             async with node1.links.open_stream("node2"):
                 pass
-            await until(lambda: any(entry["event"] == "a stream of a peer ended early" for entry in log))
+            await until_holds(lambda: any(entry["event"] == "a stream of a peer ended early" for entry in log))
         assert is_up(node1, node2)
 
 
@@ -484,7 +485,7 @@ async def test_a_fault_in_a_callback_ends_the_run(where: str, error: Exception) 
     with pytest.raises(BaseExceptionGroup) as caught:
         async with linked(node1, node2):
             if where != "on_up":
-                await until(lambda: is_up(node1, node2))
+                await until_holds(lambda: is_up(node1, node2))
             node1.links.send("node2", 1, None)
             if where == "on_stream":
                 async with node1.links.open_stream("node2") as stream:
@@ -502,9 +503,9 @@ async def test_a_link_may_be_used_within_its_callbacks() -> None:
     node1.on_up = lambda peer: sent.append(node1.links.send("node2", 1, "at once"))
     node1.on_down = lambda node: sent.append(node1.links.send("node2", 1, "too late"))
     async with linked(node1, node2):
-        await until(lambda: node2.names("node1") == ["up", "at once"])
+        await until_holds(lambda: node2.names("node1") == ["up", "at once"])
         await node2.stop()
-        await until(lambda: sent == [True, False])
+        await until_holds(lambda: sent == [True, False])
 
 
 def test_the_links_need_nothing_to_be_made() -> None:

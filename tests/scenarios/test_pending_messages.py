@@ -12,16 +12,8 @@ from sandq.errors import NotFound, TooLate
 from sandq.model import offsets
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
-from tests.support.nodes.working import (
-    connected,
-    refusals,
-    take,
-    take_until,
-    until,
-    values,
-    waits_until_trimmed,
-    with_topic,
-)
+from tests.support.nodes.working import connected, refusals, take, take_until, values, waits_until_trimmed, with_topic
+from tests.support.waiting import until_answer
 
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
@@ -205,8 +197,8 @@ async def test_a_cancel_is_remembered_for_ten_minutes(timed: Serving, hand: Hand
         with pytest.raises(NotFound):
             await messages.cancel(unique_key="far")
         # By id the rows have to go first: housekeeping does that.
-        await until(lambda: outcome_of_cancel(messages, far), lambda outcome: outcome == "not found")
-        await until(lambda: outcome_of_cancel(messages, moved), lambda outcome: outcome == "not found")
+        await until_answer(lambda: outcome_of_cancel(messages, far), lambda outcome: outcome == "not found")
+        await until_answer(lambda: outcome_of_cancel(messages, moved), lambda outcome: outcome == "not found")
 
 
 async def outcome_of_cancel(messages: sandq.Messages, message_id: str) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 import sandq
 from sandq.node import Serving
-from tests.support.nodes.working import stored_messages, take, take_until, until, values, waits_until_trimmed
+from tests.support.nodes.working import stored_messages, take, take_until, values, waits_until_trimmed
+from tests.support.waiting import until_answer
 
 
 async def now_of(node: Serving) -> int:
@@ -65,7 +66,7 @@ async def test_without_a_group_everything_stays(node: Serving, api: sandq.Client
     await api.admin.create_topic("t", retention="1s")
     await api.produce("t", b"m")
     started_ms = await now_of(node)
-    await until(lambda: now_of(node), lambda now_ms: now_ms > started_ms + 1500)
+    await until_answer(lambda: now_of(node), lambda now_ms: now_ms > started_ms + 1500)
     assert await fetched(api) == [b"m"]
     async with api.subscribe("t", group="g") as subscription:
         assert values(await take(subscription, 1)) == [b"m"]
@@ -84,7 +85,7 @@ async def test_a_log_keeps_what_its_groups_acked_for_a_time(node: Serving, api: 
         # What a group has yet to ack stays, however old.
         await api.produce("t", b"held")
         (held,) = await take(subscription, 1, ack=False)
-        await until(lambda: now_of(node), lambda now_ms: now_ms > held.deliver_at_ms + 2200)
+        await until_answer(lambda: now_of(node), lambda now_ms: now_ms > held.deliver_at_ms + 2200)
         assert await fetched(api) == [b"held"]
         await held.ack()
         await waits_until_trimmed(api, left=1)

@@ -11,7 +11,8 @@ import sandq
 from sandq.errors import LeaseLost
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
-from tests.support.nodes.working import connected, take, until, with_topic
+from tests.support.nodes.working import connected, take, with_topic
+from tests.support.waiting import until_answer
 
 BACKOFFS: list[tuple[dict[str, object], list[tuple[int, int]]]] = [
     ({"kind": "none"}, [(0, 0)] * 3),
@@ -153,7 +154,7 @@ async def test_a_lease_that_ends_is_an_attempt(node: Serving, api: sandq.Client)
         (first,) = taken
         told = await in_group(api, message_id)
         deadline_ms = told["deadline_ms"]
-        await until(lambda: in_group(api, message_id), lambda group: bool(group["history"]))
+        await until_answer(lambda: in_group(api, message_id), lambda group: bool(group["history"]))
         assert node.broker.clock.now_ms() >= deadline_ms
         with pytest.raises(LeaseLost):
             await first.ack()
@@ -173,7 +174,7 @@ async def test_held_messages_are_extended(node: Serving, api: sandq.Client) -> N
         async def now_ms() -> int:
             return node.broker.clock.now_ms()
 
-        await until(now_ms, lambda now: now > first_ms)
+        await until_answer(now_ms, lambda now: now > first_ms)
         group = await in_group(api, message_id)
         assert (group["state"], group["attempt"], group["deadline_ms"] > first_ms) == ("leased", 1, True)
         assert await message.extend("1m") > first_ms + 50_000

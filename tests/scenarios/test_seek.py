@@ -16,7 +16,8 @@ from sandq.protocol.frames import Type
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import PATIENCE_S, connected, take, take_until, until, values, with_topic
+from tests.support.nodes.working import connected, take, take_until, values, with_topic
+from tests.support.waiting import PATIENCE_S, until_answer
 
 both_sizes = pytest.mark.parametrize("partitions", [1, 3])
 
@@ -87,7 +88,7 @@ async def test_to_an_instant_and_to_an_offset(node: Serving, api: sandq.Client, 
     async def now() -> int:
         return node.broker.clock.now_ms()
 
-    middle_ms = await until(now, lambda now_ms: now_ms > newest_ms + 1)
+    middle_ms = await until_answer(now, lambda now_ms: now_ms > newest_ms + 1)
     young = await fill(api, 6, partitions, first=6)
     async with api.subscribe("t", group="g", credit=100) as subscription:
         await take(subscription, 12)
@@ -128,13 +129,13 @@ async def test_back_and_forth_under_load(api: sandq.Client, node: Serving) -> No
             for _ in range(3):
                 nursery.start_soon(work)
             # A group is there from its first subscribe on, however long that takes.
-            await until(lambda: api.admin.groups("t"), lambda rows: len(rows) == 2)
+            await until_answer(lambda: api.admin.groups("t"), lambda rows: len(rows) == 2)
             for number in range(9):
                 await trio.sleep(0.03)
                 await api.admin.seek_group("t", "g", "earliest" if number % 2 else "latest")
             last_seek = True
             await api.admin.seek_group("t", "g", "earliest")
-            await until(left, lambda count: count == 0)
+            await until_answer(left, lambda count: count == 0)
             nursery.cancel_scope.cancel()
     assert {message_id for message_id, _ in acked} == ids
     assert len(set(acked)) == len(acked), "nothing twice under one lease"
@@ -159,7 +160,7 @@ async def test_a_lease_that_was_not_pushed_yet_costs_no_credit(tmp_path: Path) -
             async def leased() -> int:
                 return int((await api.admin.groups("t"))[0]["leased"])
 
-            await until(leased, lambda count: count == 1)
+            await until_answer(leased, lambda count: count == 1)
             await raw.call(Type.GROUP_SEEK, "t", "g", due_ms + 1)
             assert await leased() == 0
             hand.run()

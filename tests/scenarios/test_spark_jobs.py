@@ -14,8 +14,9 @@ from sandq.node import Serving
 from sandq.spark import jobs
 from sandq.spark.jobs.forecast import collect_forecast
 from sandq.spark.jobs.report import collect_report
-from tests.support.nodes.working import take, until
+from tests.support.nodes.working import take
 from tests.support.ports import free_port
+from tests.support.waiting import until_answer
 
 HOUR_MS = 3_600_000
 DEAD = 2500
@@ -54,7 +55,7 @@ async def test_report(node: Serving, api: sandq.Client) -> None:
         for message in await take(subscription, DEAD + 1, ack=False):
             if message.value == b"dead":
                 message.nack(error="no")
-        await until(lambda: api.dead("t", "g").counts(), lambda counts: counts == {"nacked": DEAD})
+        await until_answer(lambda: api.dead("t", "g").counts(), lambda counts: counts == {"nacked": DEAD})
     told: list[int] = []
     found = await collect_report(api, days=5, told=lambda done, total: told.append(total))
     (group,) = found.groups

@@ -18,8 +18,8 @@ from sandq.spark.latest import LatestTask, read_latest
 from sandq.spark.options import Extra
 from sandq.spark.planning import Range, Task, plan
 from sandq.spark.reading import read_task
-from tests.support.nodes.working import until
 from tests.support.ports import free_port
+from tests.support.waiting import until_answer
 
 PARTITIONS = 3
 
@@ -34,7 +34,7 @@ async def ranges_of(api: sandq.Client, *ids: str) -> list[Range]:
             _ = [message async for message in api.fetch("t", row["partition"], limit=1)]
         return {row["partition"]: row["now_ms"] for row in rows}
 
-    closed_ms = await until(closed, lambda found: min(found.values()) > last_ms)
+    closed_ms = await until_answer(closed, lambda found: min(found.values()) > last_ms)
     number = (await api.admin.topic("t")).number
     ranges = []
     for partition, ms in closed_ms.items():

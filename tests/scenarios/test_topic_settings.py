@@ -11,7 +11,8 @@ import sandq
 from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
 from sandq.node import Serving, run_node
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, take, until, values, waits_until_trimmed
+from tests.support.nodes.working import connected, take, values, waits_until_trimmed
+from tests.support.waiting import until_answer
 
 RECORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"lease": "45s"}, {"lease_ms": 45_000}),
@@ -126,7 +127,7 @@ async def test_back_off_and_ttl(api: sandq.Client) -> None:
     third = await api.produce("t", b"third", delay="1h")
     fourth = await api.produce("t", b"fourth")
     await api.admin.update_topic("t", ttl="1ms")
-    await until(lambda: api.dead("t", "g").counts(), lambda counts: counts.get("expired", 0) >= 1)
+    await until_answer(lambda: api.dead("t", "g").counts(), lambda counts: counts.get("expired", 0) >= 1)
     assert (await api.messages("t").get(fourth)).state == "dead", "it holds for what is stored already"
     assert (await api.messages("t").get(third)).state == "delayed"
     await api.admin.update_topic("t", ttl=None)

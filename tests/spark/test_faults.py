@@ -21,8 +21,7 @@ import sandq
 from sandq.spark.jobs.archive import archived
 from tests.support.processes.cluster import ClusterProcess
 from tests.support.spark.session_helpers import values
-
-PATIENCE_S = 100.0
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -70,14 +69,6 @@ def kill_leader(cluster: ClusterProcess, topic: str) -> str:
     return name
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    """Until something is there that another process makes."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until_s, "it did not happen in time"
-        time.sleep(0.01)
-
-
 class Gate:
     """Rows that pass through it stop, in each task, after so many, until it is opened."""
 
@@ -102,7 +93,7 @@ class Gate:
         return rows.mapPartitions(wait)
 
     def wait(self) -> None:
-        wait_for((self.place / "reached").exists)
+        wait_until((self.place / "reached").exists)
 
     def open(self) -> None:
         (self.place / "opened").touch()
@@ -192,7 +183,7 @@ def run_until(command: list[str], log: Path, reached: Callable[[], object] | Non
             if reached is None:
                 assert driver.wait(PATIENCE_S) == 0, log.read_text()
             else:
-                wait_for(lambda: reached() or driver.poll() is not None)
+                wait_until(lambda: reached() or driver.poll() is not None)
                 assert driver.poll() is None, log.read_text()
         finally:
             with suppress(ProcessLookupError):

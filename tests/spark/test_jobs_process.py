@@ -22,12 +22,12 @@ from sandctl.main import main
 from sandq.model.times import instant_ms
 from sandq.testing import Broker
 from tests.support.paths import ROOT
+from tests.support.waiting import PATIENCE_S
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
 FILES = 40
 """Eight of them are a task."""
 ROWS = 100 * FILES
-PATIENCE_S = 90.0
 STOPPED = "stopped; what is sent by now stays, and the same command sends the rest"
 
 

@@ -14,7 +14,7 @@ from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from tests.scenarios.cluster.test_moves import administrating, all_there, produced
 from tests.support.nodes.found import found_nodes
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 THREE = ("node1", "node2", "node3")
 
@@ -40,7 +40,7 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
         await produced(nodes, 50)
         await all_there(nodes, 50)
         assert nodes.running["node1"].broker.metadata.nodes["node2"].store_uuid == store
-        await eventually(lambda: "node2" in nodes.running["node1"].broker.up())
+        await until_holds(lambda: "node2" in nodes.running["node1"].broker.up())
 
 
 @pytest.mark.parametrize(("key", "other"), [("CLUSTER__NAME", "another"), ("CLUSTER__SECRET_FILE", "secret-2")])
@@ -74,9 +74,9 @@ async def test_an_address_that_was_that_of_another(tmp_path: Path) -> None:
             nodes.running["node1"].broker.metadata.nodes["node4"].store_uuid
         )
         await nodes.start("node3")
-        await eventually(lambda: set(nodes.running["node1"].broker.up()) == {*THREE, "node4"})
+        await until_holds(lambda: set(nodes.running["node1"].broker.up()) == {*THREE, "node4"})
         at = f"127.0.0.1:{nodes.client_ports['node3']}"
-        await eventually(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].addresses["client"] == at)
+        await until_holds(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].addresses["client"] == at)
         await all_there(nodes, 50)
 
 
@@ -85,7 +85,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)
         await nodes.stop("node1", "node3")
-        await eventually(lambda: not nodes.running["node2"].broker.metadata_host.ready)
+        await until_holds(lambda: not nodes.running["node2"].broker.metadata_host.ready)
         async with nodes.connect("node2") as client:
             assert [topic.name for topic in await client.admin.list_topics()] == ["t"]
             assert {row["node"] for row in (await client.admin.cluster())["nodes"]} == set(THREE)
@@ -96,7 +96,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
             with pytest.raises(Unavailable):
                 await getattr(nodes.running["node2"].broker.administration, change)("node3")
         await nodes.start("node1")
-        await eventually(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
+        await until_holds(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
         await (await administrating(nodes)).create_topic("u", "timer", 1, 2, {})
 
 
@@ -107,5 +107,5 @@ async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_pa
         known = KnownPeers.open(RealFiles(nodes.data_dir("node2")))
         known.correct("node3", "another store")
         await nodes.start("node2")
-        await eventually(lambda: set(nodes.running["node2"].broker.up()) == set(THREE))
-        await eventually(lambda: set(nodes.running["node3"].broker.up()) == set(THREE))
+        await until_holds(lambda: set(nodes.running["node2"].broker.up()) == set(THREE))
+        await until_holds(lambda: set(nodes.running["node3"].broker.up()) == set(THREE))

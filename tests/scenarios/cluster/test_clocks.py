@@ -16,8 +16,9 @@ from sandq.broker import clock_keeper, moving
 from sandq.broker.clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.clock_keeper import ClockKeeper
 from sandq.broker.host import GroupHost
-from tests.support.nodes.three import NAMES, ThreeNodes, eventually
-from tests.support.nodes.working import take, until, values
+from tests.support.nodes.three import NAMES, ThreeNodes
+from tests.support.nodes.working import take, values
+from tests.support.waiting import until_answer, until_holds
 
 HOUR_S = 3600.0
 PARTITIONS = 3
@@ -49,11 +50,11 @@ class ClockedNodes(ThreeNodes):
         return sum(host.group.is_leader for host in self.running[name].broker.engine.hosts.values())
 
     async def until_reasons(self, **reasons: str | None) -> None:
-        await eventually(lambda: self.reasons() == {**dict.fromkeys(self.running), **reasons})
+        await until_holds(lambda: self.reasons() == {**dict.fromkeys(self.running), **reasons})
 
     async def until_led_by(self, *names: str) -> None:
         """Until these, and no others, lead everything."""
-        await eventually(
+        await until_holds(
             lambda: (
                 sum(self.leads(name) for name in names) == PARTITIONS + 1
                 and all(self.leads(name) == 0 for name in self.running if name not in names)
@@ -74,7 +75,7 @@ async def clocked(directory: Path, **ahead_s: float) -> AsyncIterator[ClockedNod
 
 
 async def create(nodes: ClockedNodes, client: sandq.Client) -> None:
-    await until(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+    await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
     await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
     for partition in range(PARTITIONS):
         await nodes.until_led("t", partition)
@@ -131,7 +132,7 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         assert began == [], "it would only give it back"
         nodes.ahead_s["node1"] = 0.0
         await nodes.until_reasons()
-        await eventually(lambda: len(began) == 1)
+        await until_holds(lambda: len(began) == 1)
         await client.produce("t", FOUND)
 
 
@@ -155,7 +156,7 @@ async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> No
         # Its wall clock is set right: the others confirm that step, and nobody has to do anything.
         nodes.ahead_s["node1"] = 0.0
         await nodes.until_reasons()
-        await eventually(lambda: abs(nodes.clock("node1").status().median_ms or 0) < 250)
+        await until_holds(lambda: abs(nodes.clock("node1").status().median_ms or 0) < 250)
 
 
 async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: ClockedNodes) -> None:
@@ -180,7 +181,7 @@ async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: Cl
                         host.hand_over({"node1"})
                         await trio.sleep(0.02)
                 host.stay()
-            await eventually(lambda: len(began) >= PARTITIONS)
+            await until_holds(lambda: len(began) >= PARTITIONS)
             await nodes.until_led_by("node2", "node3")
             await client.produce("t", FOUND)
             assert values(await take(subscription, 1)) == [FOUND], "and not what is half an hour away"
@@ -262,13 +263,13 @@ async def test_a_group_that_nobody_takes_over_is_tried_again_later(
         led, keeper = nodes.leads(leader), _keeper(nodes, leader)
         monkeypatch.setattr(clock_keeper, "GIVE_UP_PAUSE_S", 1000.0)
         nodes.ahead_s[leader] = HOUR_S
-        await eventually(lambda: len(keeper._not_before_s) == led)
+        await until_holds(lambda: len(keeper._not_before_s) == led)
         with trio.fail_after(1):
             await client.produce("t", FOUND)
         assert nodes.leads(leader) == led
         monkeypatch.undo()
         keeper._not_before_s.clear()
-        await eventually(lambda: nodes.leads(leader) == 0)
+        await until_holds(lambda: nodes.leads(leader) == 0)
 
 
 def _keeper(nodes: ClockedNodes, name: str) -> ClockKeeper:

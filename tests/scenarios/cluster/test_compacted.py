@@ -13,7 +13,8 @@ from sandq.partition.compacted import ABSENT
 from sandq.partition.keys import Value
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import until_holds
 
 TASKS = 3
 LATER = ("NOT_LEADER", "UNAVAILABLE", "OVERLOADED")
@@ -67,7 +68,7 @@ async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: 
     ahead of what may have been done."""
     rng = random.Random(7)
     async with three_nodes(tmp_path) as nodes:
-        await eventually(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
+        await until_holds(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
         await created(nodes)
         keys, sure, maybe = Keys(nodes), [0], [0]
         stop = trio.Event()
@@ -92,7 +93,7 @@ async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: 
                 await nodes.stop(leader)
                 await trio.sleep(rng.uniform(0.2, 0.4))
                 await nodes.start(leader)
-            await eventually(lambda: sure[0] > 30)
+            await until_holds(lambda: sure[0] > 30)
             stop.set()
         found = await keys.get(b"counter")
         assert found is not None and sure[0] <= int(found.value) <= sure[0] + maybe[0]

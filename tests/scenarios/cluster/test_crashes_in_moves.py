@@ -24,8 +24,8 @@ from tests.support.nodes import halting, moved
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.halting import Halt, Point
 from tests.support.nodes.moved import used_topic
-from tests.support.nodes.three import eventually
 from tests.support.processes.load import Record
+from tests.support.waiting import PATIENCE_S, until_holds
 
 THREE = ("node1", "node2", "node3")
 FIVE = (*THREE, "node4", "node5")
@@ -100,7 +100,7 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
     """A node of three is drained; the first one that comes to the point is stopped there, and started again."""
     halt = point.watch(monkeypatch)
     async with found_nodes(directory, *THREE) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with used_topic(nodes, 1, partitions=3, replicas=replicas) as record:
             stopped = await stopped_at(nodes, halt, record)
             await trio.sleep(AWAY_S)
@@ -109,14 +109,14 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
 
 async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
     """Drain the node that is to lead partition 0, and stop the one that comes to the point; it."""
-    await eventually(lambda: len(record.acked) > moved.LEAST)
+    await until_holds(lambda: len(record.acked) > moved.LEAST)
     await checkpoint(nodes)
     first = moved.placed(next(iter(nodes.running.values())))[0]
     going = first.nodes[0]
-    await eventually(lambda: first.group in moved.led(nodes))
+    await until_holds(lambda: first.group in moved.led(nodes))
     halt.wanted = True
     await moved.drain(nodes, going)
-    with trio.fail_after(moved.PATIENCE_S):
+    with trio.fail_after(PATIENCE_S):
         await halt.reached.wait()
     assert halt.node is not None
     await nodes.stop(halt.node)
@@ -136,7 +136,7 @@ async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(steward, "FAILED_S", 1.0)
     halt = POINTS[step].watch(monkeypatch)
     async with found_nodes(tmp_path, *FIVE, CLUSTER__REASSIGN_AFTER="1s") as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 5)
+        await until_holds(lambda: len(nodes.voters("node1")) == 5)
         async with used_topic(nodes, 1, partitions=3, replicas=3) as record:
             gone = await stopped_at(nodes, halt, record)
             await until_given_up(nodes, gone)
@@ -149,7 +149,7 @@ async def until_given_up(nodes: FoundNodes, name: str) -> None:
     def is_given_up() -> bool:
         return all(name not in part.nodes for serving in nodes.running.values() for part in moved.placed(serving))
 
-    await eventually(is_given_up)
+    await until_holds(is_given_up)
 
 
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +158,14 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Following, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
     names = FIVE[:4]
     async with found_nodes(tmp_path, *names) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 4)
+        await until_holds(lambda: len(nodes.voters("node1")) == 4)
         async with used_topic(nodes, 1, partitions=1, replicas=2) as record:
-            await eventually(lambda: len(record.acked) > moved.LEAST)
+            await until_holds(lambda: len(record.acked) > moved.LEAST)
             await checkpoint(nodes)
             (before,) = moved.placed(nodes.running["node1"])
             others = [name for name in names if name not in before.nodes]
             await moved.assign(nodes, before, others)
-            await eventually(lambda: all(moved.placed(s)[0].epoch for s in nodes.running.values()))
+            await until_holds(lambda: all(moved.placed(s)[0].epoch for s in nodes.running.values()))
             await moved.until_settled(nodes)
             await nodes.stop(*names)
             await nodes.start(*before.nodes)

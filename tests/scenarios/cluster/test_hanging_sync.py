@@ -12,7 +12,8 @@ from sandq.raft import passes
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.support.nodes.three import eventually, three_nodes
+from tests.support.nodes.three import three_nodes
+from tests.support.waiting import until_holds
 
 LIMIT = 200_000
 VALUE = bytes(20_000)
@@ -40,5 +41,5 @@ async def test_it_takes_so_much_and_no_more(tmp_path: Path, monkeypatch: pytest.
         finally:
             goes.set()
         await nodes.until_even()
-        await eventually(lambda: third.takes_more)
+        await until_holds(lambda: third.takes_more)
         await trio.lowlevel.checkpoint()

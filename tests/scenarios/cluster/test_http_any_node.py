@@ -6,13 +6,14 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.nodes.three import NAMES, eventually, three_nodes
+from tests.support.nodes.three import NAMES, three_nodes
+from tests.support.waiting import until_holds
 
 
 async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
     async with three_nodes(tmp_path, LISTEN__HTTP="127.0.0.1:0") as nodes:
         for serving in nodes.running.values():
-            await eventually(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
+            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
         urls = {name: f"http://{nodes.running[name].http}" for name in NAMES}
         async with httpx.AsyncClient(timeout=20) as web:
             made = await web.post(f"{urls['node2']}/topics", json={"name": "t", "partitions": 3, "replicas": 3})

@@ -11,15 +11,15 @@ import trio
 from sandq.broker import cluster, joining
 from sandq.gossip.membership import State
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.nodes.three import eventually
 from tests.support.nodes.working import take, values
+from tests.support.waiting import until_holds
 
 THREE = ("node1", "node2", "node3")
 
 
 async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *THREE) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with nodes.connect("node2") as client:
             info = await client.admin.cluster()
             assert [(row["node"], row["member"], row["up"]) for row in info["nodes"]] == [
@@ -42,7 +42,7 @@ async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
 async def test_a_seventh_node_listens_and_five_vote(tmp_path: Path) -> None:
     names = [f"node{number}" for number in range(1, 8)]
     async with found_nodes(tmp_path, *names) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == joining.VOTERS_MOST)
+        await until_holds(lambda: len(nodes.voters("node1")) == joining.VOTERS_MOST)
         members = nodes.running["node1"].broker.metadata_host.group.members
         assert len(members.learners) == 2
         listener = members.learners[0].partition("#")[0]
@@ -56,7 +56,7 @@ async def test_a_seventh_node_listens_and_five_vote(tmp_path: Path) -> None:
 async def test_all_at_once_and_again(tmp_path: Path) -> None:
     """After a restart nobody needs a seed: who is registered is asked, and who was known by gossip."""
     async with found_nodes(tmp_path, *THREE) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         uuid = nodes.running["node1"].broker.metadata.cluster_uuid
         async with nodes.connect() as client:
             await client.admin.create_topic("t", replicas=3)
@@ -76,9 +76,9 @@ async def test_who_founds_with_seeds_waits_for_another(tmp_path: Path) -> None:
         nodes = FoundNodes(tmp_path, nursery)
         nodes.own["node1"] = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": nodes.gossip("node2")}
         nodes.launch("node1")
-        await eventually(lambda: (nodes.data_dir("node1") / "identity").exists())
+        await until_holds(lambda: (nodes.data_dir("node1") / "identity").exists())
         with trio.move_on_after(1):
-            await eventually(lambda: "node1" in nodes.running)
+            await until_holds(lambda: "node1" in nodes.running)
         assert not nodes.running
         await nodes.start("node2")
         await nodes.until_registered("node1", "node2")
@@ -96,17 +96,17 @@ async def test_a_founder_that_finds_a_cluster_joins_it(tmp_path: Path) -> None:
 async def test_a_node_that_lost_its_disk_waits(tmp_path: Path) -> None:
     """Its vote was counted on: it must not come back under its name as if nothing had been."""
     async with found_nodes(tmp_path, *THREE) as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         old = nodes.running["node1"].broker.metadata.nodes["node3"].store_uuid
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
-        await eventually(lambda: (nodes.data_dir("node3") / "identity").exists())
+        await until_holds(lambda: (nodes.data_dir("node3") / "identity").exists())
         # A node that never met node3 must not let it in either.
         await nodes.start("node4")
-        await eventually(lambda: "node4" in nodes.registered("node1"))
+        await until_holds(lambda: "node4" in nodes.registered("node1"))
         with trio.move_on_after(2):
-            await eventually(lambda: "node3" in nodes.running)
+            await until_holds(lambda: "node3" in nodes.running)
         assert "node3" not in nodes.running
         assert nodes.running["node1"].broker.metadata.nodes["node3"].store_uuid == old
 
@@ -116,7 +116,7 @@ async def test_another_cluster_is_not_joined(tmp_path: Path, capsys: pytest.Capt
         nodes.own["node3"] = {"CLUSTER__NAME": "other"}
         nodes.launch("node3")
         with trio.move_on_after(2):
-            await eventually(lambda: "node3" in nodes.running)
+            await until_holds(lambda: "node3" in nodes.running)
         assert "node3" not in nodes.running
         assert set(nodes.registered("node1")) == {"node1", "node2"}
 
@@ -129,7 +129,7 @@ async def test_two_clusters_of_one_name_stay_two(tmp_path: Path) -> None:
         nodes.own["node2"] = {"CLUSTER__SEEDS": nodes.gossip("node1")}
         await nodes.start("node2")
         with trio.move_on_after(2):
-            await eventually(lambda: "node2" in nodes.registered("node1"))
+            await until_holds(lambda: "node2" in nodes.registered("node1"))
         assert set(nodes.registered("node1")) == {"node1"} and set(nodes.registered("node2")) == {"node2"}
 
 
@@ -154,9 +154,9 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
             def is_learner() -> bool:
                 return any("node3" in member for member in nodes.running["node1"].broker.metadata_host.group.members[1])
 
-            await eventually(is_learner)
-            await eventually(lambda: "node3" in nodes._scopes)
+            await until_holds(is_learner)
+            await until_holds(lambda: "node3" in nodes._scopes)
             await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.until_registered(*THREE)
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)

@@ -16,7 +16,8 @@ import trio
 import sandq
 from sandq.partition import compaction
 from tests.support.nodes.proxy import Proxy, proxy_to
-from tests.support.nodes.three import NAMES, ThreeNodes, eventually, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
+from tests.support.waiting import until_holds
 
 PARTITIONS = 3
 WRITERS = 4
@@ -86,7 +87,7 @@ class Seen:
 
 
 async def created(nodes: ThreeNodes, client: sandq.Client, **settings: Any) -> None:
-    await eventually(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
+    await until_holds(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
     await client.admin.create_topic("t", kind="compacted", partitions=PARTITIONS, replicas=3, **settings)
     for partition in range(PARTITIONS):
         await nodes.until_led(partition=partition)
@@ -137,7 +138,7 @@ async def one_disturbed_day(
                 written.stop.set()
             assert proxy.lost.is_set()
             with suppress(AssertionError):  # what is missing is looked at by the caller
-                await eventually(lambda: is_done(written))
+                await until_holds(lambda: is_done(written))
             watching.cancel_scope.cancel()
     return written
 

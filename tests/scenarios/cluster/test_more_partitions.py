@@ -13,7 +13,8 @@ from sandq.client import offset_bytes
 from sandq.errors import DuplicateKey, InvalidRequest
 from sandq.model.offsets import unpack
 from sandq.model.partitioning import partition_for
-from tests.support.nodes.three import ThreeNodes, eventually, three_nodes
+from tests.support.nodes.three import ThreeNodes, three_nodes
+from tests.support.waiting import until_holds
 
 FEW, MANY = 2, 7
 KEYS = [b"key%d" % number for number in range(40)]
@@ -34,7 +35,7 @@ async def raised(nodes: ThreeNodes, partitions: int = MANY, name: str = "node2")
 
 
 async def until_registered(nodes: ThreeNodes) -> None:
-    await eventually(lambda: all(len(s.broker.metadata.nodes) == 3 for s in nodes.running.values()))
+    await until_holds(lambda: all(len(s.broker.metadata.nodes) == 3 for s in nodes.running.values()))
 
 
 @pytest.mark.parametrize("met", ["node1", "node2", "node3"])
@@ -54,7 +55,7 @@ async def test_a_running_consumer_gets_what_comes_to_new_partitions(tmp_path: Pa
         nursery.start_soon(consume, client)
         async with nodes.connect(met) as running, running.producer("t") as producer:
             await (await producer.send(b"before", partition=1))
-            await eventually(lambda: (1, b"before") in got)
+            await until_holds(lambda: (1, b"before") in got)
             await raised(nodes)
             for partition in range(MANY):
                 # It was told of two partitions, and looks again before it says that there is none.
@@ -127,7 +128,7 @@ async def test_what_cannot_be(tmp_path: Path) -> None:
                 await client.admin.update_topic("t", **counts)  # type: ignore[arg-type]
         record = await client.admin.update_topic("t", partitions=FEW, replicas=3, ttl="1h")
         assert (len(record.partitions), record.replicas, record.settings["ttl_ms"]) == (FEW, 3, 3_600_000)
-        await eventually(
+        await until_holds(
             lambda: all(
                 len(placed.nodes) == 3 and not placed.moving
                 for serving in nodes.running.values()

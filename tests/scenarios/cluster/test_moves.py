@@ -18,7 +18,8 @@ from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.node import Serving
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.nodes.three import ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.three import ThreeNodes, leading, three_nodes
+from tests.support.waiting import until_holds
 
 PARTITIONS = 12
 
@@ -90,7 +91,7 @@ async def test_a_new_node_takes_its_share(tmp_path: Path) -> None:
         assert set(held(nodes).values()) == {PARTITIONS}
         await nodes.start("node4")
         await nodes.until_registered("node1", "node2", "node3", "node4")
-        await eventually(lambda: any(part.epoch for t in topics(nodes.running["node1"]) for part in t.partitions))
+        await until_holds(lambda: any(part.epoch for t in topics(nodes.running["node1"]) for part in t.partitions))
         await until_settled(nodes)
         assert set(held(nodes).values()) == {PARTITIONS * 3 // 4}
         await nodes.stop("node1")
@@ -137,7 +138,7 @@ async def until_gone(nodes: ThreeNodes, name: str) -> None:
 
 async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None:
     """Until what was asked for has begun, and ended."""
-    await eventually(lambda: all_know_the_same(nodes) and bool(change()))
+    await until_holds(lambda: all_know_the_same(nodes) and bool(change()))
     await until_settled(nodes)
 
 
@@ -149,13 +150,13 @@ async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
         assert held(nodes)["node2"] == 0 and sum(held(nodes).values()) == 2 * PARTITIONS
         assert "node2#1" not in nodes.voters("node1")
         # Its stores are given up, right after its replicas were closed.
-        await eventually(lambda: not nodes.running["node2"].broker.engine.pointers.all()[1:])
+        await until_holds(lambda: not nodes.running["node2"].broker.engine.pointers.all()[1:])
         with pytest.raises(InvalidRequest, match="4 replicas, and 4 nodes are registered, 1 of which leave"):
             await (await administrating(nodes)).create_topic("u", "timer", 1, 4, {})
         await (await administrating(nodes)).drain("node2", undo=True)
         await until_planned(nodes, lambda: held(nodes)["node2"])
         assert set(held(nodes).values()) == {PARTITIONS // 2}
-        await eventually(lambda: "node2#1" in nodes.voters("node1"))
+        await until_holds(lambda: "node2#1" in nodes.voters("node1"))
         await all_there(nodes)
 
 
@@ -183,7 +184,7 @@ async def test_a_drained_node_is_removed_and_its_name_is_free(tmp_path: Path) ->
         await nodes.stop("node4")
         # With what it had it does not come back ...
         nodes.launch("node4")
-        await eventually(lambda: "node4" in nodes._scopes)
+        await until_holds(lambda: "node4" in nodes._scopes)
         await trio.sleep(1)
         assert "node4" not in nodes.running["node1"].broker.metadata.nodes
         await nodes.stop("node4")
@@ -223,16 +224,16 @@ async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Pat
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)
         await produced(nodes, 100)
-        await eventually(lambda: len(nodes.voters("node1")) == 3)
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
-        await eventually(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
+        await until_holds(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
         await until_all_led(nodes)
         await (await administrating(nodes)).remove("node3")
         await nodes.until_registered(*names)
         await until_planned(nodes, lambda: held(nodes)["node3"])
-        await eventually(lambda: "node3#2" in nodes.voters("node1"))
+        await until_holds(lambda: "node3#2" in nodes.voters("node1"))
         assert set(held(nodes).values()) == {4}
         await nodes.stop("node1")
         await all_there(nodes)
@@ -247,11 +248,11 @@ async def test_nothing_moves_while_more_than_a_third_are_failed(tmp_path: Path, 
         before = held(nodes)
         await nodes.stop("node4", "node5")
         records = nodes.running["node1"].broker.metadata_host
-        await eventually(lambda: sum(n.failed_since_ms is not None for n in records.status.nodes.values()) == 2)
+        await until_holds(lambda: sum(n.failed_since_ms is not None for n in records.status.nodes.values()) == 2)
         await trio.sleep(5)  # longer than it takes to replace one of them alone
         assert held(nodes) == Counter({name: before[name] for name in names[:3]})
         await nodes.start("node4", "node5")
-        await eventually(lambda: sum(held(nodes).values()) == 3 * PARTITIONS and min(held(nodes).values()) > 0)
+        await until_holds(lambda: sum(held(nodes).values()) == 3 * PARTITIONS and min(held(nodes).values()) > 0)
         await until_settled(nodes)
         await all_there(nodes)
 
@@ -290,14 +291,14 @@ async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, qui
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         view = nodes.running["node1"].broker.metadata_host
-        await eventually(lambda: view.status.nodes["node3"].failed_since_ms is not None)
+        await until_holds(lambda: view.status.nodes["node3"].failed_since_ms is not None)
         await until_all_led(nodes)
         await (await administrating(nodes)).remove("node3")
         await until_gone(nodes, "node3")
         await nodes.start("node3")
         await until_planned(nodes, lambda: held(nodes)["node3"] == 4)
         assert nodes.running["node1"].broker.metadata.nodes["node3"].incarnation == 2
-        await eventually(lambda: "node3#2" in view.group.members.voters)
+        await until_holds(lambda: "node3#2" in view.group.members.voters)
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.stop("node1")

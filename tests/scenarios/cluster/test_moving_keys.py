@@ -13,7 +13,7 @@ from sandq.model.errors import VersionChanged
 from sandq.partition import compaction
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.moved import drain, until_even, until_settled
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 KEYS = [f"counter{n}" for n in range(8)]
 PARTITIONS = 4
@@ -68,9 +68,9 @@ async def test_keys_move_with_their_partition(tmp_path: Path) -> None:
                     await drain(nodes, "node1")
                     await until_settled(nodes)
                     assert not nodes.running["node1"].broker.catalog.by_group, "it holds nothing any more"
-                    await eventually(lambda: min(done.values()) > 30)
+                    await until_holds(lambda: min(done.values()) > 30)
                     stop.set()
-                await eventually(lambda: {key.decode(): number for key, number in seen.items()} == done)
+                await until_holds(lambda: {key.decode(): number for key, number in seen.items()} == done)
                 nursery.cancel_scope.cancel()
             found = {entry.key.decode(): entry.value.decode() async for entry in client.kv("t").scan()}
             assert found == {key: str(number) for key, number in done.items()} | dict.fromkeys(

@@ -16,7 +16,7 @@ from sandq.client.partitions import partition_rows
 from sandq.errors import Conflict, InvalidRequest, NotFound, UnknownPartition
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.http_requests import Web
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 NAMES = ("node1", "node2", "node3")
 PARTITIONS = 6
@@ -114,7 +114,7 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path) -> None:
             for _ in range(100):
                 await producer.send(random.Random(5).randbytes(30_000), delay="1h")
         leader = await nodes.until_led()
-        await eventually(lambda: nodes.host(leader).group.journal.first_index > 1)  # the log is not enough any more
+        await until_holds(lambda: nodes.host(leader).group.journal.first_index > 1)  # the log is not enough any more
         await client.admin.update_topic("t", replicas=2)
         seen: list[int] = []
         with trio.fail_after(LONG_S):

@@ -13,7 +13,8 @@ from sandq.broker import steward
 from sandq.model.errors import DataDirInUse, InvalidRequest, StartupError
 from sandq.tools.recover import recover
 from tests.scenarios.cluster.test_moves import administrating, all_there, held, produced, until_gone, until_planned
-from tests.support.nodes.three import eventually, three_nodes
+from tests.support.nodes.three import three_nodes
+from tests.support.waiting import until_holds
 
 
 async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.
         await nodes.start("node1")
         await all_there(nodes)
         records = nodes.running["node1"].broker.metadata_host
-        await eventually(lambda: all(records.status.nodes[name].failed_since_ms is not None for name in lost))
+        await until_holds(lambda: all(records.status.nodes[name].failed_since_ms is not None for name in lost))
         async with nodes.connect("node1") as client:
             for topic in [t for t in await client.admin.list_topics() if t.name == "elsewhere"]:
                 assert sum(part.leader is None for part in topic.partitions) == 2, "they are gone"

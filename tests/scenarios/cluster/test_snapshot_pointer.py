@@ -12,8 +12,9 @@ from sandq.model.errors import StorageFailed
 from sandq.storage.files import RealFiles
 from sandq.storage.pointers import Pointers
 from tests.scenarios.cluster.test_three_nodes import created
-from tests.support.nodes.three import ThreeNodes, eventually, three_nodes
+from tests.support.nodes.three import ThreeNodes, three_nodes
 from tests.support.nodes.working import take, values
+from tests.support.waiting import until_holds
 
 
 class LosesItsDirectory(RealFiles):
@@ -45,7 +46,7 @@ async def test_such_a_node_stops_and_its_next_start_finds_either(
             await nodes.running[name].broker._runner.checkpoint()
         await nodes.start("node3", files=LosesItsDirectory(nodes.data_dir("node3")))
         third = nodes.running["node3"].broker
-        await eventually(lambda: third.engine.failed is not None)
+        await until_holds(lambda: third.engine.failed is not None)
         # What nothing in memory points to is swept away, unless it may be what the next start finds.
         await third.following.sweep()
         await nodes.stop("node3")

@@ -16,7 +16,7 @@ from sandq.spark.identity import Identity
 from sandq.spark.sink_options import SinkOptions
 from sandq.spark.writers import write_rows
 from tests.support.nodes.three import NAMES, three_nodes
-from tests.support.nodes.working import until
+from tests.support.waiting import until_answer
 
 ROWS = 6000
 
@@ -26,7 +26,7 @@ async def test_leaders_go_in_mid_write(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(chunks_module, "BLOCK_ROWS", 100)
     monkeypatch.setattr("sandq.spark.sending.ROUND_BYTES", 3000)
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
-        await until(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+        await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
         await client.admin.create_topic("t", partitions=1, replicas=3)
         stopped = []
 

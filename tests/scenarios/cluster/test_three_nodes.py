@@ -14,8 +14,9 @@ from sandq.broker import engine
 from sandq.errors import InvalidRequest, NotLeader
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, eventually, three_nodes
-from tests.support.nodes.working import take, until, values
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
+from tests.support.nodes.working import take, values
+from tests.support.waiting import until_answer, until_holds
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
 
 
 async def registered(client: sandq.Client) -> None:
-    await until(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+    await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
 
 
 async def created(nodes: ThreeNodes, client: sandq.Client, partitions: int = 1, **settings: object) -> None:
@@ -36,7 +37,7 @@ async def created(nodes: ThreeNodes, client: sandq.Client, partitions: int = 1, 
 async def test_they_form_one_cluster(nodes: ThreeNodes) -> None:
     told = []
     for name in NAMES:
-        await eventually(lambda name=name: len(nodes.running[name].broker.metadata.nodes) == 3)  # type: ignore[misc]
+        await until_holds(lambda name=name: len(nodes.running[name].broker.metadata.nodes) == 3)  # type: ignore[misc]
         async with nodes.connect(name) as client:
             told.append(await client.admin.cluster())
     assert len({info["cluster_uuid"] for info in told}) == 1
@@ -103,7 +104,7 @@ async def test_a_leader_goes_and_nothing_is_lost(nodes: ThreeNodes) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(produce)
-            await until(lambda: _now(len(acked)), lambda count: count >= 50)
+            await until_answer(lambda: _now(len(acked)), lambda count: count >= 50)
             await nodes.stop(leader)
         assert await nodes.until_led() != leader
         async with client.subscribe("t", group="g") as subscription:
@@ -154,8 +155,8 @@ async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> 
         await nodes.start("node3")
         catalog = nodes.running["node3"].broker.catalog
         pointers = nodes.running["node3"].broker.engine.pointers
-        await eventually(lambda: set(catalog.topics) == {"u"})
-        await eventually(lambda: len(pointers.all()) == 3)  # metadata and two partitions
+        await until_holds(lambda: set(catalog.topics) == {"u"})
+        await until_holds(lambda: len(pointers.all()) == 3)  # metadata and two partitions
 
 
 async def test_one_far_behind_gets_a_snapshot(
@@ -208,7 +209,7 @@ async def test_a_wiped_node_takes_part_in_nothing(nodes: ThreeNodes) -> None:
         assert {node["node"]: node["up"] for node in info["nodes"]}["node3"] is False
         leader = await nodes.until_led()
         await nodes.stop(next(name for name in ("node1", "node2") if name != leader))
-        await eventually(lambda: nodes.leader() is None)  # one of three is no majority
+        await until_holds(lambda: nodes.leader() is None)  # one of three is no majority
 
 
 async def test_leases_outlive_their_leader(nodes: ThreeNodes) -> None:
@@ -235,4 +236,4 @@ async def test_settings_reach_every_leader(nodes: ThreeNodes) -> None:
         await created(nodes, client, partitions=3)
         await client.admin.update_topic("t", max_attempts=3)
         hosts = [nodes.host(name, "t", at) for at in range(3) for name in NAMES]
-        await eventually(lambda: all(host.status.settings["max_attempts"] == 3 for host in hosts))
+        await until_holds(lambda: all(host.status.settings["max_attempts"] == 3 for host in hosts))

@@ -9,7 +9,7 @@ import trio
 
 from sandq.broker.founding import Founding
 from tests.support.nodes.found import FoundNodes
-from tests.support.nodes.three import eventually
+from tests.support.waiting import until_holds
 
 
 def founders(directory: Path, nursery: trio.Nursery, *names: str) -> FoundNodes:
@@ -32,7 +32,7 @@ async def test_two_become_one_cluster(tmp_path: Path, order: tuple[str, str], pa
         for name in order:
             nodes.launch(name)
             await trio.sleep(pause_s)
-        await eventually(lambda: len(nodes.running) == 2)
+        await until_holds(lambda: len(nodes.running) == 2)
         await nodes.until_registered("node1", "node2")
         assert len(uuids(nodes)) == 1
         await nodes.stop("node1", "node2")
@@ -46,7 +46,7 @@ async def test_three_and_one_that_founds_nothing(tmp_path: Path) -> None:
         nodes.own["node5"] = {"CLUSTER__SEEDS": nodes.gossip("node3")}
         for name in ("node5", *reversed(names)):
             nodes.launch(name)
-        await eventually(lambda: len(nodes.running) == 4)
+        await until_holds(lambda: len(nodes.running) == 4)
         await nodes.until_registered("node5", *names)
         assert len(uuids(nodes)) == 1
         await nodes.stop(*nodes.running)
@@ -68,10 +68,10 @@ async def test_the_next_one_founds_when_the_first_is_gone(tmp_path: Path, monkey
         for name in ("node1", "node2", "node3"):
             nodes.launch(name)
         with trio.move_on_after(2):
-            await eventually(lambda: bool(nodes.running))
+            await until_holds(lambda: bool(nodes.running))
         assert not nodes.running
         await nodes.stop("node1")
-        await eventually(lambda: len(nodes.running) == 2)
+        await until_holds(lambda: len(nodes.running) == 2)
         await nodes.until_registered("node2", "node3")
         assert len(uuids(nodes)) == 1
         await nodes.stop("node2", "node3")

@@ -13,14 +13,15 @@ import trio
 from sandq.broker import administration
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, eventually, leading, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import until_holds
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
     async with three_nodes(tmp_path) as nodes:
         for serving in nodes.running.values():
-            await eventually(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
+            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
         yield nodes
 
 

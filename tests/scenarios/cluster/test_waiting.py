@@ -17,9 +17,10 @@ from sandq.errors import Conflict, SandqError, Unavailable
 from sandq.protocol.frames import Type
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import ThreeNodes, eventually
+from tests.support.nodes.three import ThreeNodes
 from tests.support.nodes.working import take, values
 from tests.support.ports import free_port
+from tests.support.waiting import until_holds
 
 
 @asynccontextmanager
@@ -103,7 +104,7 @@ async def test_what_is_answered_while_it_waits(tmp_path: Path) -> None:
         assert code(await raw.call(Type.CLUSTER_INIT, 1)) == "INVALID"
         await raw.send(Type.CREDIT, 0, 1, 5)  # for nobody
         assert (await raw.call(Type.CLUSTER_INIT))[0] == Type.REPLY
-        await eventually(lambda: "node1" in nodes.running)
+        await until_holds(lambda: "node1" in nodes.running)
         assert (await raw.create())[0] == Type.REPLY
         assert (await raw.produce(b"x"))[0] == Type.REPLY
         assert code(await raw.call(Type.CLUSTER_INIT)) == "CONFLICT"
@@ -170,7 +171,7 @@ async def test_two_operators_at_once(tmp_path: Path, turn: int) -> None:
 async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
     """It came back with an empty disk: it is not let in, and must not found a second cluster either."""
     async with found_nodes(tmp_path, "node1", "node2", "node3") as nodes:
-        await eventually(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
@@ -208,7 +209,7 @@ async def test_nodes_that_are_named_found_nothing_alone(tmp_path: Path) -> None:
             with pytest.raises(Conflict, match="missing: node3"):
                 await client.admin.init_cluster()
         await nodes.start("node3")
-        await eventually(lambda: len(nodes.running) == 3)
+        await until_holds(lambda: len(nodes.running) == 3)
         await nodes.stop(*nodes.running)
         nursery.cancel_scope.cancel()
 
@@ -227,7 +228,7 @@ async def test_over_http(tmp_path: Path) -> None:
         founded = await web.post("/cluster/init")
         assert founded.status_code == 200
         assert (await web.get("/cluster")).json()["cluster_uuid"] == founded.json()["cluster_uuid"]
-        await eventually(lambda: "node1" in nodes.running)
+        await until_holds(lambda: "node1" in nodes.running)
         assert (await web.get("/readyz")).status_code == 200
         assert (await web.post("/topics", json={"name": "t"})).status_code == 201
         again = await web.post("/cluster/init")

@@ -17,7 +17,8 @@ from sandq.server import open_files
 from sandq.server.http import connections
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, until
+from tests.support.nodes.working import connected
+from tests.support.waiting import until_answer
 
 LISTING = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
 
@@ -72,7 +73,7 @@ async def test_connections_beyond_the_limit(tmp_path: Path) -> None:
             async def healthy() -> int:
                 return (await client.get("/healthz")).status_code
 
-            await until(healthy, lambda status: status == 200)
+            await until_answer(healthy, lambda status: status == 200)
 
 
 def test_connections_leave_room_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +127,10 @@ async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pyt
     async def refused() -> int:
         return (await web.raw("POST", "/topics", content=b" " * 1_500_000)).status_code
 
-    await until(refused, lambda status: status == 503)
+    await until_answer(refused, lambda status: status == 503)
     for stream in streams:
         await trio.aclose_forcefully(stream)
-    await until(refused, lambda status: status == 400)
+    await until_answer(refused, lambda status: status == 400)
 
 
 async def test_a_page_ends_when_it_is_large(web: Web, web_node: Serving) -> None:
@@ -159,7 +160,7 @@ async def test_who_went_away_is_no_fault_of_ours(web: Web, web_node: Serving) ->
         return (await web.raw("GET", "/metrics")).text
 
     route = 'route="/topics/{topic}/groups/{group}/lease"'
-    text = await until(counted, lambda text: f'{route},status="499"' in text)
+    text = await until_answer(counted, lambda text: f'{route},status="499"' in text)
     assert f'{route},status="500"' not in text
 
 

@@ -15,7 +15,8 @@ from sandq.node import Serving, run_node
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected, until
+from tests.support.nodes.working import connected
+from tests.support.waiting import until_answer
 
 LEASE = "/topics/t/groups/g/lease"
 
@@ -99,7 +100,7 @@ async def test_a_lease_waits(web: Web, web_node: Serving) -> None:
             found.extend(await lease(web, 5, wait="30s"))
 
         nursery.start_soon(wait)
-        await until(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
+        await until_answer(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
         await web.post("/topics/t", {"text": "now"})
     assert [message["text"] for message in found] == ["now"]
 
@@ -129,7 +130,7 @@ async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None
                 answers.append(await client.post(LEASE, json={"wait": "1m"}))
 
             nursery.start_soon(wait)
-            await until(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
+            await until_answer(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
         await client.aclose()
     assert answers[0].status_code == 503 and answers[0].json()["retriable"]
     assert answers[0].headers["retry-after"] == "1"

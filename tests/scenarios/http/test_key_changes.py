@@ -8,7 +8,7 @@ import trio
 
 from sandq.model.partitioning import partition_for
 from tests.support.nodes.http_requests import KEYS, Web, put
-from tests.support.nodes.working import until
+from tests.support.waiting import until_answer
 
 
 async def test_changes(keys: Web) -> None:
@@ -58,7 +58,9 @@ async def test_what_was_compacted(web: Web) -> None:
     await web.post("/topics", {"name": "t", "kind": "compacted", "settings": {"history": 0}}, 201)
     first, *_ = [await put(web, "a", text) for text in "123"]
     asked = {"after": first, "wait": 0}
-    await until(lambda: web.raw("GET", "/topics/t/changes", params=asked), lambda answer: answer.status_code == 410)
+    await until_answer(
+        lambda: web.raw("GET", "/topics/t/changes", params=asked), lambda answer: answer.status_code == 410
+    )
     gone = await web.get("/topics/t/changes", 410, after=first, wait=0)
     assert gone["code"] == "HISTORY_GONE" and gone["retriable"] is False
     for params in ({"after": first, "latest": True}, {"after": "earliest"}):

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import anyio
-
 from sandq.client.messages import Message
 from sandq.client.subscription import Subscription
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
 """Options of a client whose pauses a test can wait for."""
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that the other side does."""
-    while not condition():  # noqa: ASYNC110 - the condition is about the other side, which tells nobody
-        await anyio.sleep(0.001)
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:

@@ -16,9 +16,8 @@ from sandq.gossip.membership import Change, Changes, Member, Membership, State
 from sandq.model.config_types import Address
 from sandq.model.errors import TooLarge, Unavailable
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
-"""A failure is seen within 10 s or so."""
 TAGS = {"id": "id of a", "zone": "x"}
 
 

@@ -19,11 +19,11 @@ from sandq.gossip.edge.serf_rpc import SerfRpc
 from sandq.model.config_types import Address
 from sandq.model.errors import Unavailable
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
 SERF = shutil.which("serf")
 START_S = 10.0
 END_S = 10.0
-PATIENCE_S = 30.0
 _LOOK_S = 0.02
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ from sandq.gossip.membership import Member, State
 from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import Timing
+from tests.support.waiting import until_holds
 
-PATIENCE_S = 20.0
 QUICK = Timing(
     probe_interval_s=0.2,
     probe_timeout_s=0.1,
@@ -31,13 +31,6 @@ QUICK = Timing(
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Looks again and again: what is waited for happens in other tasks, on real sockets."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - many tasks have a part in it
-            await trio.sleep(0.005)
 
 
 class Running:
@@ -119,7 +112,7 @@ class Cluster:
         found: list[Running] = []
         for name in names:
             found.append(await self.start(name, joins=found[0] if found else None, **options))
-        await until(lambda: agree(found))
+        await until_holds(lambda: agree(found))
         return found
 
 

@@ -11,8 +11,9 @@ import trio
 
 from sandq.gossip.membership import State
 from sandq.model.config import NodeConfig, load_config
-from tests.support.nodes.three import ThreeNodes, eventually
+from tests.support.nodes.three import ThreeNodes
 from tests.support.ports import free_port
+from tests.support.waiting import until_holds
 
 QUICK = {
     "GOSSIP__PROFILE": "local",
@@ -69,7 +70,7 @@ class FoundNodes(ThreeNodes):
 
     async def until_registered(self, *names: str) -> None:
         """Every one that runs knows all of these, and no others."""
-        await eventually(lambda: all(set(self.registered(name)) == set(names) for name in self.running))
+        await until_holds(lambda: all(set(self.registered(name)) == set(names) for name in self.running))
 
     def voters(self, name: str) -> Collection[str]:
         return self.running[name].broker.metadata_host.group.members.voters

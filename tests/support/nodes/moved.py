@@ -17,10 +17,9 @@ from sandq.model.errors import NotLeader, TimedOut, Unavailable
 from sandq.node import Serving
 from sandq.storage.keys import store_of
 from tests.support.nodes.found import FoundNodes
-from tests.support.nodes.three import eventually
 from tests.support.processes.load import SETTINGS, Record, under_load
+from tests.support.waiting import PATIENCE_S, until_holds
 
-PATIENCE_S = 30.0
 BEFORE = 40
 """Messages that are there when it begins; half of them are due later."""
 LATER_MS = 2000
@@ -146,7 +145,7 @@ async def until_even(nodes: FoundNodes) -> None:
                 return False
         return True
 
-    await eventually(even)
+    await until_holds(even)
     for number, hosts in replicas().items():
         statuses = [(h.status.messages, h.status.now_ms, sorted(map(str, h.status.groups))) for h in hosts]
         assert all(status == statuses[0] for status in statuses), (number, statuses)

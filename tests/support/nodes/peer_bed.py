@@ -19,14 +19,6 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 
 SECRET = b"what all nodes of the cluster share"
-PATIENCE_S = 10.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Looks again and again: what is waited for happens in other tasks, on real sockets."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - many tasks have a part in it
-            await trio.sleep(0.002)
 
 
 class PeerNode:

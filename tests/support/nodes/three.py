@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,9 @@ from sandq.broker.host import GroupHost
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S, until_holds
 
 NAMES = ("node1", "node2", "node3")
-PATIENCE_S = 20.0
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    for _ in range(int(PATIENCE_S / 0.02)):
-        if check():
-            return
-        await trio.sleep(0.02)
-    raise AssertionError(f"{check} does not hold")
 
 
 class ThreeNodes:
@@ -111,7 +102,7 @@ class ThreeNodes:
         return None
 
     async def until_led(self, topic: str = "t", partition: int = 0) -> str:
-        await eventually(lambda: self.leader(topic, partition) is not None)
+        await until_holds(lambda: self.leader(topic, partition) is not None)
         leader = self.leader(topic, partition)
         assert leader is not None
         return leader
@@ -127,12 +118,12 @@ class ThreeNodes:
             ends = {(host.status.applied_index, host.group.journal.last_index) for host in hosts}
             return len(ends) == 1 and all(applied == last for applied, last in ends)
 
-        await eventually(even)
+        await until_holds(even)
 
 
 async def leading(nodes: ThreeNodes) -> Serving:
     """Who leads the metadata, once somebody does: an election may be under way."""
-    await eventually(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
+    await until_holds(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
     return next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ import trio
 import sandq
 from sandq.errors import TooLate
 from sandq.node import Serving
+from tests.support.waiting import PATIENCE_S, until_answer
 
-PATIENCE_S = 15.0
 T = TypeVar("T")
 
 
@@ -53,17 +53,6 @@ async def take_until(subscription: sandq.Subscription, last: bytes) -> list[sand
         taken.append(message)
 
 
-async def until(ask: Callable[[], Awaitable[T]], right: Callable[[T], bool]) -> T:
-    """Ask until the answer is right; it."""
-    answer = await ask()
-    with trio.move_on_after(PATIENCE_S):
-        while not right(answer):
-            await trio.sleep(0.02)
-            answer = await ask()
-    assert right(answer), answer
-    return answer
-
-
 def values(messages: list[sandq.Message]) -> list[bytes]:
     return [message.value for message in messages]
 
@@ -77,7 +66,7 @@ async def waits_until_trimmed(client: sandq.Client, topic: str = "t", left: int 
     async def ask() -> int:
         return await stored_messages(client, topic)
 
-    await until(ask, lambda count: count == left)
+    await until_answer(ask, lambda count: count == left)
 
 
 async def refusals(messages: sandq.Messages, message_id: str, unique_key: str) -> set[object]:

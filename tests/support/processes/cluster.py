@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-import trio
+from typing import Any
 
 import sandq
-from sandq.errors import SandqError
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import until_answer, until_led
 
 NAMES = ("node1", "node2", "node3")
 LOOPBACK = dict.fromkeys(NAMES, "127.0.0.1")
-PATIENCE_S = 30.0
-_LOOK_S = 0.05
-
-T = TypeVar("T")
 
 
 class ClusterProcess:
@@ -84,18 +77,12 @@ class ClusterProcess:
 
     async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
         """A topic with a replica on each node, once they know each other."""
-        await until(client.admin.cluster, lambda info: len(info["nodes"]) == len(NAMES))
+        await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == len(NAMES))
         await client.admin.create_topic(topic, partitions=partitions, replicas=len(NAMES), **settings)
 
     async def leader(self, client: sandq.Client, topic: str = "t", *, but: str | None = None) -> str:
         """Who leads partition 0, once it is another than `but`."""
-
-        async def asked() -> str | None:
-            return (await client.admin.topic(topic)).partitions[0].leader
-
-        found = await until(asked, lambda leader: leader not in (None, but))
-        assert found is not None
-        return found
+        return await until_led(client, topic, but=but)
 
     def others(self, name: str) -> tuple[str, str]:
         first, second = (other for other in NAMES if other != name)
@@ -103,14 +90,3 @@ class ClusterProcess:
 
     def output(self) -> str:
         return "\n".join(f"--- {name}\n{node.output()}" for name, node in self.nodes.items())
-
-
-async def until(ask: Callable[[], Awaitable[T]], check: Callable[[T], bool]) -> T:
-    """Ask again and again, until the answer is right."""
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            with contextlib.suppress(SandqError):
-                answer = await ask()
-                if check(answer):
-                    return answer
-            await trio.sleep(_LOOK_S)

@@ -13,10 +13,11 @@ from pathlib import Path
 import trio
 
 import sandq
-from tests.support.processes.cluster import NAMES, ClusterProcess, until
+from tests.support.processes.cluster import NAMES, ClusterProcess
 from tests.support.processes.deposed_leader import Questions
 from tests.support.processes.hosts import Hosts
 from tests.support.processes.load import SETTINGS, Record, under_load
+from tests.support.waiting import until_answer
 
 
 class Scene:
@@ -68,7 +69,7 @@ class Scene:
         await record.goes_on()
         for way in ways:
             self.hosts.heal(*way)
-        await until(client.admin.cluster, lambda info: all(node["up"] for node in info["nodes"]))
+        await until_answer(client.admin.cluster, lambda info: all(node["up"] for node in info["nodes"]))
 
 
 def both_ways(alone: str, others: tuple[str, str]) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ from sandq.errors import NotLeader, TimedOut
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_messages import BY_UNIQUE_KEY
 from tests.support.nodes.raw_client import RawClient
-from tests.support.processes.cluster import PATIENCE_S
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 _FAR = 2**48 - 1
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import sandq
 from tests.support.ports import free_port
-from tests.support.processes.cluster import ClusterProcess, until
+from tests.support.processes.cluster import ClusterProcess
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import until_answer
 
 QUICK = {
     "SANDQ_GOSSIP__PROFILE": "local",
@@ -48,4 +49,4 @@ class FoundCluster(ClusterProcess):
         async def there() -> list[dict[str, Any]]:
             return [row for row in (await client.admin.cluster())["nodes"] if row["up"]]
 
-        await until(there, lambda rows: len(rows) == len(self.nodes))
+        await until_answer(there, lambda rows: len(rows) == len(self.nodes))

@@ -12,10 +12,10 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 _ADDRESS = re.compile(r"127\.0\.0\.1:(\d+)")
 _CLIENT_PORTS = {"node1": "7170", "node2": "7171", "node3": "7172", "node4": "7173"}
-_PATIENCE_S = 30.0
 
 
 class ShippedCluster:
@@ -54,7 +54,7 @@ class ShippedCluster:
 
     async def _until_registered(self) -> None:
         async with sandq.connect(*self.addresses) as client:
-            with trio.fail_after(_PATIENCE_S):
+            with trio.fail_after(PATIENCE_S):
                 while len((await client.admin.cluster())["nodes"]) < 3:  # noqa: ASYNC110 - other processes
                     await trio.sleep(0.05)
 

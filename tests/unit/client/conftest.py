@@ -14,7 +14,8 @@ import pytest
 from sandq.client.client import Client, connect_with
 from sandq.client.options import Options
 from tests.support.client.fake_server import FakeServer
-from tests.support.client.helpers import QUICK, until
+from tests.support.client.helpers import QUICK
+from tests.support.waiting import until_holds
 
 Body = Callable[[FakeServer, Client], Awaitable[None]]
 
@@ -61,4 +62,4 @@ def with_client(run: Any) -> Callable[..., None]:
 
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
-    return until
+    return until_holds

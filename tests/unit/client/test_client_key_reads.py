@@ -19,7 +19,8 @@ from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node, Partition
 from tests.support.client.fake_keys import Write
 from tests.support.client.fake_server import CUT, SILENCE, FakeServer
-from tests.support.client.helpers import QUICK, until
+from tests.support.client.helpers import QUICK
+from tests.support.waiting import until_holds
 
 
 def fill(server: FakeServer, keys: list[bytes], partitions: int = 1) -> None:
@@ -231,7 +232,7 @@ def test_a_scan_reads_ahead_one_page_and_no_more(with_client: Any) -> None:
         server.scan_rows = 10
         scan = client.kv("k").scan()
         assert (await anext(scan)).key == b"k00000"
-        await until(lambda: len(server.of_type(Type.KV_SCAN)) == 2)
+        await until_holds(lambda: len(server.of_type(Type.KV_SCAN)) == 2)
         for _ in range(9):
             await anext(scan)
         await anyio.sleep(0.02)
@@ -299,7 +300,7 @@ def test_stale_reads_go_to_any_that_holds_the_partition(run: Any) -> None:
             async with connect_with(Options(**QUICK), (one.address,), "test") as client:
                 kv = client.kv("k")
                 await kv.get("k00000")
-                await until(lambda: all(server.connections for server in servers))
+                await until_holds(lambda: all(server.connections for server in servers))
                 for _ in range(40):
                     entry = await kv.get("k00001", consistency="stale")
                     assert entry is not None and entry.stale_ms == 17
@@ -330,7 +331,7 @@ def test_stale_reads_go_to_any_that_holds_the_partition(run: Any) -> None:
                 assert not three.of_type(Type.KV_GET)
 
                 await two.stop()
-                await until(lambda: len(client._cluster.connections()) == 2)
+                await until_holds(lambda: len(client._cluster.connections()) == 2)
                 for _ in range(10):
                     assert await kv.get("k00001", consistency="stale") is not None
             tasks.cancel_scope.cancel()

@@ -26,7 +26,8 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, NOW_MS, SILENCE, FakeServer
-from tests.support.client.helpers import QUICK, until
+from tests.support.client.helpers import QUICK
+from tests.support.waiting import until_holds
 
 HOUR_MS = 3_600_000
 
@@ -216,7 +217,7 @@ def test_closing_the_client_ends_a_cancel(run: Any) -> None:
             options = Options(**QUICK)
             async with anyio.create_task_group() as users, connect_with(options, (server.address,), "test") as client:
                 users.start_soon(cancel, client)
-                await until(lambda: server.of_type(Type.CANCEL))
+                await until_holds(lambda: server.of_type(Type.CANCEL))
                 messages = client.messages("t")
             with pytest.raises(ClosedError):
                 await messages.cancel("0" * 26)

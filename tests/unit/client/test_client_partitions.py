@@ -16,7 +16,8 @@ from sandq.model.offsets import pack
 from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.replies import Node, Partition
 from tests.support.client.fake_server import FakeServer
-from tests.support.client.helpers import QUICK, until
+from tests.support.client.helpers import QUICK
+from tests.support.waiting import until_holds
 
 
 def add_behind_its_back(server: FakeServer, partitions: int) -> None:
@@ -197,7 +198,7 @@ def test_who_ends_a_subscription_knows_why(run: Any) -> None:
                 leader.add_topic("t", 2, leaders=["n2", "n1"])
                 ended = encode_error(subscription_id, NotLeader("topic 't' has more partitions now"))
                 leader.connections[0].send(ended)
-                await until(lambda: len(first.subscribed) == 1)
+                await until_holds(lambda: len(first.subscribed) == 1)
             tasks.cancel_scope.cancel()
 
     run(main)

@@ -26,7 +26,8 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
-from tests.support.client.helpers import QUICK, take, until
+from tests.support.client.helpers import QUICK, take
+from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
 
@@ -150,7 +151,7 @@ def test_partitions_are_found_at_their_leaders(run: Any) -> None:
                         server.add_topic("t", 2, leaders=["n1", "n1"])
                     error = encode_error(two.subscribed[0].subscription_id, NotLeader("moved"))
                     two.subscription().connection.send(error)
-                    await until(lambda: one.subscription().credit == 10)
+                    await until_holds(lambda: one.subscription().credit == 10)
                     two.script[Type.PRODUCE] += [NotLeader("moved")]
                     await client.produce("t", b"c", partition=1)
                     assert len(one.produced) == 2
@@ -218,12 +219,12 @@ def test_who_listens_to_a_leader_that_is_gone_asks_until_somebody_knows_of_anoth
                 connect_with(options, (one.address,), "test") as client,
                 client.subscribe("t", group="g", credit=10) as subscription,
             ):
-                await until(lambda: bool(two.subscribed))
+                await until_holds(lambda: bool(two.subscribed))
                 asked = len(one.of_type(Type.METADATA))
                 await two.stop()
-                await until(lambda: len(one.of_type(Type.METADATA)) > asked + 3)
+                await until_holds(lambda: len(one.of_type(Type.METADATA)) > asked + 3)
                 one.add_topic("t", 1, leaders=["n1"])
-                await until(lambda: bool(one.subscribed))
+                await until_holds(lambda: bool(one.subscribed))
                 one.deliver(one.subscription(), [b"found"], token=TOKEN)
                 (message,) = await take(subscription, 1)
                 assert message.value == b"found"
@@ -379,7 +380,7 @@ def test_closing_the_client_ends_those_who_wait_elsewhere(run: Any) -> None:
                 async with connect_with(options, (server.address,), "test") as client:
                     users.start_soon(consume, client)
                     users.start_soon(produce, client)
-                    await until(lambda: server.subscribed and server.of_type(Type.PRODUCE))
+                    await until_holds(lambda: server.subscribed and server.of_type(Type.PRODUCE))
             assert sorted(ended) == ["consumer", "producer"]
             tasks.cancel_scope.cancel()
 
@@ -454,11 +455,11 @@ def test_that_there_was_no_topic_before_the_question_says_nothing(with_client: A
 
         server.script[Type.METADATA].append(hold)
         cluster.refresh("u")
-        await until(lambda: held)
+        await until_holds(lambda: held)
         server.add_topic("u", 3)
 
         async def answer() -> None:
-            await until(lambda: "u" in cluster._wanted)  # `topic` has begun to wait
+            await until_holds(lambda: "u" in cluster._wanted)  # `topic` has begun to wait
             for connection, data in held:
                 connection.send(data)
 

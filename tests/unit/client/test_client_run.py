@@ -25,7 +25,7 @@ from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, Unknown
 from sandq.model.limits import FIXED
 from sandq.protocol.frames import Type, encode_error, encode_reply
 from tests.support.client.fake_server import FakeServer
-from tests.support.client.helpers import until
+from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
 
@@ -41,7 +41,7 @@ async def running(client: Client, handler: Any, **options: Any) -> AsyncIterator
 
 
 async def subscribed(server: FakeServer) -> Any:
-    await until(lambda: any(connection.subscriptions for connection in server.connections))
+    await until_holds(lambda: any(connection.subscriptions for connection in server.connections))
     return server.subscription()
 
 
@@ -84,7 +84,7 @@ def test_what_becomes_of_a_message(with_client: Any, caplog: Any) -> None:
             client, b"fine", b"bad", b"later", b"later, because", b"in a group", b"own ack", b"own nack", b"z"
         )
         async with running(client, handler, concurrency=1):
-            await until(lambda: states(server)[b"z"] == "acked" and len(nack_texts(server)) == 5)
+            await until_holds(lambda: states(server)[b"z"] == "acked" and len(nack_texts(server)) == 5)
         assert {value for value, state in states(server).items() if state == "acked"} == {b"fine", b"own ack", b"z"}
         assert sorted(nack_texts(server), key=str) == sorted(
             [
@@ -119,11 +119,11 @@ def test_so_many_at_once(with_client: Any) -> None:
 
         await produce(client, *[b"%d" % n for n in range(20)])
         async with running(client, handler, concurrency=3):
-            await until(lambda: now == 3)
+            await until_holds(lambda: now == 3)
             held = sum(state == "leased" for state in states(server).values())
             assert held == 3, "none waits here for a worker"
             go.set()
-            await until(lambda: set(states(server).values()) == {"acked"})
+            await until_holds(lambda: set(states(server).values()) == {"acked"})
         assert most == 3
         assert server.subscribed[0].credit == 3
 
@@ -136,12 +136,12 @@ def test_a_long_handler_keeps_its_lease(with_client: Any) -> None:
 
         async def handler(message: Message) -> None:
             for leases in (1, 2, 3, 4):
-                await until(lambda leases=leases: len(server.extends) >= leases)
+                await until_holds(lambda leases=leases: len(server.extends) >= leases)
                 held.append(message.is_held)
 
         async with running(client, handler, lease="300ms"):
             server.deliver(await subscribed(server), [b"long"], token=TOKEN, lease_ms=300)
-            await until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
         assert held == [True] * 4
         assert server.acks[0].items[0][0] == TOKEN
         assert not server.nacks
@@ -159,9 +159,9 @@ def test_a_long_plain_handler_keeps_its_lease(with_client: Any) -> None:
 
         async with running(client, handler, lease="300ms"):
             server.deliver(await subscribed(server), [b"long"], token=TOKEN, lease_ms=300)
-            await until(lambda: len(server.extends) >= 4)
+            await until_holds(lambda: len(server.extends) >= 4)
             enough.set()
-            await until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
 
     with_client(body)
 
@@ -178,13 +178,13 @@ def test_cancelled_it_lets_handlers_end_and_gives_the_rest_back_at_once(with_cli
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(client.run, "t", "g", handler, concurrency=2, credit=5))
             base = server.deliver(await subscribed(server), [b"1", b"2", b"3", b"4"], token=TOKEN)
-            await until(lambda: len(begun) == 2)
+            await until_holds(lambda: len(begun) == 2)
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await until(lambda: server.nacks)
+                await until_holds(lambda: server.nacks)
                 assert server.nacks[0].items == [[TOKEN, [[offsets.shift(base, 2), 2]], None, None, False]]
                 late = server.deliver(server.subscription(), [b"late"], token=TOKEN + 1)
-                await until(lambda: len(server.nacks) == 2)
+                await until_holds(lambda: len(server.nacks) == 2)
                 (item,) = server.nacks[1].items
                 assert item in ([TOKEN + 1, [[late, 1]], None, None, False], [TOKEN + 1, None, None, None, False])
                 assert server.subscription().credit == 0, "no more is asked for"
@@ -219,7 +219,7 @@ def test_handlers_that_do_not_end_are_cancelled_and_their_messages_given_back(wi
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(client.run, "t", "g", handler, grace="20ms"))
             server.deliver(await subscribed(server), [b"hangs", b"clean-up fails"], token=TOKEN)
-            await until(lambda: len(begun) == 2)
+            await until_holds(lambda: len(begun) == 2)
             tasks.cancel_scope.cancel()
         assert len(ended) == 2
         assert server.unsubscribed and not server.acks
@@ -328,7 +328,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_like_others(with_clie
     async def body(server: FakeServer, client: Client) -> None:
         async with running(client, handler, concurrency=1):
             server.deliver(await subscribed(server), [b"awaits what is cancelled", b"fine"], token=TOKEN)
-            await until(lambda: server.nacks and server.acks)
+            await until_holds(lambda: server.nacks and server.acks)
         assert nack_texts(server)[0][1] in (
             "CancelledError: ",
             "RuntimeError: trio's cancellation does not leave its scope",
@@ -349,15 +349,15 @@ def test_handlers_go_on_while_the_server_restarts(with_client: Any, caplog: Any)
 
         async with running(client, handler) as tasks:
             server.deliver(await subscribed(server), [b"1", b"2"], token=TOKEN, last=True)
-            await until(lambda: len(begun) == 2)
+            await until_holds(lambda: len(begun) == 2)
             await server.stop()
             go.set()
-            await until(lambda: not server.connections)
+            await until_holds(lambda: not server.connections)
             await server.start(tasks)
-            await until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
             assert server.acks[0].items == [[TOKEN, None]]
             server.deliver(await subscribed(server), [b"new"], token=TOKEN + 1)
-            await until(lambda: len(server.acks) == 2)
+            await until_holds(lambda: len(server.acks) == 2)
         assert begun == [b"1", b"2", b"new"]
 
     with_client(body)
@@ -369,15 +369,15 @@ def test_a_lease_that_is_lost_meanwhile_is_told(with_client: Any, caplog: Any) -
 
         async def handler(message: Message) -> None:
             if message.value == b"loses it":
-                await until(lambda: not message.is_held)
+                await until_holds(lambda: not message.is_held)
                 heard.append(message.is_held)
 
         async with running(client, handler, lease="300ms", concurrency=1):
             server.script[Type.EXTEND].append(lambda to, frame: to.send(encode_reply(frame[1], [None])))
             server.deliver(await subscribed(server), [b"loses it"], token=TOKEN, lease_ms=300)
-            await until(lambda: heard)
+            await until_holds(lambda: heard)
             server.deliver(server.subscription(), [b"next"], token=TOKEN + 1, lease_ms=30_000)
-            await until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
         assert [item[0] for ack in server.acks for item in ack.items] == [TOKEN + 1]
 
     with_client(body)
@@ -399,7 +399,7 @@ def test_two_at_once_on_one_client(with_client: Any) -> None:
         await client.produce("u", b"b")
         async with running(client, handler) as tasks:
             tasks.start_soon(client.run, "u", "g", handler)
-            await until(lambda: len(seen) == 3)
+            await until_holds(lambda: len(seen) == 3)
         assert sorted(seen) == [("t", b"a"), ("t", b"poison"), ("u", b"b")]
 
     with_client(body)
@@ -433,9 +433,9 @@ def test_a_plain_function_runs_in_a_thread(with_client: Any) -> None:
         server.auto = True
         await produce(client, b"fine", b"bad", b"later", b"own ack", b"own nack", b"extends", b"produces")
         async with running(client, handler, concurrency=4):
-            await until(lambda: states(server).get(b"child") == "acked" and len(nack_texts(server)) == 3)
+            await until_holds(lambda: states(server).get(b"child") == "acked" and len(nack_texts(server)) == 3)
             wanted = {b"fine", b"own ack", b"extends", b"produces", b"child"}
-            await until(lambda: {value for value, state in states(server).items() if state == "acked"} == wanted)
+            await until_holds(lambda: {value for value, state in states(server).items() if state == "acked"} == wanted)
         assert sorted(nack_texts(server), key=str) == [
             (3000, None), (5000, "to be tried again"), (None, "ValueError: no")
         ]  # fmt: skip
@@ -462,11 +462,11 @@ def test_a_thread_that_does_not_end_is_left_to_itself(with_client: Any, caplog: 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(client.run, "t", "g", handler, grace="10ms"))
             server.deliver(await subscribed(server), [b"hangs"], token=TOKEN)
-            await until(lambda: late)
+            await until_holds(lambda: late)
             tasks.cancel_scope.cancel()
         assert server.unsubscribed and not server.acks
         go.set()
-        await until(ended.is_set)
+        await until_holds(ended.is_set)
 
     with_client(body)
     assert late[1] == "the subscription to topic 't' is closed"
@@ -524,10 +524,10 @@ def test_objects_and_partials_are_handlers(with_client: Any) -> None:
         shop = Shop()
         await produce(client, b"1")
         async with running(client, shop):
-            await until(lambda: states(server)[b"1"] == "acked")
+            await until_holds(lambda: states(server)[b"1"] == "acked")
         await produce(client, b"2")
         async with running(client, partial(shop.method, "x")):
-            await until(lambda: states(server)[b"2"] == "acked")
+            await until_holds(lambda: states(server)[b"2"] == "acked")
         assert shop.seen == 2
 
     with_client(body)
@@ -555,7 +555,7 @@ def test_errors_that_cannot_be_said_stop_nobody(with_client: Any, monkeypatch: p
         server.auto = True
         await produce(client, b"surrogates", b"long", b"unspeakable", b"fine")
         async with running(client, handler, concurrency=1):
-            await until(lambda: states(server)[b"fine"] == "acked" and len(nack_texts(server)) == 3)
+            await until_holds(lambda: states(server)[b"fine"] == "acked" and len(nack_texts(server)) == 3)
         assert [text for _, text in nack_texts(server)] == [
             "FileNotFoundError: no \\udcff here",
             ("ValueError: " + "x" * 3000)[: FIXED.error_chars],

@@ -30,7 +30,7 @@ from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.requests_keys import KvWatch
 from tests.support.client.fake_keys import Write, piece_of
 from tests.support.client.fake_server import CUT, SILENCE, FakeServer
-from tests.support.client.helpers import until
+from tests.support.waiting import until_holds
 
 FIRST = "0" * 26
 
@@ -154,22 +154,22 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
         async with kv.watch() as watch:
             before = watch.position
             versions = await kv.put_many([("a", str(n)) for n in range(5)])
-            await until(lambda: len(watch._line) == 1)
+            await until_holds(lambda: len(watch._line) == 1)
             assert watch.position == before, "what waits was not handed out"
             for version in versions[:4]:
                 assert (await anext(watch)).version == version and watch.position == {0: version}
             # An answer without changes moves the end of what was taken, and not what is left.
-            await until(lambda: server.watching)
+            await until_holds(lambda: server.watching)
             server.index += 100
             server.tell_watchers(is_late=True)
-            await until(lambda: server.watching)
+            await until_holds(lambda: server.watching)
             assert watch.position == {0: versions[3]}
             await anext(watch)
             end = offset_text(server.end(asked(server)[-1]))
             assert watch.position == {0: end}
             server.index += 100
             server.tell_watchers(is_late=True)
-            await until(lambda: watch.position[0] > end)
+            await until_holds(lambda: watch.position[0] > end)
 
     with_client(body)
 
@@ -218,10 +218,10 @@ def test_what_came_before_an_error_is_handed_out_before_it(with_client: Any) -> 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         async with kv.watch() as watch:
-            await until(lambda: server.watching)
+            await until_holds(lambda: server.watching)
             server.script[Type.KV_WATCH].append(HistoryGone("gone"))
             await kv.put_many([("a", "1"), ("a", "2")])
-            await until(lambda: watch._error)
+            await until_holds(lambda: watch._error)
             assert shown(await next_of(watch, 2)) == [(b"a", b"1"), (b"a", b"2")]
             with pytest.raises(HistoryGone):
                 await anext(watch)
@@ -235,7 +235,7 @@ def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
         await kv.put_many([("a", str(n)) for n in range(100)])
         server.watch_changes = 10
         async with kv.watch(start="earliest") as watch:
-            await until(lambda: len(watch._line) == ANSWERS_AHEAD)
+            await until_holds(lambda: len(watch._line) == ANSWERS_AHEAD)
             await anyio.sleep(0.02)
             assert len(asked(server)) == ANSWERS_AHEAD
             for _ in range(9):
@@ -243,7 +243,7 @@ def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
             await anyio.sleep(0.01)
             assert len(asked(server)) == ANSWERS_AHEAD
             await anext(watch)
-            await until(lambda: len(asked(server)) == ANSWERS_AHEAD + 1)
+            await until_holds(lambda: len(asked(server)) == ANSWERS_AHEAD + 1)
             assert [change.value for change in await next_of(watch, 90)] == [b"%d" % n for n in range(10, 100)]
 
     with_client(body)
@@ -316,7 +316,7 @@ def test_topics_that_go(with_client: Any) -> None:
         server.script[Type.KV_WATCH].clear()
         server.add_topic("k", kind="compacted")
         async with kv.watch() as watch:
-            await until(lambda: server.watching)
+            await until_holds(lambda: server.watching)
             record = server.topics["k"]._replace(number=77)
             server.topics["k"] = record
             client._cluster.learn(record)
@@ -336,7 +336,7 @@ def test_closing(with_client: Any) -> None:
                 await use()
         async with watch:
             await kv.put("a", "1")
-            await until(lambda: watch._line)
+            await until_holds(lambda: watch._line)
             assert watch.topic == "k" and watch.__aiter__() is watch
         for use in (lambda: anext(watch), watch.__aenter__):
             with pytest.raises(ClosedError):
@@ -408,7 +408,7 @@ def test_malformed_answers(with_client: Any, case: str) -> None:
             connection.send(encode_pieces(frame[1], (through, bytes(16)), [piece]))
 
         async with kv.watch() as watch:
-            await until(lambda: server.watching)
+            await until_holds(lambda: server.watching)
             server.script[Type.KV_WATCH].append(answer)
             server.tell_watchers(is_late=True)
             with pytest.raises(ProtocolError, match="KV_WATCH reply"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from sandq.gossip.membership import Change, Member, State
 from sandq.model.config_types import Address
 from sandq.model.errors import InvalidRequest, StartupError, TooLarge, Unavailable
 from tests.support.gossip.fake_serf_agent import FakeAgent, header, listed, running
+from tests.support.waiting import until_holds
 
 OURS = frozenset({"id", "zone", "client"})
 REFRESH_S = 0.4
@@ -49,12 +50,6 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warnings(log: list[Any]) -> list[str]:
     return [entry["event"] for entry in log if entry["log_level"] == "warning"]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - it happens in another task, on a real socket
-            await trio.sleep(0.002)
 
 
 def of(agent: FakeAgent, clock: Clock, **options: Any) -> SerfMembership:
@@ -112,10 +107,10 @@ async def test_a_status_that_nobody_knows_is_told_once(clock: Clock, log: list[A
     agent = FakeAgent()
     agent.members["b"] = listed("b", "none")
     async with joined_to(agent, clock) as membership:
-        await until(lambda: agent.count("members") > 4)
+        await until_holds(lambda: agent.count("members") > 4)
         assert list(membership.members()) == ["agent1"]
         await agent.happens(b=listed("b"))
-        await until(lambda: "b" in membership.members())
+        await until_holds(lambda: "b" in membership.members())
     assert [entry["status"] for entry in log if entry["event"] == "a member of the Serf agent is left out"] == ["none"]
 
 
@@ -126,7 +121,7 @@ async def test_many_events_are_few_readings(clock: Clock) -> None:
         for number in range(200):
             await agent.happens(b=listed("b", zone=str(number)))
             await trio.sleep(0.002)
-        await until(lambda: membership.members()["b"].tags == {"zone": "199"})
+        await until_holds(lambda: membership.members()["b"].tags == {"zone": "199"})
         lasted_s = trio.current_time() - began_s
         assert 2 <= agent.count("members") - readings <= 2 + lasted_s / COALESCE_S
 
@@ -135,11 +130,11 @@ async def test_an_event_is_not_waited_for_and_one_is_enough(clock: Clock) -> Non
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership:
         await agent.happens(told=False, b=listed("b"))
-        await until(lambda: "b" in membership.members())
+        await until_holds(lambda: "b" in membership.members())
     agent = FakeAgent()
     async with joined_to(agent, clock, refresh_s=1000.0) as membership:
         await agent.happens(b=listed("b"))
-        await until(lambda: "b" in membership.members())
+        await until_holds(lambda: "b" in membership.members())
 
 
 # ----------------------------------------------------------------------------------------------- the agent is away
@@ -170,14 +165,14 @@ async def test_members_stay_while_the_agent_is_away_and_tags_come_back(clock: Cl
         known = membership.members()
         clock.ms = NEW_MS
         agent.stop()
-        await until(lambda: warnings(log))
+        await until_holds(lambda: warnings(log))
         await trio.sleep(0.2)
         assert membership.members() == known
         await membership.set_tags({"zone": "x"})
         agent.members[agent.name] = listed(agent.name, role="web")  # as its configuration says
         await nursery.start(agent.run)
-        await until(lambda: agent.tags == {"role": "web", "zone": "x"})
-        await until(lambda: membership.members()["agent1"] == member("agent1", role="web", zone="x"))
+        await until_holds(lambda: agent.tags == {"role": "web", "zone": "x"})
+        await until_holds(lambda: membership.members()["agent1"] == member("agent1", role="web", zone="x"))
         assert membership.members()["b"] == known["b"]
         nursery.cancel_scope.cancel()
     assert warnings(log) == ["there is no connection to the Serf agent"]
@@ -191,11 +186,11 @@ async def test_an_agent_that_goes_mad_is_left_and_tried_again(clock: Clock, log:
         agent.spoiled["stats"] = b""
         if command != "members":
             agent.spoiled["members"] = b""
-        await until(lambda: agent.accepted > 5)
+        await until_holds(lambda: agent.accepted > 5)
         assert list(membership.members()) == ["agent1"]
         agent.spoiled.clear()
         await agent.happens(told=False, b=listed("b"))
-        await until(lambda: "b" in membership.members())
+        await until_holds(lambda: "b" in membership.members())
     assert len(warnings(log)) <= 2, "lost, and mad"
 
 
@@ -210,9 +205,9 @@ async def test_an_agent_that_does_not_let_in_ends_the_start_only(clock: Clock, l
     async with joined_to(agent, clock) as membership, trio.open_nursery() as nursery:
         agent.stop()
         agent.auth_key = "another"
-        await until(lambda: warnings(log))
+        await until_holds(lambda: warnings(log))
         await nursery.start(agent.run)
-        await until(lambda: len(warnings(log)) == 2)
+        await until_holds(lambda: len(warnings(log)) == 2)
         assert "rpc_auth" in log[-1]["error"] and list(membership.members()) == ["agent1"]
         nursery.cancel_scope.cancel()
 
@@ -241,7 +236,7 @@ async def test_tags_that_are_there_are_not_set_again(clock: Clock) -> None:
     agent = FakeAgent()
     agent.members[agent.name] = listed(agent.name, role="web", id="1")
     async with joined_to(agent, clock):
-        await until(lambda: agent.count("members") > 3)
+        await until_holds(lambda: agent.count("members") > 3)
     assert agent.count("tags") == 0
 
 
@@ -254,7 +249,7 @@ async def test_tags_that_somebody_took_off_come_back(clock: Clock) -> None:
             for _ in range(5):
                 await agent.happens(agent1=listed("agent1", role="web"))
                 await trio.sleep(0.02)
-            await until(lambda: agent.tags == {"role": "web", "id": "1"})
+            await until_holds(lambda: agent.tags == {"role": "web", "id": "1"})
             assert agent.count("tags") - set_before <= 2
 
 
@@ -281,10 +276,10 @@ async def test_the_tags_of_others_leave_too_little_room(clock: Clock, log: list[
             await membership.set_tags({"id": "1", "zone": "y" * 60})
         assert agent.tags["id"] == "1" and "zone" not in agent.tags
         await agent.happens(agent1=listed("agent1", role="x" * 510))
-        await until(lambda: agent.count("tags") > 4)
+        await until_holds(lambda: agent.count("tags") > 4)
         assert warnings(log) == ["the Serf agent does not take the tags of this node"]
         agent.full = False
-        await until(lambda: agent.tags.get("id") == "1")
+        await until_holds(lambda: agent.tags.get("id") == "1")
         assert "zone" not in agent.tags, "what was refused is not tried again"
 
 
@@ -292,12 +287,12 @@ async def test_who_leaves_without_an_agent_says_what_stays(clock: Clock, log: li
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership, trio.open_nursery() as nursery:
         agent.stop()
-        await until(lambda: warnings(log))
+        await until_holds(lambda: warnings(log))
         await membership.leave()
         assert warnings(log)[1:] == ["the tags of this node stay on the Serf agent"]
         assert agent.tags == {"id": "1"}
         await nursery.start(agent.run)
-        await until(lambda: agent.tags == {})
+        await until_holds(lambda: agent.tags == {})
         nursery.cancel_scope.cancel()
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership:
@@ -328,9 +323,9 @@ async def test_a_seed_that_does_not_answer_holds_up_nothing_else(clock: Clock) -
         with trio.move_on_after(0.5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(membership.join, [Address("127.0.0.1", 7001)])
-                await until(lambda: agent.count("join"))
+                await until_holds(lambda: agent.count("join"))
                 await membership.set_tags({"zone": "x"})
                 await agent.happens(b=listed("b"))
-                await until(lambda: "b" in membership.members())
+                await until_holds(lambda: "b" in membership.members())
                 nursery.cancel_scope.cancel()
         assert agent.tags == {"zone": "x"} and "b" in membership.members()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ from sandq.model.batch import Batch, Column, headers_unpack
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import FakeServer
+from tests.support.waiting import wait_until
 
 
 def stored(server: FakeServer) -> list[bytes]:
     return [row.value for row in server.stored["t", 0]]
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)  # another process is at work
 
 
 def test_produce_one(ctl: Any, server: FakeServer) -> None:
@@ -199,7 +192,7 @@ def test_what_consume_prints_produce_takes(ctl: Any, server: FakeServer) -> None
 
 def test_follow_until_interrupted(spawn: Any, server: FakeServer) -> None:
     process = spawn("consume", "t", "--group", "g", "--follow")
-    wait_for(lambda: server.subscribed)
+    wait_until(lambda: server.subscribed)
     producer = spawn("produce", "t", "--lines")
     producer.stdin.write(b"one\ntwo\n")
     producer.stdin.flush()
@@ -240,9 +233,9 @@ def test_a_reader_that_leaves_is_quiet(spawn: Any, ctl: Any, server: FakeServer)
 def test_output_that_nobody_reads_yet_costs_no_lease(spawn: Any, server: FakeServer) -> None:
     server.topics["t"].settings["lease_ms"] = 600  # type: ignore[index]
     process = spawn("consume", "t", "--group", "g", "--max", "40", "--lease", "600ms")
-    wait_for(lambda: server.subscribed)
+    wait_until(lambda: server.subscribed)
     with_process = spawn("produce", "t", "--lines")
     with_process.communicate(b"\n".join([b"x" * 10_000] * 40))
-    wait_for(lambda: server.extends)
+    wait_until(lambda: server.extends)
     output, errors = process.communicate(timeout=10)
     assert (process.returncode, len(output), errors) == (0, 40 * 10_001, b"")

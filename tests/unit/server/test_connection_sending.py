@@ -17,11 +17,11 @@ import trio.lowlevel
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
 from sandq.server.sender import Sender
+from tests.support.waiting import PATIENCE_S
 
 IN_FLIGHT_BYTES = 300_000
 LIMITS = dataclasses.replace(DEFAULT, in_flight_bytes_per_connection=IN_FLIGHT_BYTES)
 SMALL = 65_536
-PATIENCE_S = 30.0
 
 
 class Session:

@@ -1,0 +1,97 @@
+"""Wait until something holds, instead of for a time.
+
+Where the product or the test has an event (a future, a queue, a task that ends, a line on a pipe), await that. These
+helpers are for what can only be looked at: the state of a node in this process, the answer of a node elsewhere, a
+process that ends. `PATIENCE_S` is no promise of the product and nothing may depend on it: it only makes a test that
+would wait for ever fail with a sentence, also on a machine that is stopped for seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import select
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from sandq.client.client import Client
+from sandq.errors import SandqError
+
+PATIENCE_S = 60.0
+_LOOK_S = 0.005
+
+T = TypeVar("T")
+
+
+async def until_holds(check: Callable[[], object]) -> None:
+    """Wait until `check()` is true; AssertionError with its source if it never is. Under trio and asyncio."""
+    with anyio.move_on_after(PATIENCE_S):
+        while not check():  # noqa: ASYNC110 - whatever is looked at has no event
+            await anyio.sleep(_LOOK_S)
+        return
+    assert check(), f"never held in {PATIENCE_S:g} s: {_source(check)}"
+
+
+async def until_answer(
+    ask: Callable[[], Awaitable[T]],
+    right: Callable[[T], object] = lambda answer: True,
+    *,
+    despite: type[Exception] | tuple[type[Exception], ...] = SandqError,
+) -> T:
+    """Ask until the answer is right, and return it; errors of the kinds `despite` are asked again.
+
+    AssertionError with the last answer or error if it never is right.
+    """
+    last: object = None
+    with anyio.move_on_after(PATIENCE_S):
+        while True:
+            try:
+                last = answer = await ask()
+                if right(answer):
+                    return answer
+            except despite as error:
+                last = error
+            await anyio.sleep(_LOOK_S)
+    raise AssertionError(f"not in {PATIENCE_S:g} s: {_source(right)}; the last answer was {last!r}")
+
+
+async def until_led(client: Client, topic: str = "t", partition: int = 0, *, but: str | None = None) -> str:
+    """Wait until a node other than `but` leads a partition, as its cluster tells clients; return its name."""
+
+    async def leader() -> str | None:
+        return (await client.admin.topic(topic)).partitions[partition].leader
+
+    found = await until_answer(leader, lambda name: name not in (None, but))
+    assert found is not None
+    return found
+
+
+def wait_until(check: Callable[[], object]) -> None:
+    """As `until_holds`, for tests without an event loop."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < deadline, f"never held in {PATIENCE_S:g} s: {_source(check)}"
+        time.sleep(_LOOK_S)
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait until a process has ended, whoever its parent is and whether or not that has reaped it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with contextlib.closing(os.fdopen(descriptor)):
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(PATIENCE_S * 1000), f"process {pid} still runs after {PATIENCE_S:g} s"
+
+
+def _source(check: Callable[..., object]) -> str:
+    try:
+        return " ".join(inspect.getsource(check).split())
+    except OSError:
+        return repr(check)
