@@ -39,7 +39,8 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._installed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._first_s is not None:  # the timer of who called us is not ours to stop
+                signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

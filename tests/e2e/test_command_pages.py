@@ -5,19 +5,18 @@ What the reader is thought to have (topics, files, a message with that id) is ma
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Shell
 
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
@@ -31,51 +30,11 @@ REFUSED = {
     "sandctl cluster transfer": "node2 does not hold partition 0",
 }
 """What a single node cannot do."""
-HELD = (
-    "sandctl topic create archive; sandctl topic create orders; sandctl consume orders -g billing; "
-    "sandctl consume orders -g copy; sandctl topic create config --kind compacted"
-)
-"""What is there before each line, unless it is what the line itself makes."""
 
 
 def lines(page: str, program: str) -> list[str]:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return [line.strip() for line in text.splitlines() if re.match(rf"    (SANDQ_\S+ )*{program} ", line)]
-
-
-class Shell:
-    """A shell in which `sandctl` and `sandq` are commands."""
-
-    def __init__(self, directory: Path, **environ: str) -> None:
-        self.has_all = False
-        self.timeout_s = 60
-        self._directory = directory
-        programs = directory / "bin"
-        programs.mkdir()
-        for name, module in (("sandctl", "sandctl"), ("sandq", "sandq.cli")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-            (programs / name).chmod(0o755)
-        path = f"{programs}:{os.environ['PATH']}"
-        self._environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, **environ}
-
-    def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line],
-            cwd=self._directory,
-            env=self._environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",  # a photo may be among what is consumed
-            timeout=self.timeout_s,
-            check=False,
-        )
-
-    def __call__(self, line: str, code: int = 0) -> str:
-        done = self.run(line)
-        assert done.returncode == code, (line, done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +53,40 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(directory, SANDCTL_SERVERS=node.address)
 
 
-def prepare(shell: Shell, line: str) -> str:
-    """Make what the line needs; the line with ids that exist."""
-    if line.startswith("sandctl topic create"):
-        shell.run(f"sandctl topic delete {line.split()[3]} --yes")
-        shell.has_all = False
+@pytest.fixture(scope="module")
+def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
+    with sandq.sync.connect(node.address) as client:
+        yield client
+
+
+def prepare(client: sandq.sync.Client, line: str) -> str:
+    """Make what the line needs; return the line with ids that exist."""
+    there = {record.name for record in client.admin.list_topics()}
+    create = re.match(r"sandctl topic create (\S+)", line)
+    if create is not None and create[1] in there:
+        client.admin.delete_topic(create[1])
         return line
-    if not shell.has_all:
-        shell.run(HELD)
-    shell.has_all = " delete " not in line
-    if line.startswith("sandctl topic") and " log" in line:
-        shell.run("sandctl topic create log --retain")
+    for name in {"archive", "orders", "log", "config"} - there:
+        if name == "config":
+            client.admin.create_topic(name, kind="compacted")
+        else:
+            client.admin.create_topic(name, **({"delete_on_ack": False} if name == "log" else {}))
+    for group in ("billing", "copy"):
+        client.leases("orders", group).take()
     if "--unique-key call-ada" in line and " produce " not in line:
-        shell.run("sandctl produce orders x --unique-key call-ada --on-conflict replace --in 30m")
-    if "--max 5" in line:
-        shell("sandctl produce orders x --count 5")
+        client.produce("orders", b"x", unique_key="call-ada", on_conflict="replace", delay="30m")
+    if "--max 5" in line or "--follow" in line:
+        for _ in range(5):
+            client.produce("orders", b"x")
     if line.startswith("sandctl kv"):
+        keys = client.kv("config")
         if "--absent" in line:
-            shell("sandctl kv delete config owner")
+            keys.delete("owner")
         else:
             for key in ("app/port", "logo", "theme"):
-                shell(f"sandctl kv put config {key} x")
-        return ID.sub(lambda match: shell("sandctl kv put config theme x").strip(), line)
-    return ID.sub(lambda match: shell("sandctl produce orders x --in 30m").strip(), line)
+                keys.put(key, b"x")
+        return ID.sub(lambda match: keys.put("theme", b"x"), line)
+    return ID.sub(lambda match: client.produce("orders", b"x", delay="30m"), line)
 
 
 PAGE = lines("sandctl.md", "sandctl")
@@ -127,22 +97,24 @@ def test_the_page_has_commands() -> None:
 
 
 @pytest.mark.parametrize("line", PAGE)
-def test_a_line_of_the_page_about_sandctl(shell: Shell, line: str) -> None:
-    ready = prepare(shell, line)
+def test_a_line_of_the_page_about_sandctl(shell: Shell, client: sandq.sync.Client, line: str) -> None:
+    ready = prepare(client, line)
     if "--follow" in line:
-        shell(f"timeout --preserve-status -s INT 2 {ready.partition('#')[0]}", code=130)
+        code, _, errors = shell.interrupt(ready, after=b"x")
+        assert code == 130 and b"Traceback" not in errors
         return
     if line.startswith("sandctl kv watch") and "--max" not in line:
-        shell(f"timeout --preserve-status -s INT 3 {ready.partition('#')[0]}", code=0)
+        code, _, errors = shell.interrupt(f"{ready.partition('#')[0]} --start earliest", after=b"theme")
+        assert (code, errors) == (0, b"")
         return
     for start, words in REFUSED.items():
         if line.startswith(start):
             refused = shell.run(ready)
-            assert refused.returncode == 1 and words in refused.stderr, refused
+            assert refused.code == 1 and words in refused.err, refused
             return
     if ASKS.match(line) and "--yes" not in line and "--dry-run" not in line:
         refused = shell.run(ready)
-        assert refused.returncode == 2 and "--yes" in refused.stderr, "nobody can be asked here"
+        assert refused.code == 2 and "--yes" in refused.err, "nobody can be asked here"
         ready += " --yes"
     shell(ready)
 

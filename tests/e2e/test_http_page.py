@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,18 +15,6 @@ from tests.support.processes.node import NodeProcess
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
-SERVE_S = 20.0
-
-
-def wait_for(port: int) -> None:
-    """Until somebody listens there."""
-    deadline = time.monotonic() + SERVE_S
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"nobody listens on {port} after {SERVE_S} s")
 
 
 @pytest.fixture
@@ -41,7 +27,6 @@ def test_every_command(tmp_path: Path, web_port: int) -> None:
     node = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{web_port}")
     node.start()
     try:
-        wait_for(web_port)
         for line in COMMANDS:
             run(line, tmp_path, web_port)
     finally:

@@ -12,11 +12,10 @@ import anyio
 import pytest
 
 import sandq
-from tests.e2e.test_command_pages import Shell
-from tests.e2e.test_http_page import wait_for
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Run, Shell, run_with_commands
 
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
@@ -28,7 +27,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     port = free_port()
     process = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", HTTP_PORT=str(port))
     process.start()
-    wait_for(port)
     yield process
     process.close()
 
@@ -51,7 +49,6 @@ def test_the_page_has_examples() -> None:
 
 def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
     """One function of the whole page: what one example names, a later one may use."""
-    shell = Shell(tmp_path, SANDCTL_SERVERS=node.address)
     shown: dict[int, list[str]] = {number: [] for number in range(len(BLOCKS))}
     at = 0
 
@@ -61,12 +58,6 @@ def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
 
     def show(*parts: object) -> None:
         shown[at].append(" ".join(map(str, parts)))
-
-    async def run(number: int) -> None:
-        script = BLOCKS[number][1].replace("localhost:2108", f"localhost:{node.environ['HTTP_PORT']}")
-        done = await anyio.to_thread.run_sync(shell.run, script)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, (script, done.stdout, done.stderr)
-        shown[number].append(done.stdout)
 
     async def run_blocking(number: int) -> None:
         def blocking() -> None:
@@ -81,15 +72,23 @@ def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
             source += f"begin({number})\n{block}"
         else:
             source += f"begin({number})\nawait {'run' if language == 'sh' else 'run_blocking'}({number})\n"
-    names: dict[str, Any] = {"begin": begin, "run": run, "run_blocking": run_blocking, "print": show}
+    names: dict[str, Any] = {"begin": begin, "run_blocking": run_blocking, "print": show}
     exec(f"async def page(client):\n{textwrap.indent(source, '    ')}", names)
     page: Callable[[sandq.Client], Awaitable[None]] = names["page"]
 
-    async def main() -> None:
+    async def main(run: Run) -> None:
+        async def run_lines(number: int) -> None:
+            block = BLOCKS[number][1].replace("localhost:2108", f"localhost:{node.environ['HTTP_PORT']}")
+            for lines in [block] if "$" in block else block.splitlines():
+                done = await run(lines)
+                assert done.code == 0 and "Traceback" not in done.err, (lines, done)
+                shown[number].append(done.out.removesuffix("\n"))
+
+        names["run"] = run_lines
         async with sandq.connect(node.address) as client:
             await page(client)
 
-    anyio.run(main)
+    run_with_commands(main, Shell(tmp_path, SANDCTL_SERVERS=node.address))
     wrong = []
     for number, (_, block, expected) in enumerate(BLOCKS):
         printed = "\n".join(shown[number])

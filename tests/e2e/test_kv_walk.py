@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.test_sandctl_walk import Ctl
-from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Ctl, interrupt
 
 
 @pytest.fixture(scope="module")
@@ -88,36 +83,23 @@ def test_a_watch_until_it_is_interrupted(ctl: Ctl, output: str) -> None:
     topic = f"watched-{output}"
     ctl(f"topic create {topic} --kind compacted --partitions 2")
     ctl(f"kv put {topic} a before")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sandctl", "kv", "watch", topic, "--start", "earliest", "-o", output],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "SANDCTL_SERVERS": ctl.node.address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process:
-        assert process.stdout is not None
-        printed = b""
+    gone = b"(deleted)" if output == "table" else b'"value": null'
+    deleted = False
 
-        def until_printed(words: bytes) -> None:
-            nonlocal printed
-            while words not in printed:
-                ready, _, _ = select.select([process.stdout], [], [], 30)
-                assert ready, f"{words!r} is not out: {printed!r}"
-                printed += os.read(ready[0].fileno(), 65_536)
-
-        try:
-            until_printed(b"before")
+    def is_enough(printed: bytes) -> bool:
+        nonlocal deleted
+        if not deleted and b"before" in printed:
             ctl(f"kv delete {topic} a")
-            until_printed(b"(deleted)" if output == "table" else b'"value": null')
-            process.send_signal(signal.SIGINT)
-            rest, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (process.returncode, errors) == (0, b"")
+            deleted = True
+        return gone in printed
+
+    command = [sys.executable, "-m", "sandctl", "kv", "watch", topic, "--start", "earliest", "-o", output]
+    code, printed, errors = interrupt(command, is_enough, env=ctl.environ)
+    assert (code, errors) == (0, b"")
     if output == "json":
-        assert [row["key"] for row in json.loads(printed + rest)] == ["a", "a"]
+        assert [row["key"] for row in json.loads(printed)] == ["a", "a"]
     else:
-        assert len((printed + rest).splitlines()) == 2
+        assert len(printed.splitlines()) == 2
 
 
 def test_a_watch_of_some(ctl: Ctl) -> None:

@@ -13,7 +13,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandq.server.metrics_catalog import EVERY
-from tests.e2e.test_http_page import wait_for
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -42,7 +41,6 @@ def node(tmp_path: Path, web_port: int) -> Iterator[NodeProcess]:
 
 
 def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
-    wait_for(web_port)
     command = commands("bash")[0].strip().replace("127.0.0.1:2108", f"127.0.0.1:{web_port}")
     for _ in range(2):  # the first is told of in the second
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_http_page import wait_for
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 
@@ -52,7 +51,6 @@ def examine(directory: Path, examples: int, seed: int) -> None:
     node.start()
     base = f"http://127.0.0.1:{port}"
     try:
-        wait_for(port)
         for name in ("orders", "other"):
             post(f"{base}/topics", {"name": name, "partitions": 3})
         post(f"{base}/topics", {"name": "config", "kind": "compacted", "partitions": 2})

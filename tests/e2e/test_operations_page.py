@@ -6,18 +6,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_command_pages import Shell
-from tests.e2e.test_http_page import wait_for
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Shell
 from tests.support.processes.shipped_cluster import ShippedCluster
 from tests.support.waiting import wait_until
 
@@ -48,7 +46,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     )
     node.start()
     try:
-        wait_for(port)
         shell = Shell(tmp_path, SANDCTL_SERVERS=node.address, SANDQ_LISTEN__CLIENT=node.address)
         (tmp_path / "bin" / "curl").write_text(
             f'#!/bin/bash\nexec /usr/bin/env -S PATH="${{PATH#*:}}" curl "${{@/2108/{port}}}"\n'
@@ -86,8 +83,7 @@ def test_three_nodes(tmp_path: Path) -> None:
         assert "17 parcels" in said[-1] and "17 more" in said[-1]
         shutil.rmtree(cluster.nodes["node2"].data_dir)
         cluster.nodes["node2"].start(wait=False)
-        while "returned with another data directory" not in cluster.nodes["node1"].output():
-            time.sleep(0.05)
+        wait_until(lambda: "returned with another data directory" in cluster.nodes["node1"].output())
         assert cluster.nodes["node2"].runs
         (remove,) = commands(rest.partition(LOST)[2].partition(MAJORITY)[0])
         wait_until(lambda: node(shell, "node2")["failed_since_ms"] is not None)
@@ -101,7 +97,7 @@ def test_three_nodes(tmp_path: Path) -> None:
             shutil.rmtree(cluster.nodes[name].data_dir)
         cluster.nodes["node1"].stop()
         config = str(tmp_path / "node1" / "config.yaml")
-        shell._directory = tmp_path / "node1"
+        shell.directory = tmp_path / "node1"
         assert "payments/5: node1, node2, node3: goes on here alone" in shell(
             look.replace("configs/node1.yaml", config)
         )
@@ -125,8 +121,8 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
     try:
         cluster.start()
         shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
-        while shell("sandctl cluster nodes").count("alive") < 3:  # it has heard of the third by its link already
-            time.sleep(0.05)
+        # It has heard of the third by its link already.
+        wait_until(lambda: shell("sandctl cluster nodes").count("alive") == 3)
         here = lines.index("sandq --config configs/gossip4.yaml")
         said = [shell(line) for line in lines[len(starts) : here]]
         assert "17 parcels" in said[-1]
@@ -166,13 +162,11 @@ def test_forming_by_hand(tmp_path: Path) -> None:
         for node in nodes:
             node.start()
         shell = Shell(tmp_path, SANDCTL_SERVERS=nodes[0].address)
-        while "node2" not in shell("sandctl cluster info -o json"):
-            time.sleep(0.05)
-        wait_for(web)
+        wait_until(lambda: "node2" in shell("sandctl cluster info -o json"))
         ready = f"curl -s -o ready -w '%{{http_code}}' 127.0.0.1:{web}/readyz"
         assert shell(ready) == "503" and "sandctl cluster init" in (tmp_path / "ready").read_text()
         refused = shell.run("sandctl cluster init")
-        assert refused.returncode == 2 and "say --yes" in refused.stderr
+        assert refused.code == 2 and "say --yes" in refused.err
         looked, founded, again, listed = commands(
             read("docs/operations.md").partition(BY_HAND)[2].partition("\n## ")[0]
         )
@@ -180,13 +174,8 @@ def test_forming_by_hand(tmp_path: Path) -> None:
         assert founded == "sandctl cluster init --yes"
         uuid = json.loads(shell(f"{founded} -o json"))["cluster_uuid"]
         assert uuid in shell(again)
-        for _ in range(200):
-            if shell(listed).count("alive") == 2 and shell(f"{listed} -o json").count('"store_uuid"') == 2:
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(nodes[1].output())
-        assert uuid in shell.run(f"sandctl -s {nodes[1].address} cluster init --yes").stderr
+        wait_until(lambda: shell(listed).count("alive") == 2 and shell(f"{listed} -o json").count('"store_uuid"') == 2)
+        assert uuid in shell.run(f"sandctl -s {nodes[1].address} cluster init --yes").err
         nodes[0].kill()
         nodes[0].start()
         assert uuid in shell(again)

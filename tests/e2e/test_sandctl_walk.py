@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +13,9 @@ import pytest
 import trio
 
 import sandq
-from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Ctl, Done
 from tests.support.waiting import until_answer
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Ctl:
-    """`ctl("topic list")` runs sandctl, and wants it to end with 0; other arguments stand behind these words."""
-
-    def __init__(self, node: NodeProcess) -> None:
-        self.node = node
-        self._environ = os.environ | {"PYTHONPATH": str(ROOT), "SANDCTL_SERVERS": node.address, "COLUMNS": "200"}
-
-    def __call__(self, words: str, *more: str, stdin: str = "", code: int = 0) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-m", "sandctl", *words.split(), *more],
-            env=self._environ,
-            cwd=self.node.directory,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, (words, more, done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def json(self, words: str, *more: str) -> Any:
-        return json.loads(self(words, *more, "-o", "json").out)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +190,7 @@ def test_groups(ctl: Ctl) -> None:
     ctl("group seek grouped billing --to -2h --yes")
     assert ctl.json("group show grouped billing")["ready"] == 3
     ctl("group seek grouped billing --to latest --yes")
-    assert ctl.json("group show grouped billing")["ready"] == 0
+    assert ctl("consume grouped --group billing").out == ""
     ctl("group update grouped billing --max-attempts 3 --backoff fixed --backoff-first 5s")
     settings = ctl.json("group show grouped billing")["settings"]
     assert (settings["max_attempts"], settings["backoff"]["kind"]) == (3, "fixed")

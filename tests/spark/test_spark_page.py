@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_command_pages import Shell
 from tests.e2e.test_keys_page import is_like
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Shell
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
@@ -37,14 +37,13 @@ def test_the_page_has_examples() -> None:
 @pytest.mark.timeout(900)
 def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
     shell = Shell(tmp_path, SANDCTL_SERVERS=process.address)
-    shell.timeout_s = 150
     names: dict[str, Any] = {"spark": spark}
     for language, source, expected in BLOCKS:
         printed: list[str] = []
         if language == "sh":
             done = shell.run(source)
-            assert done.returncode == 0 and "Traceback" not in done.stderr, (source, done.stdout, done.stderr)
-            printed.append(done.stdout)
+            assert done.code == 0 and "Traceback" not in done.err, (source, done.out, done.err)
+            printed.append(done.out)
         else:
             names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
             exec(source.replace(DEFAULT, process.address), names)

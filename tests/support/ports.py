@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-from itertools import count
+from collections.abc import Iterator
 
-FIRST, SLICE, WORKERS = 20_000, 1_200, 8
+FIRST, END, SLICE = 12_000, 32_000, 100
 """Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be given it
 as its own end, and is then connected to itself."""
 
-_worker = int((os.environ.get("PYTEST_XDIST_WORKER") or "gw0")[2:]) % WORKERS
-_next = count(random.randrange(SLICE))
+_slices: list[socket.socket] = []
+"""Names in the kernel that this process holds: each stands for `SLICE` ports, and goes with the process."""
+
+
+def _take_slice() -> range:
+    """Ports that no other process of this machine takes from here, whichever run of tests it belongs to."""
+    firsts = list(range(FIRST, END, SLICE))
+    random.shuffle(firsts)
+    for first in firsts:
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0sandq-test-ports-{first}")
+        except OSError:
+            name.close()
+        else:
+            _slices.append(name)
+            return range(first, first + SLICE)
+    raise AssertionError("no ports are left: too many runs of tests at once")
+
+
+def _ports() -> Iterator[int]:
+    while True:
+        for port in _take_slice():
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    yield port
+
+
+_free = _ports()
 
 
 def free_port() -> int:
-    """A port that nobody uses, and that no other call gave, here or in a test that runs beside: each worker has a slice
-    of its own, and goes through it in order."""
-    for _ in range(SLICE):
-        port = FIRST + _worker * SLICE + next(_next) % SLICE
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no port is free")
+    """A port that nobody uses, and that no other call gave, here or in a test that runs beside."""
+    return next(_free)

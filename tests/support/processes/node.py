@@ -7,13 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
-
-START_S = 20.0
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class NodeProcess:
@@ -58,16 +56,26 @@ class NodeProcess:
             self.wait_until_it_serves()
 
     def wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
+        """Wait until it listens for clients, and for HTTP if it is to."""
+        web = self.environ.get("SANDQ_LISTEN__HTTP", "none").rpartition(":")[2]
+        ports = [self.port] if web in ("none", "0") else [self.port, int(web)]
+
+        def serves() -> bool:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"the node ended with {self._process.returncode}:\n{self.output()}")
-            with socket.socket() as probe:
-                if probe.connect_ex((self.host, self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"the node does not serve after {START_S} s:\n{self.output()}")
+            while ports:
+                with socket.socket() as probe:
+                    if probe.connect_ex((self.host, ports[0])) != 0:
+                        return False
+                del ports[0]
+            return True
+
+        try:
+            wait_until(serves)
+        except AssertionError as error:
+            error.add_note(self.output())
+            raise
 
     @property
     def runs(self) -> bool:
@@ -97,7 +105,7 @@ class NodeProcess:
     def ended(self) -> int:
         """Wait for it to end by itself; the exit code."""
         assert self._process is not None
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=PATIENCE_S)
 
     def close(self) -> None:
         if self.runs:

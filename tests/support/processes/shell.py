@@ -1,0 +1,173 @@
+"""A shell in which `sandctl` and `sandq` are commands, and `sandctl` alone.
+
+Starting Python and loading the client takes a third of a second of CPU time, twenty times what a command does. So what
+needs no shell runs in this process, by the same entry point; what a process adds (signals, pipes, exit) has its tests
+in tests/unit/sandctl/test_sandctl_process.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import sniffio
+from click.testing import CliRunner
+
+from sandctl.main import main
+from tests.support.paths import ROOT
+from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
+
+_NEEDS_A_SHELL = re.compile(r"[|<>$&;`\n]")
+
+
+Run = Callable[[str], Awaitable["Done"]]
+"""Runs a line, within an event loop."""
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run_here(args: Sequence[str], environ: Mapping[str, str], directory: Path, stdin: str = "") -> Done:
+    """Run sandctl in this process."""
+    with contextlib.chdir(directory):
+        result = CliRunner(env=environ).invoke(main, list(args), input=stdin.encode())
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Done(result.exit_code, result.stdout_bytes.decode(errors="replace"), result.stderr)
+
+
+def _is_free() -> bool:
+    """Whether a command may run here: it handles signals, and has an event loop of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    try:
+        sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return True
+    return False
+
+
+class Shell:
+    """`shell(line)` runs a line of bash in `directory`, wants it to end with 0 and returns its standard output."""
+
+    def __init__(self, directory: Path, **environ: str) -> None:
+        self.directory = directory
+        programs = directory / "bin"
+        programs.mkdir()
+        for name, module in (("sandctl", "sandctl"), ("sandq", "sandq.cli")):
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+            (programs / name).chmod(0o755)
+        path = f"{programs}:{os.environ['PATH']}"
+        self._environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, **environ}
+
+    def run(self, line: str) -> Done:
+        """Also in a thread, beside an event loop."""
+        words = shlex.split(line, comments=True)
+        if words[0] == "sandctl" and not _NEEDS_A_SHELL.search(line) and _is_free():
+            return run_here(words[1:], self._environ, self.directory)
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=self.directory,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",  # a photo may be among what is consumed
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def __call__(self, line: str, code: int = 0) -> str:
+        done = self.run(line)
+        assert done.code == code, (line, done)
+        assert "Traceback" not in done.err, done.err
+        return done.out
+
+    def interrupt(self, line: str, after: bytes) -> tuple[int, bytes, bytes]:
+        """Start a line, press Ctrl-C once it has printed `after`; (exit code, standard output, standard error)."""
+        command = ["bash", "-c", f"exec {line}"]
+        return interrupt(command, lambda printed: after in printed, cwd=self.directory, env=self._environ)
+
+
+def interrupt(command: list[str], is_enough: Callable[[bytes], bool], **options: Any) -> tuple[int, bytes, bytes]:
+    """Start a command, send it SIGINT once what it printed is enough; (exit code, standard output and error)."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    ) as process:
+        assert process.stdout is not None
+        printed = b""
+        try:
+            while not is_enough(printed):
+                ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+                assert ready, f"not enough was printed: {printed!r}"
+                more = os.read(process.stdout.fileno(), 65_536)
+                assert more, (command, process.communicate())
+                printed += more
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    return process.returncode, printed + rest, errors
+
+
+class Ctl:
+    """`ctl("topic list")` runs sandctl, and wants it to end with 0; other arguments stand behind these words."""
+
+    def __init__(self, node: NodeProcess) -> None:
+        self.node = node
+        self.environ = os.environ | {"PYTHONPATH": str(ROOT), "SANDCTL_SERVERS": node.address, "COLUMNS": "200"}
+
+    def __call__(self, words: str, *more: str, stdin: str = "", code: int = 0) -> Done:
+        done = run_here([*words.split(), *more], self.environ, self.node.directory, stdin)
+        assert done.code == code, (words, more, done)
+        return done
+
+    def json(self, words: str, *more: str) -> Any:
+        return json.loads(self(words, *more, "-o", "json").out)
+
+
+def run_with_commands(page: Callable[[Run], Awaitable[None]], shell: Shell) -> None:
+    """Run an async function, and the lines that it asks for, one at a time; it in a thread, those here."""
+    asked: queue.SimpleQueue[tuple[str, Future[Done]] | None] = queue.SimpleQueue()
+
+    async def run(line: str) -> Done:
+        done: Future[Done] = Future()
+        asked.put((line, done))
+        return await anyio.to_thread.run_sync(done.result)
+
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        ended = portal.start_task_soon(page, run)
+        ended.add_done_callback(lambda _: asked.put(None))
+        while (wanted := asked.get()) is not None:
+            line, done = wanted
+            try:
+                done.set_result(shell.run(line))
+            except BaseException as error:
+                done.set_exception(error)
+        ended.result()
