@@ -41,7 +41,7 @@ parameters = {{ topic = "config", wait = "200ms" }}
 
 def post(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), method="POST")
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
@@ -67,7 +67,6 @@ def examine(directory: Path, examples: int, seed: int) -> None:
             cwd=directory,
             capture_output=True,
             text=True,
-            timeout=900,
             check=False,
         )
         assert done.returncode == 0, (

@@ -154,7 +154,6 @@ def test_the_blocking_example(node: NodeProcess, shell: Callable[[str], str]) ->
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert (done.stdout, done.stderr) == ("b'call the bank'\n", "")

@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-X", "dev", *arguments]
-    return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_the_first_example(tmp_path: Path) -> None:
