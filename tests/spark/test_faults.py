@@ -181,7 +181,7 @@ def run_until(command: list[str], log: Path, reached: Callable[[], object] | Non
         )
         try:
             if reached is None:
-                assert driver.wait(PATIENCE_S) == 0, log.read_text()
+                assert driver.wait() == 0, log.read_text()
             else:
                 wait_until(lambda: reached() or driver.poll() is not None)
                 assert driver.poll() is None, log.read_text()

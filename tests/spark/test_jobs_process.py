@@ -22,7 +22,7 @@ from sandctl.main import main
 from sandq.model.times import instant_ms
 from sandq.testing import Broker
 from tests.support.paths import ROOT
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
 FILES = 40
@@ -57,10 +57,8 @@ def stored(node: Broker) -> int:
 
 
 def wait_for_the_first(node: Broker) -> None:
-    deadline = time.monotonic() + PATIENCE_S
     with node.client() as client:
-        while not sum(row["messages"] for row in client.admin.stats("t")) and time.monotonic() < deadline:
-            time.sleep(0.005)  # Spark is at work, and tells nobody
+        wait_until(lambda: sum(row["messages"] for row in client.admin.stats("t")))
 
 
 def test_interrupted_and_run_again(

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.test_keys_page import is_like
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
-from tests.support.processes.shell import Shell
+from tests.support.spark.pipeline_shell import PipelineShell
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
@@ -36,7 +36,7 @@ def test_the_page_has_examples() -> None:
 
 @pytest.mark.timeout(900)
 def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
-    shell = Shell(tmp_path, SANDCTL_SERVERS=process.address)
+    shell = PipelineShell(spark, tmp_path, SANDCTL_SERVERS=process.address)
     names: dict[str, Any] = {"spark": spark}
     for language, source, expected in BLOCKS:
         printed: list[str] = []
@@ -48,3 +48,5 @@ def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None
             names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
             exec(source.replace(DEFAULT, process.address), names)
         assert is_like("\n".join(printed), expected), (source, printed)
+    names_of_jobs = ("archive", "sql", "replay", "schedule", "forecast", "report")
+    assert set(shell.ran) == {f"pipeline {name}" for name in names_of_jobs}
