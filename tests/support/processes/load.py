@@ -12,10 +12,10 @@ import trio
 
 import sandq
 from sandq.errors import SandqError
+from tests.support.waiting import PATIENCE_S
 
 WORKERS = 2
-DRAIN_S = 60.0
-GOES_ON_S = 30.0
+DRAIN_S = GOES_ON_S = PATIENCE_S
 MORE = 200
 PAUSE_S = 0.01
 """Between what is produced at once."""

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
-
-START_S = 20.0
+from tests.support.waiting import PATIENCE_S
 
 
 class NodeProcess:
@@ -58,7 +57,7 @@ class NodeProcess:
             self.wait_until_it_serves()
 
     def wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             assert self._process is not None
             if self._process.poll() is not None:
@@ -67,7 +66,7 @@ class NodeProcess:
                 if probe.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.02)
-        raise AssertionError(f"the node does not serve after {START_S} s:\n{self.output()}")
+        raise AssertionError(f"the node does not serve after {PATIENCE_S:g} s:\n{self.output()}")
 
     @property
     def runs(self) -> bool:
@@ -97,7 +96,7 @@ class NodeProcess:
     def ended(self) -> int:
         """Wait for it to end by itself; the exit code."""
         assert self._process is not None
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=PATIENCE_S)
 
     def close(self) -> None:
         if self.runs:
