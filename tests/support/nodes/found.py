@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from sandq.broker.forming import Forming
 from sandq.gossip.membership import State
 from sandq.model.config import NodeConfig, load_config
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import ThreeNodes
 from tests.support.ports import free_port
 from tests.support.waiting import until_answer, until_holds
@@ -40,6 +41,7 @@ class FoundNodes(ThreeNodes):
         self.client_ports = {name: free_port() for name in names}
         self.peer_ports = {name: free_port() for name in names}
         self.gossip_ports = {name: free_port() for name in names}
+        self.hand: HandClock | None = None
         self.own: dict[str, dict[str, str]] = {}
         """Settings of one node alone."""
 
@@ -62,6 +64,10 @@ class FoundNodes(ThreeNodes):
 
     def gossip(self, name: str) -> str:
         return f"127.0.0.1:{self.gossip_ports[name]}"
+
+    async def _start(self, name: str, options: dict[str, Any]) -> None:
+        clock = {} if self.hand is None else {"clock": self.hand.guarded()}
+        await super()._start(name, {**clock, **options})
 
     def launch(self, name: str, **options: Any) -> None:
         """Start one that may not serve before it is stopped."""
@@ -120,10 +126,13 @@ class Looks:
 
 
 @asynccontextmanager
-async def found_nodes(directory: Path, *names: str, **environ: str) -> AsyncIterator[FoundNodes]:
-    """A cluster of these, just come together."""
+async def found_nodes(
+    directory: Path, *names: str, hand: HandClock | None = None, **environ: str
+) -> AsyncIterator[FoundNodes]:
+    """A cluster of these, just come together. `hand`: moves the clocks of all of them."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery, **environ)
+        nodes.hand = hand
         await nodes.start(*names)
         await nodes.until_registered(*names)
         yield nodes
