@@ -12,6 +12,8 @@ from tests.support.processes.cluster import ClusterProcess
 from tests.support.processes.deposed_leader import Questions
 from tests.support.processes.load import SETTINGS, under_load
 
+REQUEST = "10m"
+
 
 @pytest.mark.parametrize(
     ("seed", "rounds"), [(1, 1), *(pytest.param(seed, 6, marks=pytest.mark.long) for seed in (2, 3, 4))]
@@ -22,7 +24,7 @@ def test_they_stand_still_under_load(seed: int, rounds: int, make_cluster: Calla
     rng = random.Random(seed)
 
     async def scenario() -> None:
-        async with cluster.connect() as client:
+        async with cluster.connect(timeout=REQUEST) as client:
             await cluster.create(client, **SETTINGS)
             async with under_load(client, rng, least=200) as record:
                 for number in range(rounds):
@@ -31,7 +33,9 @@ def test_they_stand_still_under_load(seed: int, rounds: int, make_cluster: Calla
                     await record.goes_on()
                     follower = rng.choice(cluster.others(leader))
                     cluster.nodes[follower].pause()
-                    await record.goes_on()  # two of three go on, whoever of them a client asks first
+                    # Two of three go on, whoever of them a client asks first: it does not wait for the one until
+                    # the request's own time is over.
+                    await record.goes_on()
                     cluster.nodes[follower].resume()
         record.judge(seed)
 
