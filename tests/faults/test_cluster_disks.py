@@ -28,7 +28,7 @@ def test_disks_fail_under_load(make_cluster: MakeCluster) -> None:
         async with cluster.connect() as client:
             await cluster.create(client, partitions=3, **SETTINGS)
             async with under_load(client, random.Random(1)) as record:
-                await trio.sleep(0.3)
+                await record.goes_on()
                 first = await fails(cluster, client, record, EIO)
                 # Its disk is mended, and when the next fails it is the first and the third who go on.
                 await trio.to_thread.run_sync(cluster.kill, first)

@@ -84,7 +84,7 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
         async with cluster.connect() as client:
             await cluster.until_registered(client)
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
-            async with under_load(client, rng, pause_s=PAUSE_S) as record, trio.open_nursery() as nursery:
+            async with under_load(client, rng, pause_s=PAUSE_S, least=500) as record, trio.open_nursery() as nursery:
                 stop = trio.Event()
                 nursery.start_soon(kill_some, client, stop)
                 for name in rng.choices(NAMES, k=drained):
@@ -96,7 +96,7 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
                     )
                     await until_settled(client)
                 stop.set()
-        record.judge(seed, least=500)
+        record.judge(seed)
 
     trio.run(scenario)
     assert [cluster.nodes[name].stop() for name in NAMES] == [0] * len(NAMES), cluster.output()

@@ -11,7 +11,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S
 
 MakeNode = Callable[..., NodeProcess]
-MESSAGES = 20_000
+MESSAGES = 12_000
 
 
 async def restart(node: NodeProcess) -> None:

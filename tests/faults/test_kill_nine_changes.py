@@ -14,7 +14,7 @@ import sandq
 from sandq.errors import NotFound, SandqError, TooLate
 from tests.support.processes.node import NodeProcess
 
-KILLS = 6
+SHORT, LONG = 2, 6
 DRAIN_S = 60.0
 ROUNDS_AT_ONCE = 8
 """Rounds of messages that are not all stored and changed yet: on a slow machine fewer are made, none too late."""
@@ -182,15 +182,17 @@ async def ack(message: sandq.Message, record: Record) -> None:
         record.acked.add(message.id)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-def test_acknowledged_cancels_and_moves_hold(seed: int, make_node: Callable[..., NodeProcess]) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in range(1, 8))]
+)
+def test_acknowledged_cancels_and_moves_hold(seed: int, kills: int, make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(SANDQ_STORAGE__SEGMENT_BYTES="262144", SANDQ_STORAGE__CHECKPOINT_BYTES="400000")
     node.start()
     rng = random.Random(seed)
     record = Record()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=DRAIN_S) as client, trio.open_nursery() as nursery:
             await client.admin.create_topic(
                 "t", partitions=2, lease="2s", backoff={"kind": "fixed", "first": "50ms"}, max_attempts=None
             )
@@ -199,7 +201,7 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, make_node: Callable[...,
                 nursery.start_soon(consume, client, record)
             async with trio.open_nursery() as producing:
                 producing.start_soon(produce, client, record, rng, stop)
-                for _ in range(KILLS):
+                for _ in range(kills):
                     await trio.sleep(rng.uniform(0.2, 0.8))
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)

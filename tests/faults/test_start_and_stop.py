@@ -15,7 +15,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shipped_cluster import ShippedCluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 MakeNode = Callable[..., NodeProcess]
 
@@ -27,7 +27,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 

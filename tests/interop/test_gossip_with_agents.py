@@ -22,6 +22,8 @@ from tests.support.gossip.membership_contract import Follower
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 from tests.support.waiting import PATIENCE_S, until_holds
 
+pytestmark = pytest.mark.interop
+
 LOOK_S = 0.01
 STALL_S = 2.0
 

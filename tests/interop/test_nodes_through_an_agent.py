@@ -17,6 +17,8 @@ from tests.support.nodes.found import FoundNodes
 from tests.support.nodes.working import take, values
 from tests.support.waiting import until_holds
 
+pytestmark = pytest.mark.interop
+
 NODES = ("node1", "node2")
 RPC_AUTH = "a key of the site's"
 

@@ -17,6 +17,8 @@ from sandq.model.errors import StartupError, TooLarge
 from tests.support.gossip.membership_contract import ClusterContract, Follower, ours
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 
+pytestmark = pytest.mark.interop
+
 RPC_AUTH = "a key of the site's"
 
 

@@ -17,7 +17,7 @@ from sandq.partition.producers import Producers
 from sandq.raft import Group
 from tests.support.simulation.keys_world import KeysWorld
 from tests.support.simulation.linearizable import NotLinearizable, Operation
-from tests.support.simulation.seeds import run_each
+from tests.support.simulation.seeds import few_of, run_each
 from tests.support.simulation.stepped import VirtualClock
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -40,7 +40,7 @@ def operations_of(world: KeysWorld) -> list[Operation]:
     return [operation for history in world.clients.histories.values() for operation in history]
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", few_of((1, 0, 2), 1))
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // 3, (block + 1) * SEEDS // 3))
     for what, least in (("crashes", 20), ("snapshots", 0), ("elections", 20), ("compared", 100), ("led_twice", 50)):
@@ -116,7 +116,7 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "seed"),
-    [(values_end_by_the_readers_clock, 10), (reads_ask_nobody, 0), (leads_at_once, 2), (conditions_are_for_nothing, 0)],
+    [(values_end_by_the_readers_clock, 28), (reads_ask_nobody, 0), (leads_at_once, 6), (conditions_are_for_nothing, 0)],
 )
 def test_what_no_order_explains_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

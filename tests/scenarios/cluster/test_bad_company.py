@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import trio
 
-import sandq
 from sandq.errors import Unavailable
 from sandq.gossip.membership import State
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
-from tests.scenarios.cluster.test_moves import administrating, all_there, produced
-from tests.support.nodes.found import found_nodes
+from tests.scenarios.cluster.test_moves import all_there, produced
+from tests.support.nodes.found import found_nodes, refusals
+from tests.support.nodes.raw_client import RawClient
 from tests.support.waiting import until_holds
 
 THREE = ("node1", "node2", "node3")
@@ -33,8 +34,9 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
             "LISTEN__GOSSIP": "127.0.0.1:0",
         }
         scope = nodes._scopes["node2"]
-        nodes.launch("node2")
-        await trio.sleep(2)
+        with refusals() as count:
+            nodes.launch("node2")
+            await until_holds(lambda: count("node3", "store"))  # node2 is the one that dials node3
         await nodes.stop("node2")
         nodes._scopes["node2"], nodes.running["node2"] = scope, real
         await produced(nodes, 50)
@@ -43,16 +45,26 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
         await until_holds(lambda: "node2" in nodes.running["node1"].broker.up())
 
 
-@pytest.mark.parametrize(("key", "other"), [("CLUSTER__NAME", "another"), ("CLUSTER__SECRET_FILE", "secret-2")])
-async def test_of_another_cluster_or_with_another_secret(tmp_path: Path, key: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "other", "said"),
+    [
+        ("CLUSTER__NAME", "another", ("node3", "cluster")),
+        ("CLUSTER__SECRET_FILE", "secret-2", ("a gossip stream ended early",)),
+    ],
+)
+async def test_of_another_cluster_or_with_another_secret(
+    tmp_path: Path, key: str, other: str, said: tuple[str, ...]
+) -> None:
     for name in ("secret-1", "secret-2"):
         (tmp_path / name).write_text(f"the content of {name}")
         (tmp_path / name).chmod(0o600)
     environ = {"CLUSTER__SECRET_FILE": str(tmp_path / "secret-1")}
     async with found_nodes(tmp_path / "nodes", "node1", "node2", **environ) as nodes:
         nodes.own["node3"] = {key: str(tmp_path / other) if key.endswith("FILE") else other}
-        nodes.launch("node3")
-        await trio.sleep(2)
+        with refusals() as count:
+            nodes.launch("node3")
+            await until_holds(lambda: count(*said))
+        assert "node3" not in nodes.running
         assert set(nodes.registered("node1")) == {"node1", "node2"}
         assert "node3" not in nodes.running["node1"].broker.up()
         await nodes.stop("node3")
@@ -89,15 +101,18 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
         async with nodes.connect("node2") as client:
             assert [topic.name for topic in await client.admin.list_topics()] == ["t"]
             assert {row["node"] for row in (await client.admin.cluster())["nodes"]} == set(THREE)
-        async with sandq.connect(f"127.0.0.1:{nodes.client_ports['node2']}", timeout=2) as client:
-            with pytest.raises(Unavailable, match=r"of the 3 nodes that vote .*, 2 cannot be reached"):
-                await client.admin.create_topic("u")
+        # A client would ask again until its time is over.
+        raw = await RawClient.connect(nodes.client_ports["node2"])
+        refused = await raw.create("u")
+        assert refused[2] == "UNAVAILABLE" and re.search("of the 3 nodes that vote .*, 2 cannot be reached", refused[3])
+        await trio.aclose_forcefully(raw.stream)
         for change in ("drain", "remove"):
             with pytest.raises(Unavailable):
                 await getattr(nodes.running["node2"].broker.administration, change)("node3")
         await nodes.start("node1")
         await until_holds(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
-        await (await administrating(nodes)).create_topic("u", "timer", 1, 2, {})
+        async with nodes.connect("node1", "node2") as client:
+            await client.admin.create_topic("u", replicas=2)
 
 
 async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sandq
 from sandq.broker import engine
 from sandq.errors import InvalidRequest, NotLeader
 from sandq.protocol.frames import Type
+from tests.support.nodes.found import refusals
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
 from tests.support.nodes.working import take, values
@@ -201,8 +202,9 @@ async def test_a_wiped_node_takes_part_in_nothing(nodes: ThreeNodes) -> None:
         await client.produce("t", b"kept")
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
-        with trio.move_on_after(1.5):
-            await nodes.start("node3")
+        with refusals() as count:
+            nodes._nursery.start_soon(nodes._start, "node3", {})
+            await until_holds(lambda: count("node3", "store"))
         assert "node3" not in nodes.running, "it is not let in"
         await client.produce("t", b"more")
         info = await client.admin.cluster()

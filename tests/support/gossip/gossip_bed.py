@@ -18,6 +18,7 @@ from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
 from tests.support.gossip.serf_agent import SerfAgent
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
 CLUSTER = "sandq"
 QUICK = dataclasses.replace(
@@ -26,6 +27,8 @@ QUICK = dataclasses.replace(
     probe_timeout_s=0.1,
     gossip_interval_s=0.02,
     reconnect_interval_s=0.2,
+    # Who does not answer here stands still for a while, as this process may.
+    stream_timeout_s=PATIENCE_S,
     # A message that misses a member waits for the next comparison.
     retransmit_mult=4,
 )

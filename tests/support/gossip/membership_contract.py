@@ -127,9 +127,9 @@ class ClusterContract(MembershipContract):
         a, follows_a, b, follows_b = await two(bed)
         assert set(a.members()) == set(b.members()) == {"a", "b"}
         for name in ("a", "b"):
-            seen_a, seen_b = follows_a.listed[name], follows_b.listed[name]
-            assert seen_a.state is seen_b.state is State.ALIVE
-            assert seen_a.address == seen_b.address == bed.address(name)
+            for follows in (follows_a, follows_b):
+                seen = await follows.until(name, lambda member: member.state is State.ALIVE)
+                assert seen.address == bed.address(name)
         assert ours(b.members()["a"]) == TAGS
         await a.set_tags({"zone": "y"})
         seen = await follows_b.until("a", lambda member: ours(member) != TAGS)
@@ -151,7 +151,7 @@ class ClusterContract(MembershipContract):
 
     async def test_a_failure_is_seen(self, bed: Bed) -> None:
         a, follows_a, _, _ = await two(bed)
-        alive = follows_a.listed["b"]
+        alive = await follows_a.until("b", lambda member: member.state is State.ALIVE)
         await bed.kill("b")
         failed = await follows_a.until("b", lambda member: member.state is State.FAILED)
         assert failed.since_ms > alive.since_ms and failed.tags == alive.tags

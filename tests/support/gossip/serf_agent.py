@@ -22,8 +22,6 @@ from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S
 
 SERF = shutil.which("serf")
-START_S = 10.0
-END_S = 10.0
 _LOOK_S = 0.02
 
 
@@ -82,7 +80,7 @@ class SerfAgent:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
                 [SERF, "agent", f"-config-file={self._config}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        with trio.fail_after(START_S):
+        with trio.fail_after(PATIENCE_S):
             while not await self._answers():
                 assert self._process.poll() is None, f"the agent {self.name} has ended:\n{self.output()}"
                 await trio.sleep(_LOOK_S)
@@ -183,5 +181,5 @@ class SerfAgent:
 
     async def _ended(self) -> None:
         assert self._process is not None
-        await trio.to_thread.run_sync(self._process.wait, END_S)
+        await trio.to_thread.run_sync(self._process.wait, PATIENCE_S)
         self._process = None

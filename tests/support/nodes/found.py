@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
+from structlog.testing import capture_logs
 
+from sandq.broker.forming import Forming
 from sandq.gossip.membership import State
 from sandq.model.config import NodeConfig, load_config
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import ThreeNodes
 from tests.support.ports import free_port
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 
 QUICK = {
     "GOSSIP__PROFILE": "local",
@@ -22,6 +28,8 @@ QUICK = {
     "GOSSIP__GOSSIP_INTERVAL": "20ms",
     "GOSSIP__RECONNECT_INTERVAL": "200ms",
 }
+
+LOOKS = 10
 
 
 class FoundNodes(ThreeNodes):
@@ -33,6 +41,7 @@ class FoundNodes(ThreeNodes):
         self.client_ports = {name: free_port() for name in names}
         self.peer_ports = {name: free_port() for name in names}
         self.gossip_ports = {name: free_port() for name in names}
+        self.hand: HandClock | None = None
         self.own: dict[str, dict[str, str]] = {}
         """Settings of one node alone."""
 
@@ -55,6 +64,10 @@ class FoundNodes(ThreeNodes):
 
     def gossip(self, name: str) -> str:
         return f"127.0.0.1:{self.gossip_ports[name]}"
+
+    async def _start(self, name: str, options: dict[str, Any]) -> None:
+        clock = {} if self.hand is None else {"clock": self.hand.guarded()}
+        await super()._start(name, {**clock, **options})
 
     def launch(self, name: str, **options: Any) -> None:
         """Start one that may not serve before it is stopped."""
@@ -81,16 +94,45 @@ class FoundNodes(ThreeNodes):
                 return {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
 
         for name in by:
-            with trio.fail_after(20):
-                while (await rows(name)).get(about, {}).get("member") != state.value:  # noqa: ASYNC110 - over there
-                    await trio.sleep(0.02)
+            ask = partial(rows, name)
+            await until_answer(ask, lambda found: found.get(about, {}).get("member") == state.value)
+
+
+@contextmanager
+def refusals() -> Iterator[Callable[..., int]]:
+    """`count(*said)`: how often all of this was said together in the block: of whom, and why it is refused. Who is
+    refused knocks again, and is refused again: it has come as far as it gets."""
+    with capture_logs() as logs:
+        yield lambda *said: sum(all(word in entry.values() for word in said) for entry in logs)
+
+
+class Looks:
+    """How often each node that waits for its cluster has looked whether there is one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: Counter[str] = Counter()
+        member = Forming._member
+
+        def look(forming: Forming) -> str | None:
+            self.made[forming._own_node] += 1
+            return member(forming)
+
+        monkeypatch.setattr(Forming, "_member", look)
+
+    async def until_more(self, *names: str) -> None:
+        """Each has looked several times from now on: what it does on what it sees it has done."""
+        before = self.made.copy()
+        await until_holds(lambda: all(self.made[name] >= before[name] + LOOKS for name in names))
 
 
 @asynccontextmanager
-async def found_nodes(directory: Path, *names: str, **environ: str) -> AsyncIterator[FoundNodes]:
-    """A cluster of these, just come together."""
+async def found_nodes(
+    directory: Path, *names: str, hand: HandClock | None = None, **environ: str
+) -> AsyncIterator[FoundNodes]:
+    """A cluster of these, just come together. `hand`: moves the clocks of all of them."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery, **environ)
+        nodes.hand = hand
         await nodes.start(*names)
         await nodes.until_registered(*names)
         yield nodes

@@ -34,11 +34,11 @@ async def used_topic(nodes: FoundNodes, seed: int, *, partitions: int, replicas:
     rng = random.Random(seed)
     async with nodes.connect(*nodes.running) as client:
         await client.admin.create_topic("t", partitions=partitions, replicas=replicas, **SETTINGS)
-        async with under_load(client, rng, pause_s=PAUSE_S) as record:
+        async with under_load(client, rng, pause_s=PAUSE_S, least=LEAST) as record:
             await _put(client, record)
             yield record
             await until_settled(nodes)
-        record.judge(seed, least=LEAST)
+        record.judge(seed)
     await until_even(nodes)
     await until_swept(nodes)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import trio
 
-import sandq
 from sandq.broker.host import GroupHost
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
+from tests.support.nodes.patient import patient_client
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S, until_holds
 
@@ -87,8 +87,8 @@ class ThreeNodes:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def connect(self, *names: str) -> Any:
-        """A client that knows these nodes' addresses, or all."""
-        return sandq.connect(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
+        """A patient client that knows these nodes' addresses, or all."""
+        return patient_client(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
 
     def host(self, name: str, topic: str = "t", partition: int = 0) -> GroupHost:
         return self.running[name].broker.partition(topic, partition).host

@@ -39,12 +39,12 @@ class Scene:
         self.cluster.start()
         async with self.cluster.connect() as client:
             await self.cluster.create(client, **SETTINGS)
-            async with under_load(client, self._rng) as record:
+            async with under_load(client, self._rng, least=300) as record:
                 for number, cut in enumerate(cuts):
                     await record.goes_on()
                     await self._cut(client, record, cut, number)
             print(f"{len(record.stored)} stored, {record.redelivered} redelivered, {len(record.unsure)} acks unsure")
-        record.judge(self._seed, least=300)
+        record.judge(self._seed)
 
     async def _cut(self, client: sandq.Client, record: Record, cut: str, number: int) -> None:
         leader = await self.cluster.leader(client)

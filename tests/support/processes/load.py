@@ -12,10 +12,10 @@ import trio
 
 import sandq
 from sandq.errors import SandqError
+from tests.support.waiting import PATIENCE_S, until_holds
 
 WORKERS = 2
-DRAIN_S = 60.0
-GOES_ON_S = 30.0
+DRAIN_S = GOES_ON_S = PATIENCE_S
 MORE = 200
 PAUSE_S = 0.01
 """Between what is produced at once."""
@@ -31,29 +31,35 @@ class Record:
     """Payload -> offset, of produces that were acknowledged."""
     due_ms: dict[bytes, int] = field(default_factory=dict)
     delivered: dict[bytes, set[str]] = field(default_factory=dict)
-    attempts: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Id -> number of its last attempt, and the lease that it came under."""
+    attempts: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    """Id and consumer -> number of the last attempt there, and the lease that it came under. What comes to two
+    consumers they may look at in any order."""
+    numbers: set[tuple[str, int]] = field(default_factory=set)
+    """Id and number of every attempt."""
     acked: set[str] = field(default_factory=set)
     """Ids whose ack was confirmed."""
     unsure: set[str] = field(default_factory=set)
     """Ids of which an ack failed: it may have been applied, its answer lost with the connection and its lease over."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
+    least: int = 1000
+    """So many are stored before the load ends: there is something to lose."""
     produced: bool = False
     done: trio.Event = field(default_factory=trio.Event)
 
-    def deliver(self, message: sandq.Message) -> None:
+    def deliver(self, message: sandq.Message, consumer: int) -> None:
         value = message.value or b""
         now_ms = time.time() * 1000
         if now_ms < self.due_ms[value] - 1:
             self.faults.append(f"{value!r} came {self.due_ms[value] - now_ms:.1f} ms early")
         if message.id in self.acked:
             self.faults.append(f"{value!r} was acked and came again")
-        last, under = self.attempts.get(message.id, (0, ""))
-        if message.attempt <= last:
+        last, under = self.attempts.get((message.id, consumer), (0, ""))
+        if message.attempt <= last or (message.id, message.attempt) in self.numbers:
             this = f"attempt {message.attempt} ({message.lease_token})"
             self.faults.append(f"{value!r} came again as {this}, after attempt {last} ({under})")
-        self.attempts[message.id] = message.attempt, message.lease_token
+        self.numbers.add((message.id, message.attempt))
+        self.attempts[message.id, consumer] = message.attempt, message.lease_token
         self.redelivered += message.id in self.delivered.setdefault(value, set())
         self.delivered[value].add(message.id)
 
@@ -67,7 +73,7 @@ class Record:
             while len(self.stored) < stored or len(self.acked) < acked:  # noqa: ASYNC110 - many tasks have a part in it
                 await trio.sleep(0.02)
 
-    def judge(self, seed: int, *, least: int = 1000) -> None:
+    def judge(self, seed: int) -> None:
         """Nothing acknowledged lost, nothing early, nothing doubled; and there was something to lose."""
         lost = [value for value, offset in self.stored.items() if offset not in self.acked | self.unsure]
         unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
@@ -76,7 +82,7 @@ class Record:
         assert unseen == [], f"seed {seed}: {len(unseen)} of {len(self.stored)} acknowledged messages never came"
         assert lost == [], f"seed {seed}: {len(lost)} of {len(self.stored)} acknowledged messages were never acked"
         assert doubled == [], f"seed {seed}: a retry of the producer was stored again"
-        assert len(self.stored) >= least
+        assert len(self.stored) >= self.least
 
 
 async def produce(
@@ -100,10 +106,10 @@ async def produce(
             record.stored[value] = await receipt
 
 
-async def consume(client: sandq.Client, record: Record) -> None:
+async def consume(client: sandq.Client, record: Record, consumer: int) -> None:
     async with client.subscribe("t", group="g", credit=100) as subscription, trio.open_nursery() as nursery:
         async for message in subscription:
-            record.deliver(message)
+            record.deliver(message, consumer)
             nursery.start_soon(ack, message, record)
 
 
@@ -119,16 +125,19 @@ async def ack(message: sandq.Message, record: Record) -> None:
 
 
 @asynccontextmanager
-async def under_load(client: sandq.Client, rng: random.Random, *, pause_s: float = PAUSE_S) -> AsyncIterator[Record]:
+async def under_load(
+    client: sandq.Client, rng: random.Random, *, pause_s: float = PAUSE_S, least: int = 1000
+) -> AsyncIterator[Record]:
     """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked."""
-    record = Record()
+    record = Record(least=least)
     async with trio.open_nursery() as consuming:
-        for _ in range(WORKERS):
-            consuming.start_soon(consume, client, record)
+        for number in range(WORKERS):
+            consuming.start_soon(consume, client, record, number)
         stop = trio.Event()
         async with trio.open_nursery() as producing:
             producing.start_soon(produce, client, record, rng, stop, pause_s)
             yield record
+            await until_holds(lambda: len(record.stored) >= least)
             stop.set()
         record.produced = True
         with trio.move_on_after(DRAIN_S):
