@@ -8,14 +8,9 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 SPARK_STAMP := .venv/.spark-up-to-date
 
-# Suites come as the project grows: those that are there are run.
-SUITES := $(wildcard tests/unit tests/property tests/scenarios tests/simulation tests/faults tests/interop tests/e2e \
-                      tests/regressions)
-# Those through Spark run one after the other: their session takes both cores, and is made once.
-SPARK_SUITE := tests/spark
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-long check bench bench-peers clean
+.PHONY: setup spark demo system test test-long test-interop test-flaky check bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -43,13 +38,21 @@ demo: $(STAMP)
 system:
 	@tests/install-system-packages
 
+# Every feature and every promise; what each suite cost stands at its end. tests/README.md says what belongs where.
 test: $(SPARK_STAMP) system
-	$(BIN)/pytest -rs $(SPARK_SUITE)
-	$(BIN)/pytest -n 2 --dist worksteal --durations=40 -rs $(SUITES)
+	$(BIN)/python -m tests.support.runner
 
+# More seeds, kills, pages and sizes of the same: hours.
 test-long: $(SPARK_STAMP) system
-	TEST_RANDOM=1 $(BIN)/pytest -rs -m "long or not long" $(SPARK_SUITE)
-	TEST_RANDOM=1 $(BIN)/pytest -n 2 -rs -m "long or not long" $(SUITES)
+	$(BIN)/python -m tests.support.runner --long
+
+# Beside other products' programs.
+test-interop: $(STAMP) system
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs -m interop tests
+
+# All suites again and again on a machine that is loaded on purpose: each test that is not always green is named.
+test-flaky: $(SPARK_STAMP) system
+	$(BIN)/python -m tests.support.flaky $(FLAKY)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

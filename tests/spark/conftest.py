@@ -40,7 +40,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark.SparkSes
         .getOrCreate()
     )
     yield session
+    gateway = session.sparkContext._gateway
     session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # Java ends with it
+    gateway.proc.wait()
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""`python -m tests.support.flaky`: run all suites again and again on a machine that is loaded on purpose.
+
+Several runs beside each other, each in an order of its own, are each other's load; there are processes that only
+compute, syncs that take up to 50 ms longer, and now and then a whole run, with all that it started, is stopped for up
+to three seconds. Each test that was not always green is named, with where its output is. Exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.support.runner.costs import ORDER
+
+BUILD = ROOT / "build" / "flaky"
+_BAD = re.compile(r"^(FAILED|ERROR) (\S+)", re.M)
+
+
+def slow_sync() -> dict[str, str]:
+    """Compile what makes syncs slow; nothing, with a word, where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        print("there is no cc: the disk is not slowed", file=sys.stderr)
+        return {}
+    library = BUILD / "slow_sync.so"
+    source = Path(__file__).with_name("slow_sync.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all below it, as they are now."""
+    children = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            children[int(fields[1])].append(int(stat.parent.name))
+    found = [pid]
+    for process in found:
+        found += children[process]
+    return found
+
+
+class Run:
+    """One run of all suites, in a random order."""
+
+    def __init__(self, number: int, environ: dict[str, str], arguments: list[str]) -> None:
+        self.number = number
+        self.log = BUILD / f"run{number}.log"
+        self.build = BUILD / f"run{number}"
+        self.stops = 0
+        command = [sys.executable, "-m", "tests.support.runner", "--build", str(self.build), "--no-budgets", *arguments]
+        environ = os.environ | environ | {ORDER: str(number), "TMPDIR": str(self.build / "tmp")}
+        (self.build / "tmp").mkdir(parents=True)
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def stop_for(self, seconds: float) -> None:
+        """All of it stands still, as on a machine that its host has stopped."""
+        stopped: list[int] = []
+        for _ in range(2):  # what was started meanwhile
+            for pid in descendants(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.append(pid)
+        time.sleep(seconds)
+        for pid in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stops += 1
+
+    def bad(self) -> set[str]:
+        """What failed in it, once it has ended."""
+        bad = {name for _, name in _BAD.findall(self.log.read_text(errors="replace"))}
+        if self.process.returncode and not bad:
+            bad.add(f"(the run itself ended with {self.process.returncode})")
+        return bad
+
+
+def disturb(runs: list[Run], ended: threading.Event, rng: random.Random) -> None:
+    while not ended.wait(rng.uniform(5, 25)):
+        alive = [run for run in runs if run.process.poll() is None]
+        if alive:
+            rng.choice(alive).stop_for(rng.uniform(0.3, 3.0))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--beside", type=int, default=2, help="how many runs at a time (default 2)")
+    parser.add_argument("--hogs", type=int, default=1, help="processes that only compute (default 1)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options, arguments = parser.parse_known_args()
+    shutil.rmtree(BUILD, ignore_errors=True)
+    BUILD.mkdir(parents=True)
+    environ = slow_sync()
+    rng = random.Random(options.seed)
+    print(f"seed {options.seed}, {options.runs} runs, {options.beside} at a time", flush=True)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
+    runs: list[Run] = []
+    ended = threading.Event()
+    threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True).start()
+    try:
+        told: set[int] = set()
+        while len(told) < options.runs:
+            alive = [run for run in runs if run.process.poll() is None]
+            for run in runs:
+                if run not in alive and run.number not in told:
+                    told.add(run.number)
+                    said = ", ".join(sorted(run.bad())) or "green"
+                    print(f"run {run.number} (stopped {run.stops} times): {said}", flush=True)
+                    shutil.rmtree(run.build / "tmp", ignore_errors=True)
+            if len(alive) < options.beside and len(runs) < options.runs:
+                runs.append(Run(options.seed % 1_000_000 + len(runs), environ, arguments))
+            time.sleep(0.5)
+    finally:
+        ended.set()
+        for process in [*hogs, *(run.process for run in runs)]:
+            process.kill() if process in hogs else process.terminate()
+            process.wait()
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        for name in run.bad():
+            found[name].append(run)
+    for name, of in sorted(found.items(), key=lambda item: -len(item[1])):
+        print(f"{len(of)} of {len(runs)}: {name}  ({', '.join(str(run.log.relative_to(ROOT)) for run in of)})")
+    green = sum(not run.bad() for run in runs)
+    print(f"{green} of {len(runs)} runs were green")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

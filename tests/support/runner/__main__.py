@@ -1,0 +1,116 @@
+"""`python -m tests.support.runner`: run the suites as `make test` does, and say what each cost.
+
+The suite through Spark runs beside the others: its session is made once, and waits for Java most of the time. A suite
+that takes half as much CPU time again as its budget fails the run, unless the machine is slower than it was when the
+budgets were written down: a loop of a known cost tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.support.runner.costs import FILE
+
+SUITES = ("unit", "property", "scenarios", "simulation", "faults", "interop", "e2e", "regressions")
+BUDGETS_S = {
+    "unit": 140,
+    "property": 60,
+    "scenarios": 160,
+    "simulation": 60,
+    "faults": 100,
+    "interop": 10,
+    "e2e": 150,
+    "regressions": 20,
+    "spark": 200,
+}
+"""CPU seconds on a machine on which `loop_s` is LOOP_S."""
+LOOP_S = 0.2
+OVER = 1.5
+SLOWED = 1.25
+SPREAD = ("-n", "2", "--dist", "worksteal", "--durations=25")
+
+
+def loop_s() -> float:
+    """CPU time of a loop that is always the same: the least of three."""
+    took = []
+    for _ in range(3):
+        began, value = time.process_time(), 0
+        for number in range(5_000_000):
+            value ^= number * 7
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+def start(arguments: list[str], costs: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(log.open("wb")) if log is not None else None
+        command = [sys.executable, "-m", "pytest", "-p", "tests.support.runner.costs", "-rs", *arguments]
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {FILE: str(costs)}, stdout=out, stderr=out)
+
+
+def run(build: Path, arguments: list[str]) -> bool:
+    """Run all suites; whether all passed."""
+    build.mkdir(parents=True, exist_ok=True)
+    for left in build.glob("*.json"):
+        left.unlink()
+    log = build / "spark.log"
+    spark = start([*arguments, "tests/spark"], build / "spark.json", log)
+    rest = start([*arguments, *SPREAD, *(f"tests/{suite}" for suite in SUITES)], build / "rest.json")
+    try:
+        codes = [rest.wait(), spark.wait()]
+    finally:
+        for process in (spark, rest):
+            process.terminate()
+            process.wait()
+    print(log.read_text(errors="replace"), flush=True)
+    return codes == [0, 0]
+
+
+def tell(build: Path) -> list[str]:
+    """Print what each suite cost; return those that are over their budget by half."""
+    over, total_s = [], 0.0
+    print("suite          tests    CPU s   budget   took s")
+    for path in sorted(build.glob("*.json")):
+        found = json.loads(path.read_text())
+        for suite, row in sorted(found["suites"].items()):
+            print(f"{suite:12} {row['tests']:7.0f} {row['cpu_s']:8.0f} {BUDGETS_S[suite]:8.0f} {row['took_s']:8.0f}")
+            total_s += row["cpu_s"]
+            if row["cpu_s"] > OVER * BUDGETS_S[suite]:
+                over.append(suite)
+        print(f"(loading)    {found['loading']:16.0f}")
+        total_s += found["loading"]
+    print(f"all          {total_s:16.0f}")
+    return over
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true", help="also what is marked long, with new examples")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "test", help="where logs and costs go")
+    parser.add_argument("--no-budgets", action="store_true", help="whatever the suites cost")
+    options, arguments = parser.parse_known_args()
+    if options.long:
+        os.environ["TEST_RANDOM"] = "1"
+        arguments = ["-m", "not interop", *arguments]
+    before_s, began_s = loop_s(), time.monotonic()
+    passed = run(options.build, arguments)
+    wall_s = time.monotonic() - began_s
+    over = tell(options.build)
+    slower = max(before_s, loop_s()) / LOOP_S
+    print(f"in {wall_s / 60:.1f} minutes, on a machine that took {slower:.2f} times as long for a loop of a known cost")
+    if over and slower <= SLOWED and not (options.long or options.no_budgets):
+        print(f"FAILED: over budget by half: {', '.join(over)}", file=sys.stderr)
+        passed = False
+    return int(not passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""A pytest plugin: the CPU time of each suite, with the processes that its tests started and that have ended.
+
+Wall time says little on a shared machine. `SANDQ_TEST_COSTS` names the file that gets, as JSON, for each suite its
+tests, CPU seconds and the seconds that its tests took; and `loading`, the CPU time outside of tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = "SANDQ_TEST_COSTS"
+ORDER = "SANDQ_TEST_ORDER"
+"""A seed: tests run in an order drawn by it, those of a module together."""
+
+
+def _cpu_s() -> float:
+    """CPU time of this process, its threads, and its descendants that were waited for."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+class Costs:
+    def __init__(self) -> None:
+        self._seen_s = _cpu_s()
+        self._rows: dict[str, dict[str, float]] = {}
+        self._total_s = 0.0
+
+    def pytest_collection_finish(self) -> None:
+        self._seen_s = _cpu_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now_s = _cpu_s()
+        report.cpu_s, self._seen_s = now_s - self._seen_s, now_s
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        suite = report.nodeid.split("/")[1]
+        row = self._rows.setdefault(suite, {"tests": 0, "cpu_s": 0.0, "took_s": 0.0})
+        row["tests"] += report.when == "call"
+        row["cpu_s"] += report.cpu_s
+        row["took_s"] += report.duration
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._total_s += node.workeroutput.get("cpu_s", 0.0) if hasattr(node, "workeroutput") else 0.0
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["cpu_s"] = _cpu_s()
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        if hasattr(config, "workerinput"):
+            return
+        # Without workers it is this process that ran them; with, they are its children, and were waited for or not.
+        total_s = max(_cpu_s(), self._total_s)
+        loading_s = total_s - sum(row["cpu_s"] for row in self._rows.values())
+        Path(os.environ[FILE]).write_text(json.dumps({"suites": self._rows, "loading": loading_s}))
+
+
+class RandomOrder:
+    def __init__(self, seed: str) -> None:
+        self._seed = seed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # Each worker must come to the same order.
+        def place(item: pytest.Item) -> tuple[bytes, bytes]:
+            module = item.nodeid.partition("::")[0]
+            return _hash(self._seed + module), _hash(self._seed + item.nodeid)
+
+        items.sort(key=place)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode()).digest()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if FILE in os.environ:
+        config.pluginmanager.register(Costs(), "sandq-costs")
+    if ORDER in os.environ:
+        config.pluginmanager.register(RandomOrder(os.environ[ORDER]), "sandq-order")
