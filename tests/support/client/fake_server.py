@@ -7,7 +7,6 @@ with the next requests of a type instead: an error to answer, CUT, SILENCE, or a
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,11 +126,12 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         self.subscribed: list[Subscribe] = []
         self.unsubscribed: list[int] = []
         self.index = 100
-        self._started_at = time.monotonic()
+        self._started_at: float | None = None
 
     def clock_ms(self) -> int:
-        """The node's clock: it goes on, while offsets are all of one instant."""
-        return self.now_ms + int((time.monotonic() - self._started_at) * 1000)
+        """The node's clock: it goes on with the loop's, while offsets are all of one instant."""
+        self._started_at = anyio.current_time() if self._started_at is None else self._started_at
+        return self.now_ms + int((anyio.current_time() - self._started_at) * 1000)
 
     @property
     def address(self) -> str:
