@@ -31,7 +31,9 @@ class StoppedTime:
         return self._now
 
 
-class _TrioClock(trio.abc.Clock):
+class StoppedClock(trio.abc.Clock):
+    """For trio; a test under pytest-trio runs by it when one of its fixtures returns one."""
+
     def __init__(self) -> None:
         self._time = StoppedTime()
 
@@ -60,5 +62,5 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
     """`anyio.run` on such a clock."""
-    options: dict[str, Any] = {"clock": _TrioClock()} if backend == "trio" else {"loop_factory": _Loop}
+    options: dict[str, Any] = {"clock": StoppedClock()} if backend == "trio" else {"loop_factory": _Loop}
     return anyio.run(main, backend=backend, backend_options=options)
