@@ -25,6 +25,7 @@ from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, T
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
 from tests.support.client.fake_nodes import FakeNodes, registered
+from tests.support.ports import free_port
 
 CUT = object()
 SILENCE = object()
@@ -161,8 +162,15 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Listen on a free port of the loopback interface (or again on the one it had)."""
         self._scope, self._stopped = anyio.CancelScope(), anyio.Event()
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=self.port, reuse_port=False)
-        self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        listener = None
+        while listener is None:
+            port = self.port or free_port()  # one that no client is given as its own end while this is stopped
+            try:
+                listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+            except OSError:
+                if self.port:
+                    raise
+        self.port = port
         tasks.start_soon(self._serve, listener)
 
     async def _serve(self, listener: Any) -> None:
