@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import signal
+from collections.abc import Generator
+from typing import Any
 
+import pytest
 from hypothesis import settings
+
+from tests.support.examples import IS_RANDOM, examples
 
 # Wall time says nothing on a shared machine. `make test` tries the same examples each time, so that a change is what
 # breaks it; `make test-long` (TEST_RANDOM=1) looks for new ones and prints how to replay them.
-settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("same", deadline=None, derandomize=True, print_blob=True, max_examples=examples(100))
 settings.register_profile("random", deadline=None, print_blob=True)
-settings.load_profile("random" if os.environ.get("TEST_RANDOM") else "same")
+settings.load_profile("random" if IS_RANDOM else "same")
 
 # A shell that runs `make test &` lets it ignore Ctrl-C, and what it starts inherits that; tests interrupt processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collecting makes a million objects that stay: to look through them for garbage again and again takes time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -128,9 +129,17 @@ def _end(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
         process.kill()
         process.wait()
     for one in below[1:]:
-        with contextlib.suppress(OSError):
-            if parse_stat(Path(f"/proc/{one.pid}/stat").read_text()).started == one.started:
-                os.kill(one.pid, signal.SIGKILL)
+        _kill(one)
+
+
+def _kill(process: Process) -> None:
+    """End a process that is not ours, and wait for that; whoever is its parent reaps it."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        descriptor = os.pidfd_open(process.pid)
+        stack.callback(os.close, descriptor)
+        if parse_stat(Path(f"/proc/{process.pid}/stat").read_text()).started == process.started:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], STOP_S)
 
 
 def wait_until_ready(ping: Callable[[], None], pid: int) -> None:

@@ -19,7 +19,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
 
 from .loops import others_blocked
-from .node import EmbeddedNode, Options, State
+from .node import LOOK_MOST_S, EmbeddedNode, Options, State
 
 START = "2030-01-01T00:00:00Z"
 """Where virtual time begins unless a test chooses."""
@@ -137,15 +137,18 @@ class AsyncBroker(_Face):
 
     async def _wait_for_clients(self) -> None:
         last: State | None = None
-        since = anyio.current_time()
+        looked_s, waited_s = anyio.current_time(), 0.0
         while True:
             await others_blocked()
             state: State = await self._call(self._node.state)
+            now_s = anyio.current_time()
+            waited_s += min(now_s - looked_s, LOOK_MOST_S)
+            looked_s = now_s
             if state != last:
-                last, since = state, anyio.current_time()
+                last, waited_s = state, 0.0
                 continue
             # Nobody here has anything to do. Whoever still has a message sleeps, or works in a thread, or keeps it.
-            if self._node.is_settled(state) or anyio.current_time() - since >= self._patience_s:
+            if self._node.is_settled(state) or waited_s >= self._patience_s:
                 self._node.give_up(state)
                 return
             await anyio.sleep(_POLL_S)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack, peek, plain_single
 from sandq.model.errors import InvalidRequest
+from tests.support.examples import examples
 
 BYTES = (Column.VALUE, Column.KEY, Column.HEADERS, Column.TENANT, Column.UNIQUE_KEY)
 TIMES = (Column.DELIVER_MS, Column.TTL_MS)
@@ -45,7 +46,7 @@ def expected(columns: dict[int, list[Any]]) -> dict[int, list[Any]]:
     return {int(column): list(cells) for column, cells in kept.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(columns_of(), st.booleans(), st.booleans())
 def test_round_trip(columns: dict[int, list[Any]], relative: bool, compress: bool) -> None:
     data = encode(columns, relative=relative, compress=compress)
@@ -59,7 +60,7 @@ def test_round_trip(columns: dict[int, list[Any]], relative: bool, compress: boo
     assert encode(read(batch), relative=relative) == encode(columns, relative=relative)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(columns_of(), st.booleans(), st.data())
 def test_takes_and_slices_are_python_lists(columns: dict[int, list[Any]], compress: bool, data: st.DataObject) -> None:
     batch = Batch.parse(encode(columns, relative=True, compress=compress))
@@ -76,7 +77,7 @@ def test_takes_and_slices_are_python_lists(columns: dict[int, list[Any]], compre
     assert read(Batch.parse(cut)) == expected({c: cells[start:stop] for c, cells in columns.items()})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
     for function in (Batch.parse, peek):
@@ -87,7 +88,7 @@ def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
         pytest.fail(f"random bytes made a batch: {data!r}")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(columns_of(), st.booleans(), st.data())
 def test_bytes_changed_under_a_good_crc_parse_or_are_refused(
     columns: dict[int, list[Any]], compress: bool, data: st.DataObject
@@ -108,7 +109,7 @@ def test_bytes_changed_under_a_good_crc_parse_or_are_refused(
     assert read(Batch.parse(batch.take(range(batch.count)))) == expected(cells)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(columns_of(), st.booleans(), st.randoms(use_true_random=False))
 def test_flipped_and_cut_bits_are_found(columns: dict[int, list[Any]], compress: bool, rng: random.Random) -> None:
     raw = encode(columns, compress=compress)
@@ -131,7 +132,7 @@ def wrapped(batch: Batch, column: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, batch.count, [*buffers, pa.py_buffer(data)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(columns_of())
 def test_arrow_wraps_columns_without_a_copy(columns: dict[int, list[Any]]) -> None:
     batch = Batch.parse(encode(columns))
@@ -160,7 +161,7 @@ SCALARS = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.dictionaries(st.text(), SCALARS, max_size=5))
 def test_headers_round_trip(headers: dict[str, Any]) -> None:
     packed = headers_pack(headers)
@@ -168,7 +169,7 @@ def test_headers_round_trip(headers: dict[str, Any]) -> None:
     assert (packed is None) == (not headers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_headers_or_are_refused(cell: bytes) -> None:
     try:

@@ -29,6 +29,7 @@ from sandq.partition import keys as key_table
 from sandq.partition.compacted import ABSENT, NO_VERSION
 from sandq.partition.log import Stored
 from sandq.partition.log_reader import LogReader
+from tests.support.examples import examples
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of
 
@@ -240,14 +241,14 @@ TOPICS: dict[str, dict[str, Any]] = {
 }
 
 
-def walk(topic: str, examples: int, steps: int) -> None:
+def walk(topic: str, tries: int, steps: int) -> None:
     kind = type(f"Walk_{topic}", (Walk,), {"topic": TOPICS[topic]})
-    run_state_machine_as_test(kind, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None))
+    run_state_machine_as_test(kind, settings=settings(max_examples=tries, stateful_step_count=steps, deadline=None))
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_it_does_what_a_dict_does(topic: str) -> None:
-    walk(topic, 60, 40)
+    walk(topic, examples(60), 40)
 
 
 @pytest.mark.long

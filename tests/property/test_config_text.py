@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sandq.model.config import NodeConfig, environment_names, load_config
 from sandq.model.errors import ConfigError
+from tests.support.examples import examples
 from tests.support.paths import ROOT
 
 GOOD = (ROOT / "configs" / "single.yaml").read_text(encoding="utf-8")
@@ -35,13 +36,13 @@ def load(file: Path, text: str, environ: dict[str, str]) -> NodeConfig | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(max_size=60))
 def test_any_text(file: Path, text: str) -> None:
     load(file, text, {})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_good_file_after_an_accident(file: Path, data: st.DataObject) -> None:
     lines = list(LINES)
@@ -56,7 +57,7 @@ def test_a_good_file_after_an_accident(file: Path, data: st.DataObject) -> None:
 VARIABLES = st.sampled_from(environment_names()) | st.text("ABCDEILNOS_", max_size=12).map("SANDQ_{}".format)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.dictionaries(VARIABLES, st.text(max_size=12) | st.sampled_from(SNIPPETS), max_size=4))
 def test_any_environment(file: Path, environ: dict[str, str]) -> None:
     config = load(file, "\n".join(LINES), environ)

@@ -40,6 +40,7 @@ from sandq.gossip.serf_messages import (
 from sandq.gossip.streams import NodeState, PushPull, Streams, Whole
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
+from tests.support.examples import examples
 from tests.support.gossip.lzw_encoder import encode as compress
 
 MEMORY_BYTES = 2 << 20
@@ -228,7 +229,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], st.SearchStrategy[bytes]]] =
 def test_whatever_comes_is_read_or_a_protocol_error(
     read: Callable[[bytes], object], valid: st.SearchStrategy[bytes]
 ) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(mutated(valid) | NOISE)
     def each(data: bytes) -> None:
         tracemalloc.reset_peak()

@@ -17,6 +17,7 @@ from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.sequence import is_resent
 from sandq.partition import producers
 from tests.support.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
+from tests.support.examples import examples
 
 FATES: tuple[Fate, ...] = (LOSE_LEADER, LOSE_ENTRY, Overloaded("full"), InvalidRequest("no"), StorageFailed("full"))
 NO_BLAME = "in 10 s"
@@ -85,12 +86,12 @@ class Walk(RuleBasedStateMachine):
         self.bed.others(2)
 
 
-def walk(examples: int, steps: int) -> None:
-    run_state_machine_as_test(Walk, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None))
+def walk(tries: int, steps: int) -> None:
+    run_state_machine_as_test(Walk, settings=settings(max_examples=tries, stateful_step_count=steps, deadline=None))
 
 
 def test_each_message_is_stored_once_and_in_order() -> None:
-    walk(150, 30)
+    walk(examples(150), 30)
 
 
 @pytest.mark.long

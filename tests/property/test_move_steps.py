@@ -10,6 +10,7 @@ from sandq.broker.move_steps import is_whole, news, next_step
 from sandq.metadata.records import Partition
 from sandq.model.members import has_majority, node_of
 from sandq.raft import Members, guards
+from tests.support.examples import examples
 
 MEMBERS = [f"n{at}#{at}" for at in range(6)]
 sets = st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=4, unique=True)
@@ -24,7 +25,7 @@ def is_allowed(before: Members, after: Members, leader: str, caught_up: set[str]
     return guards.may_change(before, after, changed_at=1, committed=2, term_start=1, member=leader, caught_up=caught_up)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(sets, sets, st.sets(st.sampled_from(MEMBERS)), st.data())
 def test_from_any_members_to_any_others(
     voters: list[str], wanted: list[str], learners: set[str], data: st.DataObject

@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
+from tests.support.examples import examples
 
 U48 = st.integers(0, 2**48 - 1)
 PARTS = st.tuples(U48, U48, st.integers(0, 2**20 - 1), st.integers(0, 4095))
 OFFSETS = st.binary(min_size=16, max_size=16)
 
-few = settings(max_examples=200, deadline=None)
+few = settings(max_examples=examples(200), deadline=None)
 
 
 @few

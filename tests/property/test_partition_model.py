@@ -18,6 +18,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
+from tests.support.examples import examples
 from tests.support.partition.bench import FOREVER_MS, T
 from tests.support.partition.group_model import Job
 from tests.support.partition.hold_walk import Holding
@@ -381,14 +382,14 @@ TOPICS: dict[str, dict[str, Any]] = {
 }
 
 
-def walk(topic: str, examples: int, steps: int) -> None:
+def walk(topic: str, tries: int, steps: int) -> None:
     kind = type(f"Walk_{topic}", (Walk,), {"topic": TOPICS[topic]})
-    run_state_machine_as_test(kind, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None))
+    run_state_machine_as_test(kind, settings=settings(max_examples=tries, stateful_step_count=steps, deadline=None))
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_it_does_what_the_model_says(topic: str) -> None:
-    walk(topic, 60, 42)
+    walk(topic, examples(60), 42)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import trim
 from sandq.partition.granting import MAX_LEASE_AHEAD_MS
 from sandq.partition.holdings import Lease
+from tests.support.examples import examples
 from tests.support.partition.bench import Bench, T
 
 GROUPS = ("g", "h")
@@ -212,4 +213,4 @@ class Placing(RuleBasedStateMachine):
 
 
 TestPlacing = Placing.TestCase
-TestPlacing.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestPlacing.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ from sandq.storage import snapshot as snapshot_module
 from sandq.storage.keys import store_prefix, store_range
 from sandq.storage.snapshot import Exporter, Importer
 from sandq.storage.stores import Change, MemoryStores, Row
+from tests.support.examples import examples
 
 KEYS = st.binary(max_size=6) | st.sampled_from([b"\0", b"\xff" * 9, b"a", b"a\0", b"a\0\0"])
 ROWS = st.dictionaries(KEYS, st.binary(max_size=40), max_size=40)
@@ -20,7 +21,7 @@ def rows_of(stores: MemoryStores, store: int) -> list[Row]:
     return [(key[4:], value) for key, value in stores.scan(*store_range(store))]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     rows=ROWS,
     store=st.integers(1, 2**32 - 2),

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from sandq.model.errors import InvalidTime
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
+from tests.support.examples import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEAR_10000_MS = 253_402_300_800_000
 ZONES = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 MOMENTS = st.datetimes(min_value=datetime(1970, 1, 3), timezones=ZONES)
 
-few = settings(max_examples=200, deadline=None)
+few = settings(max_examples=examples(200), deadline=None)
 
 
 def exact_ms(delta: timedelta) -> Fraction:
@@ -94,7 +95,7 @@ ANYTHING: st.SearchStrategy[Any] = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(ANYTHING)
 def test_anything_is_a_time_that_fits_or_refused(value: Any) -> None:
     for function in (duration_ms, instant_ms):

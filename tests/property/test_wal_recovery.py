@@ -22,6 +22,7 @@ from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal
 from sandq.storage.wal_format import scan, segment_number
+from tests.support.examples import examples
 
 SEGMENT_BYTES = 4096
 SEEDS = st.integers(0, 2**32)
@@ -226,7 +227,7 @@ def _settled(state: State) -> State:
     return state
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(SEEDS)
 def test_what_was_committed_is_found_after_every_crash(seed: int) -> None:
     rng = random.Random(seed)
@@ -260,7 +261,7 @@ def test_a_crash_at_every_single_operation(seed: int, inside: bool) -> None:
             return
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_a_failed_sync_is_never_believed(seed: int) -> None:
     """After a failed fsync the kernel shows the bytes and has lost them: what a restart reads must be written again
@@ -298,7 +299,7 @@ def filled(rng: random.Random, *, passes: int, seal: bool) -> tuple[Machine, lis
     return machine, states, start
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_a_flipped_bit_is_refused_or_lies_in_the_last_pass(seed: int) -> None:
     rng = random.Random(seed)
@@ -330,7 +331,7 @@ def test_a_flipped_bit_is_refused_or_lies_in_the_last_pass(seed: int) -> None:
             assert 0 <= caught.value.details["offset"] <= len(content)  # type: ignore[operator]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_lost_sectors_are_refused_or_lie_in_the_last_pass(seed: int) -> None:
     """Whole sectors turn into zeros or garbage."""

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from demo.node import Node
+from tests.support.waiting import wait_until
 
 STOPS_SLOWLY = """
 import signal, sys, time
 def told(*_):
     print("told", flush=True)
-    time.sleep(0.3)
+    time.sleep(0.1)
     sys.exit(7)
 signal.signal(signal.SIGTERM, told)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def started(node: Node) -> None:
     before = node.log_file.read_text().count("ready") if node.log_file.exists() else 0
     node.start()
-    while node.log_file.read_text().count("ready") == before:
-        time.sleep(0.01)
+    wait_until(lambda: node.log_file.read_text().count("ready") > before)
 
 
 def test_a_node_is_told_once_to_stop(tmp_path: Path) -> None:

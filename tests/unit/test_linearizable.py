@@ -293,12 +293,12 @@ def test_it_agrees_with_trying_all_orders(seed: int) -> None:
 def test_long_histories_take_no_time(seed: int) -> None:
     rng = random.Random(seed)
     history = history_of(rng, 600, 6, 0.1)
-    began = time.perf_counter()
+    began = time.process_time()
     assert is_linearizable(history)
     for _ in range(3):
         broken = spoiled(random.Random(rng.random()), history)
         is_linearizable(broken)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ with the next requests of a type instead: an error to answer, CUT, SILENCE, or a
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, T
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
 from tests.support.client.fake_nodes import FakeNodes, registered
+from tests.support.ports import free_port
 
 CUT = object()
 SILENCE = object()
@@ -127,11 +127,12 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         self.subscribed: list[Subscribe] = []
         self.unsubscribed: list[int] = []
         self.index = 100
-        self._started_at = time.monotonic()
+        self._started_at: float | None = None
 
     def clock_ms(self) -> int:
-        """The node's clock: it goes on, while offsets are all of one instant."""
-        return self.now_ms + int((time.monotonic() - self._started_at) * 1000)
+        """The node's clock: it goes on with the loop's, while offsets are all of one instant."""
+        self._started_at = anyio.current_time() if self._started_at is None else self._started_at
+        return self.now_ms + int((anyio.current_time() - self._started_at) * 1000)
 
     @property
     def address(self) -> str:
@@ -161,8 +162,15 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Listen on a free port of the loopback interface (or again on the one it had)."""
         self._scope, self._stopped = anyio.CancelScope(), anyio.Event()
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=self.port, reuse_port=False)
-        self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        listener = None
+        while listener is None:
+            port = self.port or free_port()  # one that no client is given as its own end while this is stopped
+            try:
+                listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+            except OSError:
+                if self.port:
+                    raise
+        self.port = port
         tasks.start_soon(self._serve, listener)
 
     async def _serve(self, listener: Any) -> None:

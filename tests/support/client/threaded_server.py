@@ -10,6 +10,7 @@ import anyio
 import anyio.from_thread
 
 from tests.support.client.fake_server import FakeServer
+from tests.support.waiting import PATIENCE_S
 
 
 class ThreadedServer:
@@ -32,7 +33,7 @@ class ThreadedServer:
 
     def __enter__(self) -> FakeServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
         return self.server
 
     def soon(self, function: Callable[[], object]) -> None:
@@ -41,4 +42,4 @@ class ThreadedServer:
 
     def __exit__(self, *details: object) -> None:
         self._portal.call(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)

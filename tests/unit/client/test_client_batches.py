@@ -20,6 +20,7 @@ from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.requests import Ack
 from tests.support.client.fake_server import NOW_MS, FakeServer
 from tests.support.client.helpers import take
+from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
 
@@ -33,7 +34,7 @@ async def take_batches(subscription: Subscription, count: int) -> list[MessageBa
     return found
 
 
-def test_a_batch_is_what_was_pushed(with_client: Any, wait_until: Any) -> None:
+def test_a_batch_is_what_was_pushed(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             subscribed = server.subscription()
@@ -42,7 +43,7 @@ def test_a_batch_is_what_was_pushed(with_client: Any, wait_until: Any) -> None:
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, columns=keys, attempt=2, last=True)
             server.deliver(subscribed, [b"d", b"e", b"f", b"g"], token=TOKEN + 1, live=[[0, 1], [2, 2]], last=True)
             first, second = await take_batches(subscription, 2)
-            await wait_until(lambda: subscribed.credit == 10_000 - 6)
+            await until_holds(lambda: subscribed.credit == 10_000 - 6)
             assert (len(first), first.values, first.keys) == (3, [b"a", b"b", b"c"], [b"k", None, None])
             assert (first.topic, first.partition, first.attempt) == ("t", 0, 2)
             assert [message.value for message in first.messages] == first.values
@@ -52,13 +53,13 @@ def test_a_batch_is_what_was_pushed(with_client: Any, wait_until: Any) -> None:
             assert "of 3" in repr(second)
             await first.ack()
             await second.ack()
-            await wait_until(lambda: subscribed.credit == 10_000)
+            await until_holds(lambda: subscribed.credit == 10_000)
         assert [ack.items for ack in server.acks] == [[[TOKEN, None]], [[TOKEN + 1, None]]]
 
     with_client(body)
 
 
-def test_the_ack_of_a_batch_is_one_item(with_client: Any, wait_until: Any) -> None:
+def test_the_ack_of_a_batch_is_one_item(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=30_000) as subscription:
             subscribed = server.subscription()
@@ -139,14 +140,14 @@ def test_a_batch_whose_lease_is_lost(with_client: Any, caplog: Any) -> None:
     with_client(body)
 
 
-def test_batches_that_lapsed_are_not_given(with_client: Any, wait_until: Any) -> None:
+def test_batches_that_lapsed_are_not_given(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10, lease="100ms", auto_extend=False) as subscription:
             subscribed = server.subscription()
             server.deliver(subscribed, [b"a"] * 5, token=TOKEN, lease_ms=100)
             (held,) = await take_batches(subscription, 1)
             server.deliver(subscribed, [b"b"] * 5, token=TOKEN, lease_ms=100)
-            await wait_until(lambda: subscribed.credit == 10)
+            await until_holds(lambda: subscribed.credit == 10)
             server.deliver(subscribed, [b"c"], token=TOKEN + 1)
             (batch,) = await take_batches(subscription, 1)
             assert batch.values == [b"c"]
@@ -156,7 +157,7 @@ def test_batches_that_lapsed_are_not_given(with_client: Any, wait_until: Any) ->
     with_client(body)
 
 
-def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any, wait_until: Any) -> None:
+def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any) -> None:
     """A push that was long on its way: another consumer may have had the message since."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -166,12 +167,12 @@ def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any, wait_un
             server.deliver(subscribed, [b"in time"], token=TOKEN + 1)
             (batch,) = await take_batches(subscription, 1)
             assert batch.values == [b"in time"]
-            await wait_until(lambda: subscribed.credit == 9)  # what came late takes no place
+            await until_holds(lambda: subscribed.credit == 9)  # what came late takes no place
 
     with_client(body)
 
 
-def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any, wait_until: Any) -> None:
+def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any) -> None:
     """It was looked after no more: neither extended nor let go of, and its credit was gone."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -179,14 +180,14 @@ def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any, 
             subscribed = server.subscription()
             for value in (b"a", b"b"):
                 server.deliver(subscribed, [value] * 5, token=TOKEN, lease_ms=100)
-                await wait_until(lambda: subscribed.credit == 5)
-                await wait_until(lambda: subscribed.credit == 10)
+                await until_holds(lambda: subscribed.credit == 5)
+                await until_holds(lambda: subscribed.credit == 10)
             assert subscription is not None
 
     with_client(body)
 
 
-def test_a_batch_is_acked_again_after_overload_and_a_cut(with_client: Any, wait_until: Any) -> None:
+def test_a_batch_is_acked_again_after_overload_and_a_cut(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 50, token=TOKEN, live=[[0, 20], [30, 20]])
@@ -199,7 +200,7 @@ def test_a_batch_is_acked_again_after_overload_and_a_cut(with_client: Any, wait_
     with_client(body)
 
 
-def test_several_tasks_share_the_batches(with_client: Any, wait_until: Any) -> None:
+def test_several_tasks_share_the_batches(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         seen: list[bytes] = []
 
@@ -214,7 +215,7 @@ def test_several_tasks_share_the_batches(with_client: Any, wait_until: Any) -> N
                 tasks.start_soon(worker, subscription)
             for number in range(9):
                 server.deliver(server.subscription(), [b"%d" % number] * 3, token=TOKEN + number)
-            await wait_until(lambda: len(seen) == 27)
+            await until_holds(lambda: len(seen) == 27)
         assert sorted(seen) == sorted(b"%d" % number for number in range(9) for _ in range(3))
 
     with_client(body)
@@ -250,14 +251,14 @@ def test_ranges_are_as_short_as_may_be() -> None:
     assert len(ranges_of(moved)) == 5
 
 
-def test_scattered_acks_of_offsets_that_are_no_run_are_a_bitmap(with_client: Any, wait_until: Any) -> None:
+def test_scattered_acks_of_offsets_that_are_no_run_are_a_bitmap(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             column = [offsets.pack(NOW_MS, 9, place * 2, 0) for place in range(64)]
             server.deliver(server.subscription(), [b"v"] * 64, token=TOKEN, column=b"".join(column))
             for message in (await take(subscription, 64))[::-2]:
                 message.ack()
-            await wait_until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
             ((_, what),) = server.acks[0].items
             assert len(what) == 1 and server.named(what) == {*column[1::2]}
 

@@ -22,6 +22,7 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
 from tests.support.client.helpers import take
+from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
 
@@ -62,13 +63,13 @@ def test_what_a_message_knows(with_client: Any) -> None:
     with_client(body)
 
 
-def test_acks_of_a_run_are_one_range(with_client: Any, wait_until: Any) -> None:
+def test_acks_of_a_run_are_one_range(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 50, token=TOKEN)
             for message in await take(subscription, 50):
                 message.ack()
-            await wait_until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
         (ack,) = server.acks
         assert (ack.group_number, ack.partition) == (GROUP_NUMBER, 0)
         assert ack.items == [[TOKEN, [[base, 50]]]]
@@ -93,14 +94,14 @@ def test_a_lease_that_is_complete_is_acked_as_a_whole(with_client: Any) -> None:
     with_client(body)
 
 
-def test_scattered_acks_are_a_bitmap(with_client: Any, wait_until: Any) -> None:
+def test_scattered_acks_are_a_bitmap(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 64, token=TOKEN, live=[[8, 56]])
             messages = await take(subscription, 56)
             for message in messages[::-3]:
                 message.ack()
-            await wait_until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
         ((token, what),) = server.acks[0].items
         expected = {offsets.shift(base, 63 - 3 * place) for place in range(19)}
         assert token == TOKEN and server.named(what) == expected
@@ -109,7 +110,7 @@ def test_scattered_acks_are_a_bitmap(with_client: Any, wait_until: Any) -> None:
     with_client(body)
 
 
-def test_offsets_that_are_no_run(with_client: Any, wait_until: Any) -> None:
+def test_offsets_that_are_no_run(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             column = [offsets.pack(NOW_MS + place // 2, 9, place, 0) for place in range(6)]
@@ -119,7 +120,7 @@ def test_offsets_that_are_no_run(with_client: Any, wait_until: Any) -> None:
             assert messages[5].deliver_at_ms == NOW_MS + 2
             for message in messages[:5]:
                 message.ack()
-            await wait_until(lambda: server.acks)
+            await until_holds(lambda: server.acks)
             assert server.acks[0].items == [[TOKEN, [[column[0], 2], [column[2], 2], [column[4], 1]]]]
 
     with_client(body)
@@ -146,7 +147,7 @@ def test_leaving_confirms_acks_and_unsubscribes(with_client: Any) -> None:
     with_client(body)
 
 
-def test_cancelling_still_sends_acks(with_client: Any, wait_until: Any) -> None:
+def test_cancelling_still_sends_acks(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         with anyio.CancelScope() as scope:
             async with client.subscribe("t", group="g") as subscription:
@@ -155,7 +156,7 @@ def test_cancelling_still_sends_acks(with_client: Any, wait_until: Any) -> None:
                     message.ack()
                     scope.cancel()
         assert scope.cancelled_caught
-        await wait_until(lambda: server.acks and server.unsubscribed)
+        await until_holds(lambda: server.acks and server.unsubscribed)
 
     with_client(body)
 
@@ -206,7 +207,7 @@ def test_overload_is_tried_again_and_the_rest_is_raised(with_client: Any, caplog
     with_client(body)
 
 
-def test_a_deleted_topic_ends_the_iteration(with_client: Any, wait_until: Any) -> None:
+def test_a_deleted_topic_ends_the_iteration(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             server.topics.clear()
@@ -246,12 +247,12 @@ def test_wrong_arguments(with_client: Any, arguments: Any, error: Any) -> None:
     with_client(body)
 
 
-def test_garbage_pushed_closes_the_connection_only(with_client: Any, wait_until: Any) -> None:
+def test_garbage_pushed_closes_the_connection_only(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             subscribed = server.subscription()
             server.deliver(subscribed, [b"a"] * 3, token=TOKEN, column=bytes(32))
-            await wait_until(lambda: len(server.subscribed) == 2)
+            await until_holds(lambda: len(server.subscribed) == 2)
             server.deliver(server.subscription(), [b"a"], token=TOKEN)
             (message,) = await take(subscription, 1)
             await message.ack()

@@ -17,6 +17,7 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import FakeServer
 from tests.support.client.helpers import take
+from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
 
@@ -72,7 +73,7 @@ def test_a_lost_lease_drops_what_was_not_yielded(with_client: Any) -> None:
     with_client(body)
 
 
-def test_nack_and_extend(with_client: Any, wait_until: Any) -> None:
+def test_nack_and_extend(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
@@ -103,7 +104,7 @@ def test_nack_and_extend(with_client: Any, wait_until: Any) -> None:
     with_client(body)
 
 
-def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any, wait_until: Any) -> None:
+def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         async with client.producer("t") as producer:
@@ -121,7 +122,7 @@ def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any, wait_
     with_client(body)
 
 
-def test_credit_comes_back_with_the_ack(with_client: Any, wait_until: Any) -> None:
+def test_credit_comes_back_with_the_ack(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=5) as subscription:
             subscribed = server.subscription()
@@ -130,17 +131,17 @@ def test_credit_comes_back_with_the_ack(with_client: Any, wait_until: Any) -> No
             assert subscribed.credit == 0
             await messages[0].ack()
             await messages[1].nack()
-            await wait_until(lambda: subscribed.credit == 2)
+            await until_holds(lambda: subscribed.credit == 2)
             for message in messages[2:]:
                 message.ack()
-            await wait_until(lambda: subscribed.credit == 5)
+            await until_holds(lambda: subscribed.credit == 5)
             kinds = [frame[0] for frame in server.frames if frame[0] in (Type.ACK, Type.NACK, Type.CREDIT)]
             assert kinds[0] == Type.ACK and kinds.count(Type.CREDIT) <= 3
 
     with_client(body)
 
 
-def test_leases_are_extended_while_messages_are_held(with_client: Any, wait_until: Any) -> None:
+def test_leases_are_extended_while_messages_are_held(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", lease="300ms") as subscription:
             server.deliver(server.subscription(), [b"a", b"b"], token=TOKEN, lease_ms=300)
@@ -149,7 +150,7 @@ def test_leases_are_extended_while_messages_are_held(with_client: Any, wait_unti
             await third.ack()
             await first.ack()
             for seen in (1, 2):
-                await wait_until(lambda seen=seen: len(server.extends) >= seen)
+                await until_holds(lambda seen=seen: len(server.extends) >= seen)
             assert {tuple(item) for extend in server.extends for item in extend.items} == {(TOKEN, 300)}
             await second.ack()
             assert not any(desk.leases for desk in subscription._desks.values())  # nothing is left to be extended
@@ -157,20 +158,20 @@ def test_leases_are_extended_while_messages_are_held(with_client: Any, wait_unti
     with_client(body)
 
 
-def test_without_auto_extend_a_lease_lapses(with_client: Any, wait_until: Any, caplog: Any) -> None:
+def test_without_auto_extend_a_lease_lapses(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=3, lease="100ms", auto_extend=False) as subscription:
             subscribed = server.subscription()
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, lease_ms=100)
             (first,) = await take(subscription, 1)
-            await wait_until(lambda: subscribed.credit == 3)  # the held one, and those not yielded yet
+            await until_holds(lambda: subscribed.credit == 3)  # the held one, and those not yielded yet
             assert not server.extends
             server.deliver(subscribed, [b"b"], token=TOKEN + 1)
             (second,) = await take(subscription, 1)
             assert second.value == b"b"
             await first.ack()  # the broker has the last word
             await second.ack()
-            await wait_until(lambda: subscribed.credit == 3)
+            await until_holds(lambda: subscribed.credit == 3)
 
     with_client(body)
     assert "ended before they were settled" in caplog.text

@@ -193,7 +193,8 @@ def test_who_ends_a_subscription_knows_why(run: Any) -> None:
             async with connect_with(options, (first.address,), "test") as client, client.subscribe("t", group="g"):
                 assert not first.subscribed
                 subscription_id = leader.subscription().request.subscription_id
-                await anyio.sleep(0.2)  # nothing is asked any more
+                cluster = client._cluster
+                await until_holds(lambda: not cluster._wanted and cluster._refresh_now._event)  # nothing is asked
                 leader.topics.clear()
                 leader.add_topic("t", 2, leaders=["n2", "n1"])
                 ended = encode_error(subscription_id, NotLeader("topic 't' has more partitions now"))

@@ -28,6 +28,7 @@ from sandq.model.partitioning import partition_for
 from sandq.model.sequence import number_of
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import CUT, SILENCE, FakeServer
+from tests.support.waiting import until_holds
 
 
 def values(server: FakeServer) -> list[bytes | None]:
@@ -301,13 +302,13 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
     with_client(body)
 
 
-def test_not_leader_asks_for_metadata(with_client: Any, wait_until: Any) -> None:
+def test_not_leader_asks_for_metadata(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"x")
         before = len(server.of_type(Type.METADATA))
         server.script[Type.PRODUCE] += [NotLeader("not here")]
         await client.produce("t", b"x")
-        await wait_until(lambda: len(server.of_type(Type.METADATA)) > before)
+        await until_holds(lambda: len(server.of_type(Type.METADATA)) > before)
 
     with_client(body)
 
@@ -328,6 +329,7 @@ def test_send_waits_for_room_only(with_client: Any) -> None:
         async with client.producer("t") as producer:
             for _ in range(10):
                 await producer.send(b"x" * 1000)
+            await until_holds(lambda: held)
             with anyio.move_on_after(0.05) as scope:
                 await producer.send(b"y" * 1000)
             assert scope.cancelled_caught
@@ -344,8 +346,9 @@ def test_send_waits_for_room_only(with_client: Any) -> None:
 
 def test_cancelling_the_block_gives_up(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        server.script[Type.PRODUCE] += [SILENCE]
-        with anyio.move_on_after(0.05) as scope:
+        scope = anyio.CancelScope()
+        server.script[Type.PRODUCE] += [lambda connection, frame: scope.cancel()]
+        with scope:
             async with client.producer("t") as producer:
                 receipt = await producer.send(b"x")
                 await anyio.sleep_forever()

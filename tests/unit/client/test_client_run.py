@@ -25,7 +25,7 @@ from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, Unknown
 from sandq.model.limits import FIXED
 from sandq.protocol.frames import Type, encode_error, encode_reply
 from tests.support.client.fake_server import FakeServer
-from tests.support.waiting import until_holds
+from tests.support.waiting import PATIENCE_S, until_holds
 
 TOKEN = 5 << 16
 
@@ -135,14 +135,14 @@ def test_a_long_handler_keeps_its_lease(with_client: Any) -> None:
         held: list[bool] = []
 
         async def handler(message: Message) -> None:
-            for leases in (1, 2, 3, 4):
+            for leases in (1, 2):
                 await until_holds(lambda leases=leases: len(server.extends) >= leases)
                 held.append(message.is_held)
 
         async with running(client, handler, lease="300ms"):
             server.deliver(await subscribed(server), [b"long"], token=TOKEN, lease_ms=300)
             await until_holds(lambda: server.acks)
-        assert held == [True] * 4
+        assert held == [True] * 2
         assert server.acks[0].items[0][0] == TOKEN
         assert not server.nacks
 
@@ -154,12 +154,12 @@ def test_a_long_plain_handler_keeps_its_lease(with_client: Any) -> None:
         enough = threading.Event()
 
         def handler(message: ThreadedMessage) -> None:
-            assert enough.wait(10)
+            assert enough.wait(PATIENCE_S)
             assert message.is_held
 
         async with running(client, handler, lease="300ms"):
             server.deliver(await subscribed(server), [b"long"], token=TOKEN, lease_ms=300)
-            await until_holds(lambda: len(server.extends) >= 4)
+            await until_holds(lambda: len(server.extends) >= 2)
             enough.set()
             await until_holds(lambda: server.acks)
 
@@ -422,7 +422,7 @@ def test_a_plain_function_runs_in_a_thread(with_client: Any) -> None:
             case b"own nack":
                 message.nack(delay=3)
             case b"extends":
-                assert message.extend("1m").wait(5) > 0
+                assert message.extend("1m").wait(PATIENCE_S) > 0
             case b"produces":
                 assert len(anyio.from_thread.run(message_client[0].produce, "t", b"child")) == 26
 
@@ -451,7 +451,7 @@ def test_a_thread_that_does_not_end_is_left_to_itself(with_client: Any, caplog: 
 
     def handler(message: ThreadedMessage) -> None:
         late.append(message)
-        go.wait(20)
+        go.wait(PATIENCE_S)
         try:
             message.ack()
         except ClosedError as error:

@@ -11,6 +11,7 @@ from sandq.client.client import Client
 from sandq.model.errors import Unavailable
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import FakeServer
+from tests.support.waiting import until_holds
 
 
 def nothing(connection: Any, frame: Any) -> None:
@@ -21,7 +22,7 @@ def leads(server: FakeServer, *partitions: int) -> None:
     server.add_topic("t", 2, leaders=[server.node_id if number in partitions else None for number in range(2)])
 
 
-def test_nothing_is_said_only_of_the_whole_topic(with_client: Any, wait_until: Any) -> None:
+def test_nothing_is_said_only_of_the_whole_topic(with_client: Any) -> None:
     """What is in a partition that has no leader for a moment is not nothing."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -34,7 +35,7 @@ def test_nothing_is_said_only_of_the_whole_topic(with_client: Any, wait_until: A
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
-            await wait_until(lambda: len(server.of_type(Type.LEASE)) >= 3)
+            await until_holds(lambda: len(server.of_type(Type.LEASE)) >= 3)
             assert found == []
             leads(server, 0, 1)
         assert found == [[]]

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from sandq.client import offset_bytes, offset_text
-from sandq.client.client import Client
+from sandq.client.client import Client, connect_with
 from sandq.client.entries import Change
+from sandq.client.options import Options
 from sandq.client.watch import ANSWERS_AHEAD, Watch
 from sandq.client.watch_starts import Place
 from sandq.errors import (
@@ -30,6 +31,7 @@ from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.requests_keys import KvWatch
 from tests.support.client.fake_keys import Write, piece_of
 from tests.support.client.fake_server import CUT, SILENCE, FakeServer
+from tests.support.client.helpers import QUICK
 from tests.support.waiting import until_holds
 
 FIRST = "0" * 26
@@ -46,6 +48,11 @@ def asked(server: FakeServer) -> list[KvWatch]:
 
 async def next_of(watch: Watch, count: int) -> list[Change]:
     return [await anext(watch) for _ in range(count)]
+
+
+async def behind_all(client: Client) -> None:
+    """Ask something behind all that the client has to say by now: what it did not say till then, it does not say."""
+    await client.admin.list_topics()
 
 
 def shown(changes: list[Change]) -> list[tuple[bytes, bytes | None]]:
@@ -236,11 +243,11 @@ def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
         server.watch_changes = 10
         async with kv.watch(start="earliest") as watch:
             await until_holds(lambda: len(watch._line) == ANSWERS_AHEAD)
-            await anyio.sleep(0.02)
+            await behind_all(client)
             assert len(asked(server)) == ANSWERS_AHEAD
             for _ in range(9):
                 await anext(watch)
-            await anyio.sleep(0.01)
+            await behind_all(client)
             assert len(asked(server)) == ANSWERS_AHEAD
             await anext(watch)
             await until_holds(lambda: len(asked(server)) == ANSWERS_AHEAD + 1)
@@ -257,14 +264,15 @@ def test_troubles_pass(with_client: Any, trouble: Any) -> None:
         kv = with_keys(server, client)
         server.watch_changes = 3
         async with kv.watch() as watch:
-            for n in range(20):
+            for n in range(10):
                 if n % 5 == 0:
                     server.script[Type.KV_WATCH] += [trouble] * 3
                 if n % 7 == 0:
                     server.cut_all()
                 await kv.put("a", str(n))
-            assert [change.value for change in await next_of(watch, 20)] == [b"%d" % n for n in range(20)]
-            await anyio.sleep(0.01)
+            await kv.put("a", "last")
+            expected = [*(b"%d" % n for n in range(10)), b"last"]
+            assert [change.value for change in await next_of(watch, len(expected))] == expected
             assert watch.take_arrived() is None
 
     with_client(body)
@@ -344,21 +352,35 @@ def test_closing(with_client: Any) -> None:
         left = watch.position
         async with kv.watch(start=left) as again:
             assert shown(await next_of(again, 1)) == [(b"a", b"1")]
-            errors: list[SandqError] = []
 
-            async def wait() -> None:
+    with_client(body)
+
+
+def test_closing_the_client_ends_a_watch(run: Any) -> None:
+    async def main() -> None:
+        errors: list[SandqError] = []
+
+        async def wait(client: Client) -> None:
+            async with client.kv("k").watch() as watch:
                 try:
-                    await anext(again)
+                    await anext(watch)
                 except SandqError as error:
                     errors.append(error)
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                await anyio.sleep(0.01)
-                await client._close(1.0)
+        async with anyio.create_task_group() as tasks:
+            server = FakeServer()
+            server.add_topic("k", kind="compacted")
+            await server.start(tasks)
+            async with (
+                anyio.create_task_group() as waiting,
+                connect_with(Options(**QUICK), (server.address,), "test") as client,
+            ):
+                waiting.start_soon(wait, client)
+                await until_holds(lambda: server.watching)
             assert [type(error) for error in errors] == [ClosedError]
+            tasks.cancel_scope.cancel()
 
-    with_client(body)
+    run(main)
 
 
 @pytest.mark.parametrize(

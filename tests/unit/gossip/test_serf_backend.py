@@ -16,10 +16,11 @@ from sandq.gossip.membership import Change, Member, State
 from sandq.model.config_types import Address
 from sandq.model.errors import InvalidRequest, StartupError, TooLarge, Unavailable
 from tests.support.gossip.fake_serf_agent import FakeAgent, header, listed, running
+from tests.support.stopped_time import StoppedClock
 from tests.support.waiting import until_holds
 
 OURS = frozenset({"id", "zone", "client"})
-REFRESH_S = 0.4
+REFRESH_S = 0.2
 OLD_MS, NEW_MS = 1_000, 2_000
 
 
@@ -34,6 +35,12 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture(autouse=True)
+def _loop_clock() -> StoppedClock:
+    """Agent and backend are in this process: what it is late by is nobody's fault."""
+    return StoppedClock()
 
 
 @pytest.fixture
@@ -118,10 +125,10 @@ async def test_many_events_are_few_readings(clock: Clock) -> None:
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership:
         readings, began_s = agent.count("members"), trio.current_time()
-        for number in range(200):
+        for number in range(100):
             await agent.happens(b=listed("b", zone=str(number)))
             await trio.sleep(0.002)
-        await until_holds(lambda: membership.members()["b"].tags == {"zone": "199"})
+        await until_holds(lambda: membership.members()["b"].tags == {"zone": "99"})
         lasted_s = trio.current_time() - began_s
         assert 2 <= agent.count("members") - readings <= 2 + lasted_s / COALESCE_S
 
@@ -146,7 +153,8 @@ async def test_an_agent_that_is_away_is_waited_for_and_told_once(clock: Clock, l
     async with trio.open_nursery() as nursery:
 
         async def start_late() -> None:
-            await trio.sleep(0.3)
+            await until_holds(lambda: warnings(log))
+            await trio.sleep(0.1)  # some attempts more
             assert (membership.name, dict(membership.members())) == ("", {})
             await nursery.start(agent.run)
 
@@ -166,7 +174,7 @@ async def test_members_stay_while_the_agent_is_away_and_tags_come_back(clock: Cl
         clock.ms = NEW_MS
         agent.stop()
         await until_holds(lambda: warnings(log))
-        await trio.sleep(0.2)
+        await trio.sleep(0.1)
         assert membership.members() == known
         await membership.set_tags({"zone": "x"})
         agent.members[agent.name] = listed(agent.name, role="web")  # as its configuration says
@@ -259,7 +267,7 @@ async def test_two_nodes_on_one_agent_do_not_race(clock: Clock) -> None:
     async with joined_to(agent, clock) as membership, trio.open_nursery() as nursery:
         began_s = trio.current_time()
         await nursery.start(other.run)
-        for _ in range(50):
+        for _ in range(25):
             await agent.happens()
             await trio.sleep(0.02)
         assert agent.count("tags") <= 2 + 2 * (trio.current_time() - began_s) / REFRESH_S
@@ -320,12 +328,21 @@ async def test_a_seed_that_does_not_answer_holds_up_nothing_else(clock: Clock) -
     agent = FakeAgent()
     agent.spoiled["join"] = None
     async with joined_to(agent, clock) as membership:
-        with trio.move_on_after(0.5):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(membership.join, [Address("127.0.0.1", 7001)])
-                await until_holds(lambda: agent.count("join"))
-                await membership.set_tags({"zone": "x"})
-                await agent.happens(b=listed("b"))
-                await until_holds(lambda: "b" in membership.members())
-                nursery.cancel_scope.cancel()
+        answered = False
+
+        async def join() -> None:
+            nonlocal answered
+            try:
+                await membership.join([Address("127.0.0.1", 7001)])
+            finally:
+                answered = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join)
+            await until_holds(lambda: agent.count("join"))
+            await membership.set_tags({"zone": "x"})
+            await agent.happens(b=listed("b"))
+            await until_holds(lambda: "b" in membership.members())
+            assert not answered
+            nursery.cancel_scope.cancel()
         assert agent.tags == {"zone": "x"} and "b" in membership.members()

@@ -34,6 +34,7 @@ from sandq.protocol.frames import (
     encode_reply,
     encode_with_tail,
 )
+from tests.support.examples import examples
 
 
 def framed(body: bytes) -> bytes:
@@ -53,7 +54,7 @@ FRAMES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(frames=FRAMES, cuts=st.lists(st.integers(0, 400), max_size=8))
 def test_what_is_encoded_is_read_whatever_the_pieces(frames: list[Frame], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(*frame) for frame in frames)
@@ -64,7 +65,7 @@ def test_what_is_encoded_is_read_whatever_the_pieces(frames: list[Frame], cuts: 
     assert reader.buffered_bytes == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pieces=st.lists(st.binary(max_size=60), max_size=5), prefix=st.booleans())
 def test_any_bytes_give_frames_or_a_model_error(pieces: list[bytes], prefix: bool) -> None:
     reader = FrameReader()
@@ -76,7 +77,7 @@ def test_any_bytes_give_frames_or_a_model_error(pieces: list[bytes], prefix: boo
         pass
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(frames=FRAMES.filter(bool), place=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_no_other_exception(frames: list[Frame], place: int, bit: int) -> None:
     stream = bytearray(b"".join(encode_frame(*frame) for frame in frames))

@@ -26,6 +26,7 @@ from sandq.protocol.replies_messages import (
     why,
 )
 from sandq.protocol.requests_log import FetchReply
+from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
 NEXT = pack(9, 6, 7, 1)
@@ -162,7 +163,7 @@ FUZZ = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fields=st.lists(FUZZ, max_size=12))
 def test_any_reply_is_parsed_or_refused(fields: list[Any]) -> None:
     frame = [0, 1, *fields]

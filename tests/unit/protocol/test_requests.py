@@ -27,6 +27,7 @@ from sandq.protocol.replies import (
     lost_ranges,
     results,
 )
+from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
 JOB = bytes(range(16))
@@ -272,7 +273,7 @@ FUZZ = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fields=st.lists(FUZZ, max_size=11))
 def test_any_frame_is_parsed_or_refused(fields: list[Any]) -> None:
     for kind, request in EVERY:
@@ -280,7 +281,7 @@ def test_any_frame_is_parsed_or_refused(fields: list[Any]) -> None:
             type(request).parse([kind, 1, *fields])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fields=st.lists(FUZZ, max_size=12))
 def test_any_reply_is_parsed_or_refused(fields: list[Any]) -> None:
     for parse in (HelloReply.parse, MetadataReply.parse, Offsets.parse, Deliver.parse):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.support.client.fake_server import FakeConnection, FakeServer, Subscri
 from tests.support.client.threaded_server import ThreadedServer
 from tests.support.paths import ROOT
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected_to
+from tests.support.sandctl.patient import LONG_S, patient
 
 
 class LeasingServer(FakeServer):
@@ -48,8 +48,12 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def ctl(server: FakeServer) -> Callable[..., Result]:
+def ctl(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`ctl("topic", "list")`: sandctl in this process, talking to the server."""
+    for name in ("CONNECT_S", "REQUEST_S", "DELIVERY_S"):
+        monkeypatch.setattr(f"sandctl.settings.{name}", LONG_S)
+    # The server's groups always have something ready, whatever was pushed.
+    monkeypatch.setattr("sandctl.consume.ASKED_AT_MOST", 2)
 
     def invoke(*args: str, input: bytes | None = None, env: dict[str, str] | None = None) -> Result:
         runner = CliRunner(env={"SANDCTL_SERVERS": server.address, **(env or {})})
@@ -60,13 +64,13 @@ def ctl(server: FakeServer) -> Callable[..., Result]:
 
 @pytest.fixture
 def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """`spawn("consume", ...)`: sandctl in a process of its own, with pipes."""
+    """`spawn("consume", ...)`: sandctl in a process of its own, with pipes. See `patient`."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(*args: str, **more: Any) -> subprocess.Popen[bytes]:
+    def start(*args: str, change: str = "", **more: Any) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [sys.executable, "-m", "sandctl", "--server", server.address, *args],
+            patient("--server", server.address, *args, change=change),
             **{"stdin": pipe, "stdout": pipe, "stderr": pipe, "cwd": ROOT, "env": dict(os.environ), **more},
         )
         running.append(process)

@@ -15,7 +15,7 @@ from sandq.model.batch import Batch, Column, headers_unpack
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import FakeServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def stored(server: FakeServer) -> list[bytes]:
@@ -201,7 +201,7 @@ def test_follow_until_interrupted(spawn: Any, server: FakeServer) -> None:
     producer.communicate()
     assert producer.returncode == 0
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert process.stderr.read().strip() == b""
     assert [row.state for row in server.stored["t", 0]] == ["acked", "acked"]
     assert server.unsubscribed
@@ -213,7 +213,7 @@ def test_interrupted_while_reading_standard_input(spawn: Any, server: FakeServer
     process.stdin.flush()
     assert len(process.stdout.readline()) == 27
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert process.stderr.read().strip() == b""
 
 
@@ -225,17 +225,18 @@ def test_a_reader_that_leaves_is_quiet(spawn: Any, ctl: Any, server: FakeServer)
     assert os.read(reading, 1) == b"x"
     os.close(reading)
     ctl("produce", "t", "--lines", input=b"z\n" * 100)
-    assert process.wait(10) == 1
+    assert process.wait(PATIENCE_S) == 1
     assert process.stderr.read() == b""
     assert "ready" in [row.state for row in server.stored["t", 0]]  # what was not printed was not acked
 
 
 def test_output_that_nobody_reads_yet_costs_no_lease(spawn: Any, server: FakeServer) -> None:
-    server.topics["t"].settings["lease_ms"] = 600  # type: ignore[index]
-    process = spawn("consume", "t", "--group", "g", "--max", "40", "--lease", "600ms")
+    # Leases of a minute, which are extended before much of it is over.
+    often = "subscription._EXTEND_PART = 1.003"
+    process = spawn("consume", "t", "--group", "g", "--max", "40", "--lease", "60s", change=often)
     wait_until(lambda: server.subscribed)
     with_process = spawn("produce", "t", "--lines")
     with_process.communicate(b"\n".join([b"x" * 10_000] * 40))
     wait_until(lambda: server.extends)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, len(output), errors) == (0, 40 * 10_001, b"")

@@ -50,13 +50,24 @@ def test_drain_without_waiting_for_it(ctl: Any, server: FakeServer) -> None:
     late = ctl("cluster", "drain", "n3", "--timeout", "50ms")
     assert late.exit_code == 1 and "not done within 0.05 s, and it goes on: " in late.stderr
     assert server.registered["n3"]["standing"] == "draining"
-    for row in server.registered.values():
-        row["failed_since_ms"] = 5
-    stuck = ctl("cluster", "drain", "n3", "--timeout", "50ms")
-    assert stuck.stderr.count("nothing moves while more than a third of the nodes are failed") == 1
     assert ctl("cluster", "drain", "n3", "--timeout", "soon").exit_code == 2
     refused = ctl("cluster", "drain", "nobody")
     assert (refused.exit_code, refused.stderr) == (1, "sandctl: no node 'nobody' is registered\n")
+
+
+def test_that_nothing_moves_is_told_once(ctl: Any, server: FakeServer) -> None:
+    for row in server.registered.values():
+        row["failed_since_ms"] = 5
+    server.registered["n3"]["replicas"] = 10**9
+
+    def undo(connection: Any, frame: Any) -> None:
+        server.registered["n3"]["standing"] = "in"
+        server.answer(connection, frame)
+
+    server.script[Type.CLUSTER_INFO] += [None] * 5 + [undo]
+    stuck = ctl("cluster", "drain", "n3")
+    assert stuck.exit_code == 1 and "somebody undid it" in stuck.stderr
+    assert stuck.stderr.count("nothing moves while more than a third of the nodes are failed") == 1
 
 
 def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> None:

@@ -99,7 +99,7 @@ def test_the_next_page_is_asked_for_while_one_is_used() -> None:
 
     batches = read_pages(task_of(end=at(30_000)), ask)
     assert len(next(batches)) == 10_000
-    assert came.wait(10), "page 2, although only page 1 was taken"
+    assert came.wait(60), "page 2, although only page 1 was taken"
     batches.close()  # type: ignore[attr-defined]  # a generator
     assert at(20_000) not in log.asked
 

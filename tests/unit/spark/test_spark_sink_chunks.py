@@ -18,6 +18,7 @@ from sandq.spark.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from sandq.spark.encoding import encode_rows
 from sandq.spark.keeping import Kept
 from sandq.spark.sink_columns import SIZE
+from tests.support.examples import seeds
 from tests.support.spark.sink_bed import cut, record, small_chunks, table, values_of
 
 MS = 1_800_000_000_000
@@ -87,7 +88,7 @@ def test_what_hides_behind_a_null_is_not_sent() -> None:
     assert b"secret" not in raw
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5, 15))
 def test_only_the_rows_decide(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not how Arrow cut them."""
     chance = random.Random(seed)

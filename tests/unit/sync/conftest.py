@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 import sandq
+from sandq.client.options import Options
 from tests.support.client.fake_server import FakeServer
 from tests.support.client.threaded_server import ThreadedServer
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up because the machine stood still."""
+    for name in ("_EXIT_S", "_LEAVE_S", "_CLOSE_S"):
+        monkeypatch.setattr(f"sandq.sync.client.{name}", 1000.0)
+    options = partial(Options, close_timeout_s=1000.0, cancel_timeout_s=1000.0)
+    monkeypatch.setattr("sandq.client.client.Options", options)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from sandq.errors import (
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import SILENCE, FakeServer
 from tests.support.client.threaded_server import ThreadedServer
+from tests.support.waiting import PATIENCE_S, wait_until
 
 TWINS: list[tuple[type, type, set[str]]] = [
     (sandq.Client, sandq.sync.Client, set()),
@@ -103,11 +103,13 @@ def test_produce_and_consume(client: sandq.sync.Client, server: FakeServer) -> N
 def test_acks_that_nobody_waits_for_leave_with_the_block(client: sandq.sync.Client, server: FakeServer) -> None:
     with client.producer("t") as producer:
         producer.send_many([b"%d" % n for n in range(50)])
-    with client.subscribe("t", group="g") as subscription:
-        for number, message in enumerate(subscription, 1):
+    with client.subscribe("t", group="g", credit=50) as subscription:
+        messages = [next(subscription) for _ in range(50)]
+        free = threading.Event()
+        client._bridge.post(lambda: free.wait(PATIENCE_S))  # its event loop has something else to do
+        for message in messages:
             message.ack()
-            if number == 50:
-                break
+        free.set()
     assert {row.state for row in server.stored["t", 0]} == {"acked"}
     assert len(server.acks) < 50, "they share frames"
 
@@ -133,7 +135,7 @@ def test_many_threads_share_a_subscription_and_a_producer(client: sandq.sync.Cli
     with ThreadPoolExecutor(8) as pool, client.subscribe("t", group="g", credit=20) as subscription:
         for _ in range(8):
             pool.submit(work, subscription)
-        assert everything.wait(10)
+        assert everything.wait(PATIENCE_S)
     assert sorted(seen) == sorted(b"%d" % n for n in range(400)), "each went to one of them"
     assert {row.state for row in server.stored["t", 0]} == {"acked"}
 
@@ -142,8 +144,7 @@ def test_batches(client: sandq.sync.Client, server: FakeServer, threaded: Thread
     server.auto = False
     with client.subscribe("t", group="g") as subscription:
         batches = subscription.batches()
-        while server.subscription().credit < 10_000:
-            time.sleep(0.001)
+        wait_until(lambda: server.subscription().credit >= 10_000)
         threaded.soon(lambda: server.deliver(server.subscription(), [b"a", b"b", b"c"]))
         batch = next(batches)
         assert (len(batch), batch.values, batch.keys, batch.partition) == (3, [b"a", b"b", b"c"], [None] * 3, 0)
@@ -223,7 +224,7 @@ def test_receipts(client: sandq.sync.Client, server: FakeServer, threaded: Threa
             slow.wait(timeout="20ms")
         assert not slow.done
         threaded.soon(server.cut_all)
-        assert len(slow.wait("10s")) == 26
+        assert len(slow.wait("10m")) == 26
 
 
 def test_what_failed_is_raised_when_the_block_is_left(client: sandq.sync.Client, server: FakeServer) -> None:
@@ -365,12 +366,11 @@ def test_closing_wakes_who_waits(server: FakeServer) -> None:
     with ThreadPoolExecutor(2) as pool, client.subscribe("t", group="g") as subscription:
         server.script[Type.TOPIC_STATS].append(SILENCE)
         waits = [pool.submit(next, subscription), pool.submit(client.admin.stats, "t")]
-        while not server.of_type(Type.TOPIC_STATS):
-            time.sleep(0.001)
+        wait_until(lambda: server.of_type(Type.TOPIC_STATS))
         client.close()
         for wait in waits:
             with pytest.raises(ClosedError):
-                wait.result(10)
+                wait.result(PATIENCE_S)
 
 
 def test_nobody_there() -> None:
@@ -378,10 +378,7 @@ def test_nobody_there() -> None:
         sandq.sync.connect("127.0.0.1:1")
     with pytest.raises(InvalidRequest):
         sandq.sync.connect("nonsense:nonsense")
-    deadline = time.monotonic() + 10
-    while any(thread.name == "sandq-client" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "its thread has not ended"
-        time.sleep(0.001)
+    wait_until(lambda: not any(thread.name == "sandq-client" for thread in threading.enumerate()))
 
 
 def test_a_client_that_was_forgotten_ends(server: FakeServer) -> None:
@@ -395,7 +392,7 @@ def test_a_client_that_was_forgotten_ends(server: FakeServer) -> None:
     gc.collect()
     found = thread()
     if found is not None:
-        found.join(10)
+        found.join(PATIENCE_S)
         assert not found.is_alive()
 
 

@@ -24,7 +24,7 @@ def run(*args: object, env: dict[str, str] | None = None) -> Result:
 
 def process(*args: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-m", "sandq.cli", *args], env=environ, timeout=30, check=False, **more)
+    return subprocess.run([sys.executable, "-m", "sandq.cli", *args], env=environ, timeout=120, check=False, **more)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

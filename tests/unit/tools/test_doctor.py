@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,13 +29,14 @@ from sandq.storage.pointers import Pointers, StorePointer
 from sandq.tools import check_disk, check_machine, check_ports
 from sandq.tools.check import Check, bytes_text
 from sandq.tools.check_data import STORES_NAME, DataDirectory
+from tests.support.ports import free_port
 from tests.support.storage.log_bed import GROUP, append, entry, flip, members, no_op, picture, segment, write_log
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture(autouse=True)
+def _few_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow disk a hundred take seconds each time."""
+    monkeypatch.setattr(check_disk, "SYNCS", 5)
 
 
 @pytest.fixture
@@ -288,6 +292,11 @@ def test_open_files_and_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_machine.check_open_files(Limits(connections=100), 5000).state == "ok"
     few = check_machine.check_open_files(Limits(connections=10_000), 1024)
     assert few.state == "warning" and "ulimit -n 11100" in few.todo
+    # The clocks of this test: a machine that stands still between looking at one and the other would be told of.
+    walls: Iterator[float] = itertools.repeat(1_800_000_000.0)
+    real = {name: getattr(time, name) for name in ("strftime", "gmtime")}
+    clocks = SimpleNamespace(time=lambda: next(walls), monotonic=lambda: 5.0, sleep=lambda seconds: None, **real)
+    monkeypatch.setattr(check_machine, "time", clocks)
     monkeypatch.setattr(check_machine, "ntp_state", lambda: True)
     assert check_machine.check_clock(500, 0.0).state == "ok"
     monkeypatch.setattr(check_machine, "ntp_state", lambda: None)
@@ -295,9 +304,8 @@ def test_open_files_and_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_machine, "ntp_state", lambda: False)
     assert check_machine.check_clock(500, 0.0).state == "warning"
     walls = iter([1_800_000_000.0, 1_800_000_009.0])
-    monkeypatch.setattr(check_machine.time, "time", lambda: next(walls))
     assert "moved by" in check_machine.check_clock(500, 0.0).found
-    monkeypatch.setattr(check_machine.time, "time", lambda: 5.0)
+    clocks.time = lambda: 5.0
     assert check_machine.check_clock(500, 0.0).state == "failed"
 
 

@@ -1,0 +1,28 @@
+"""sandctl in a process whose waits do not end because the machine stood still."""
+
+from __future__ import annotations
+
+import sys
+
+LONG_S = 1000.0
+
+_CODE = f"""
+import functools
+import sandctl.__main__, sandctl.interrupts, sandctl.names, sandctl.settings
+import sandq.client.options as options
+from sandq.client import subscription
+
+options.Options = functools.partial(options.Options, close_timeout_s={LONG_S}, cancel_timeout_s={LONG_S})
+sandctl.settings.CONNECT_S = sandctl.settings.REQUEST_S = sandctl.settings.DELIVERY_S = {LONG_S}
+sandctl.interrupts.CLEAN_UP_S = sandctl.interrupts.IMPATIENT_S = {LONG_S}
+"""
+_BENCH = f"""
+import sandctl.loads
+sandctl.loads.CLEAN_UP_S = {LONG_S}
+"""
+
+
+def patient(*args: str, change: str = "") -> list[str]:
+    """The command that runs `sandctl ARGS` so; `change` is code that is run before."""
+    bench = _BENCH if "bench" in args else ""
+    return [sys.executable, "-c", f"{_CODE}{bench}{change}\nsandctl.__main__.run()", *args]
