@@ -12,6 +12,9 @@ from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
+from tests.support.stopped_time import loop_clock
+
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture

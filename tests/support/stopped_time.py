@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import pytest
 import trio
 
 STEP_S = 0.005
@@ -64,3 +65,9 @@ def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
     """`anyio.run` on such a clock."""
     options: dict[str, Any] = {"clock": StoppedClock()} if backend == "trio" else {"loop_factory": _Loop}
     return anyio.run(main, backend=backend, backend_options=options)
+
+
+@pytest.fixture(autouse=True)
+def loop_clock(request: pytest.FixtureRequest) -> StoppedClock | None:
+    """For a `conftest.py`: all async tests below it run by this clock, but those with a clock of their own."""
+    return None if {"autojump_clock", "mock_clock"} & set(request.fixturenames) else StoppedClock()

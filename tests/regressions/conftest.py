@@ -1,0 +1,3 @@
+from tests.support.stopped_time import loop_clock
+
+__all__ = ["loop_clock"]
