@@ -35,7 +35,7 @@ BUDGETS_S = {
 LOOP_S = 0.2
 OVER = 1.5
 SLOWED = 1.25
-SPREAD = ("-n", "2", "--dist", "worksteal", "--durations=25")
+SPREAD = ("-n", "4", "--dist", "worksteal", "--durations=25")
 
 
 def loop_s() -> float:

@@ -1,6 +1,6 @@
 """A pytest plugin: the CPU time of each suite, with the processes that its tests started and that have ended.
 
-Wall time says little on a shared machine. `SANDQ_TEST_COSTS` names the file that gets, as JSON, for each suite its
+Wall time says little on a shared machine. `TEST_COSTS` names the file that gets, as JSON, for each suite its
 tests, CPU seconds and the seconds that its tests took; and `loading`, the CPU time outside of tests.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-FILE = "SANDQ_TEST_COSTS"
-ORDER = "SANDQ_TEST_ORDER"
+FILE = "TEST_COSTS"
+ORDER = "TEST_ORDER"
 """A seed: tests run in an order drawn by it, those of a module together."""
 
 
