@@ -124,6 +124,9 @@ class GuardedClock:
         wall_s = self._wall()
         now = self._monotonic()
         drift = wall_s - (now + self._offset)
+        if abs(drift) > self._max_drift_s and not self._stepped:
+            # Not yet a step: the machine may have stood still between the two looks. The least late of several tells.
+            drift = max(drift, *(self._wall() - (self._monotonic() + self._offset) for _ in range(PAIRS)))
         if abs(drift) <= self._max_drift_s:
             self._stepped = False
             most = (now - self._last) * self._slew

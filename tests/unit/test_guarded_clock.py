@@ -57,6 +57,22 @@ def test_slewing_back_never_turns_the_clock_back() -> None:
         last = now
 
 
+def test_a_standstill_between_looks_at_both_clocks_is_no_step() -> None:
+    wall_s, monotonic_s, still_s = 1_800_000_000.0, [50.0], [0.0]
+    alarms: list[int] = []
+
+    def monotonic() -> float:
+        """What is read after the wall clock: the machine stands still once in between."""
+        monotonic_s[0] += still_s[0]
+        still_s[0] = 0.0
+        return monotonic_s[0]
+
+    guarded = GuardedClock(wall=lambda: wall_s - 50.0 + monotonic_s[0], monotonic=monotonic, on_alarm=alarms.append)
+    still_s[0] = 3.0
+    assert guarded.now_s() == pytest.approx(wall_s + 3.0)
+    assert not alarms and not guarded.alarm
+
+
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 0.6])
 def test_a_jump_raises_one_alarm_and_is_not_followed(jump_s: float) -> None:
     clocks = Clocks()
