@@ -67,6 +67,8 @@ class GuardedClock:
         self._slew = slew_ppm / 1_000_000
         self.on_alarm = on_alarm
         """`on_alarm(drift_ms)`: the wall clock is not followed from now on."""
+        self.on_step: Callable[[], None] = lambda: None
+        """The time is another one at once: who sleeps until an instant has to look again."""
         self.peers = PeerClocks(self._max_drift_s)
         self._last = self._offset = 0.0
         self._follow()
@@ -178,3 +180,4 @@ class GuardedClock:
             self._last = self._monotonic()
             self._offset = max(self._offset, wall_s - self._last)
         self._stepped = False
+        self.on_step()

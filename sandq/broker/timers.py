@@ -12,7 +12,7 @@ import trio
 from .clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
-"""The guarded clock may be slewed or set while we sleep."""
+"""The guarded clock is slewed while we sleep, and the machine may be."""
 
 
 class Timers:
@@ -22,6 +22,7 @@ class Timers:
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf
+        clock.on_step = self._look_again
 
     def at(self, at_ms: int, call: Callable[[], None]) -> None:
         """Call once the guarded clock has reached `at_ms`. Timers cannot be taken back: `call` looks again whether
@@ -29,6 +30,9 @@ class Timers:
         heapq.heappush(self._heap, (at_ms, next(self._order), call))
         if at_ms < self._sleeping_until_ms:
             self._wake.set()
+
+    def _look_again(self) -> None:
+        self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
         """How long to pause before more of some work that no message waits for."""

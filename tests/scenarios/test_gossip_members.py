@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from sandq.gossip.edge import gossip_backend
 from sandq.gossip.edge.gossip_backend import STREAMS_MOST
@@ -32,7 +33,13 @@ ONE, TWO, BOTH, OTHERS = (
     Keyring([bytes(32), b"x" * 32]),
     Keyring([b"x" * 32, bytes(32)]),
 )
-PLAIN = Packets(None, lambda: bytes(12))
+
+
+@pytest.fixture
+def jumping() -> MockClock:
+    """Time stands still while there is something to do, and jumps when there is nothing: however slow the machine is,
+    and if it stops for seconds, no member falls silent by that."""
+    return MockClock(autojump_threshold=0.001)
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 # ---------------------------------------------------------------------------------------------------- come and go
 
 
-async def test_members_meet_change_leave_and_crash(cluster: Cluster) -> None:
+async def test_members_meet_change_leave_and_crash(jumping: MockClock, cluster: Cluster) -> None:
     a, b, c = await cluster.start_all("abc")
     await b.member.set_tags({**b.tags("b"), "zone": "new"})
     await until_holds(lambda: a.tags("b").get("zone") == c.tags("b").get("zone") == "new")
@@ -62,7 +69,7 @@ async def test_members_meet_change_leave_and_crash(cluster: Cluster) -> None:
     assert failed is not None and failed.since_ms > since.since_ms and a.state("b") is LEFT
 
 
-async def test_changes_are_everybody_and_then_what_is_new(cluster: Cluster) -> None:
+async def test_changes_are_everybody_and_then_what_is_new(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     changes = a.member.changes()
     assert [change.member.name for change in await anext(changes)] == ["a", "b"]
@@ -82,14 +89,14 @@ async def test_changes_are_everybody_and_then_what_is_new(cluster: Cluster) -> N
     assert set(listed) == {"b", "c"} and not any(change.gone for change in listed.values())
 
 
-async def test_who_is_alone_leaves_at_once(cluster: Cluster) -> None:
+async def test_who_is_alone_leaves_at_once(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     with trio.fail_after(1):
         await a.member.leave()
     assert a.state("a") is LEFT
 
 
-async def test_who_left_stays_away_until_it_is_started_again(cluster: Cluster) -> None:
+async def test_who_left_stays_away_until_it_is_started_again(jumping: MockClock, cluster: Cluster) -> None:
     """Neither new tags nor a seed that answers at last bring it back."""
     a, b = await cluster.start_all("ab")
     await b.member.leave()
@@ -104,7 +111,7 @@ async def test_who_left_stays_away_until_it_is_started_again(cluster: Cluster) -
     await until_holds(lambda: agree([a, again]))
 
 
-async def test_the_same_store_comes_back_at_another_port(cluster: Cluster) -> None:
+async def test_the_same_store_comes_back_at_another_port(jumping: MockClock, cluster: Cluster) -> None:
     a, b, c = await cluster.start_all("abc")
     await c.crash()
     again = await cluster.start("c", joins=b)
@@ -113,7 +120,7 @@ async def test_the_same_store_comes_back_at_another_port(cluster: Cluster) -> No
     await until_holds(lambda: all(one.find("c").address == again.address for one in (a, b)))  # type: ignore[union-attr]
 
 
-async def test_members_that_nothing_asked_for_are_met_after_a_cut(cluster: Cluster) -> None:
+async def test_members_that_nothing_asked_for_are_met_after_a_cut(jumping: MockClock, cluster: Cluster) -> None:
     """It comes back at its address without seeds: those who listed it look for it."""
     a, b = await cluster.start_all("ab")
     await b.crash()
@@ -125,7 +132,9 @@ async def test_members_that_nothing_asked_for_are_met_after_a_cut(cluster: Clust
 # ------------------------------------------------------------------------------------------------------------ seeds
 
 
-async def test_seeds_are_asked_until_one_is_there(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_seeds_are_asked_until_one_is_there(
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_S", 0.05)
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_MOST_S", 0.1)
     port = free_port()
@@ -139,7 +148,7 @@ async def test_seeds_are_asked_until_one_is_there(cluster: Cluster, monkeypatch:
 
 
 async def test_a_seed_of_another_name_is_not_asked_again_and_again(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a name for several, or a way through a router: its address is no member's."""
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_S", 0.01)
@@ -164,7 +173,7 @@ async def test_a_seed_of_another_name_is_not_asked_again_and_again(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_join_names_each_seed_that_does_not_answer(cluster: Cluster) -> None:
+async def test_a_join_names_each_seed_that_does_not_answer(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     dead = [Address("127.0.0.1", free_port()), Address("a..b", 7), Address("no.such.host.invalid", 8)]
     with pytest.raises(Unavailable) as caught:
@@ -176,7 +185,7 @@ async def test_a_join_names_each_seed_that_does_not_answer(cluster: Cluster) -> 
 
 
 async def test_members_known_from_before_are_asked_when_no_seed_answers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_S", 0.05)
     monkeypatch.setattr(gossip_backend, "REMEMBER_PAUSE_S", 0.05)
@@ -196,7 +205,7 @@ async def test_members_known_from_before_are_asked_when_no_seed_answers(
     await until_holds(lambda: agree([b, again]))
 
 
-async def test_joins_at_once(cluster: Cluster) -> None:
+async def test_joins_at_once(jumping: MockClock, cluster: Cluster) -> None:
     hub = await cluster.start("hub")
     others = [await cluster.start(f"n{number}", seeds=[hub.address]) for number in range(12)]
     async with trio.open_nursery() as nursery:
@@ -210,7 +219,7 @@ async def test_joins_at_once(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("theirs", "ours"), [(ONE, TWO), (ONE, None), (None, ONE)])
 async def test_who_has_another_key_is_not_let_in(
-    cluster: Cluster, theirs: Keyring | None, ours: Keyring | None
+    jumping: MockClock, cluster: Cluster, theirs: Keyring | None, ours: Keyring | None
 ) -> None:
     a, _ = await cluster.start_all("ab", keyring=theirs)
     x = await cluster.start("x", keyring=ours)
@@ -219,7 +228,7 @@ async def test_who_has_another_key_is_not_let_in(
     assert list(a.member.members()) == ["a", "b"] and list(x.member.members()) == ["x"]
 
 
-async def test_another_cluster_is_not_let_in_and_says_why(cluster: Cluster) -> None:
+async def test_another_cluster_is_not_let_in_and_says_why(jumping: MockClock, cluster: Cluster) -> None:
     a, _ = await cluster.start_all("ab")
     x = await cluster.start("x", cluster="of others")
     with capture_logs() as log, pytest.raises(Unavailable, match=r"a \(cluster\), b \(cluster\)"):
@@ -230,7 +239,7 @@ async def test_another_cluster_is_not_let_in_and_says_why(cluster: Cluster) -> N
     assert a.member.counts["refused_cluster"] >= 1
 
 
-async def test_keys_are_changed_while_all_live(cluster: Cluster) -> None:
+async def test_keys_are_changed_while_all_live(jumping: MockClock, cluster: Cluster) -> None:
     members = await cluster.start_all("abcd", keyring=ONE)
     for step in (BOTH, OTHERS, TWO):
         for one in members:
@@ -263,7 +272,7 @@ async def tcp(address: Address, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("keyring", [None, ONE], ids=["plain", "encrypted"])
-async def test_garbage_changes_nothing(cluster: Cluster, keyring: Keyring | None) -> None:
+async def test_garbage_changes_nothing(jumping: MockClock, cluster: Cluster, keyring: Keyring | None) -> None:
     members = await cluster.start_all("abc", keyring=keyring)
     a = members[0]
     rng = random.Random(1)
@@ -290,7 +299,7 @@ async def test_garbage_changes_nothing(cluster: Cluster, keyring: Keyring | None
     await until_holds(lambda: agree([*members, d]))
 
 
-async def test_half_a_message_and_silence_holds_nobody_up(cluster: Cluster) -> None:
+async def test_half_a_message_and_silence_holds_nobody_up(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     half = Streams(None, lambda: bytes(12)).seal(PushPull(True, (), b"x" * 100))[:40]
     silent = [await trio.open_tcp_stream(*a.address) for _ in range(STREAMS_MOST + 8)]
@@ -305,7 +314,7 @@ async def test_half_a_message_and_silence_holds_nobody_up(cluster: Cluster) -> N
         await trio.aclose_forcefully(stream)
 
 
-async def test_many_connections_at_once(cluster: Cluster) -> None:
+async def test_many_connections_at_once(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     streams = Streams(None, lambda: bytes(12))
     answers: list[Any] = []
@@ -322,12 +331,14 @@ async def test_many_connections_at_once(cluster: Cluster) -> None:
     assert agree([a, b])
 
 
-async def test_a_ping_for_somebody_else_is_not_answered_over_a_stream(cluster: Cluster) -> None:
+async def test_a_ping_for_somebody_else_is_not_answered_over_a_stream(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     assert await tcp(a.address, Streams(None, lambda: bytes(12)).seal(Ping(7, "b", None, ""))) == b""
 
 
-async def test_who_is_pinged_through_a_stream_alone_lives(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_pinged_through_a_stream_alone_lives(
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = await cluster.start_all("ab")
     for one in (a, b):
         monkeypatch.setattr(one.member._datagrams, "send", lambda datagram, to: True)
@@ -350,7 +361,7 @@ def has_v6() -> bool:
 
 @pytest.mark.skipif(not has_v6(), reason="this machine has no ::1")
 @pytest.mark.parametrize("keyring", [None, ONE], ids=["plain", "encrypted"])
-async def test_members_on_ipv6(cluster: Cluster, keyring: Keyring | None) -> None:
+async def test_members_on_ipv6(jumping: MockClock, cluster: Cluster, keyring: Keyring | None) -> None:
     a, b, c = await cluster.start_all("abc", host="::1", keyring=keyring)
     assert a.address.host == "::1"
     await c.crash()
@@ -358,7 +369,7 @@ async def test_members_on_ipv6(cluster: Cluster, keyring: Keyring | None) -> Non
     assert a.member.counts["refutations"] == 0
 
 
-async def test_it_ends_when_it_is_cancelled_and_its_port_is_free(cluster: Cluster) -> None:
+async def test_it_ends_when_it_is_cancelled_and_its_port_is_free(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     await a.crash()
     again: Running = await cluster.start("a", port=a.address.port)

@@ -1,7 +1,7 @@
 """A clock that tests put forward, or hold: minutes pass in a moment, and 5 ms take as long as is wanted.
 
 The wall clock goes with it, so that the guarded clock sees time pass, not somebody setting it. A node's timers look
-again once a second at least; what it is asked it does at once.
+again whenever it is put forward.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ class HandClock:
     def __init__(self) -> None:
         self._ahead_s = 0.0
         self._held_s: float | None = None
+        self._guarded: list[GuardedClock] = []
 
     def guarded(self) -> GuardedClock:
         """For `run_node`."""
-        return GuardedClock(wall=self._now_s, monotonic=self._now_s)
+        self._guarded.append(GuardedClock(wall=self._now_s, monotonic=self._now_s))
+        return self._guarded[-1]
 
     def _now_s(self) -> float:
         return (time.time() if self._held_s is None else self._held_s) + self._ahead_s
@@ -32,9 +34,16 @@ class HandClock:
         if self._held_s is not None:
             self._ahead_s -= time.time() - self._held_s
             self._held_s = None
+        self._tell()
 
     def forward(self, seconds: float) -> None:
+        """To be called on the nodes' event loop."""
         self._ahead_s += seconds
+        self._tell()
+
+    def _tell(self) -> None:
+        for clock in self._guarded:
+            clock.on_step()
 
     def now_ms(self) -> int:
         return int(self._now_s() * 1000)

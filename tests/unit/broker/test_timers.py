@@ -1,0 +1,45 @@
+"""The timers of a node: none fires before its time, and each does as soon as the clock says so."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from sandq.broker.clock import GuardedClock
+from sandq.broker.timers import Timers
+
+HOUR_MS = 3_600_000
+
+
+async def test_what_is_due_by_a_clock_that_was_accepted_is_done_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It was done with the next look, up to a second later."""
+    ahead_s = 0.0
+    clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time() + ahead_s, monotonic=trio.current_time)
+    timers, fired = Timers(clock), list[float]()
+    timers.at(clock.now_ms() + HOUR_MS, lambda: fired.append(trio.current_time()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timers.run)
+        await trio.sleep(10.25)
+        ahead_s = 3600.0
+        await trio.sleep(10)
+        assert fired == [], "nobody said that this is right"
+        clock.accept()
+        await trio.testing.wait_all_tasks_blocked()
+        assert fired == [20.25]
+        nursery.cancel_scope.cancel()
+
+
+async def test_none_fires_before_its_time(autojump_clock: trio.testing.MockClock) -> None:
+    clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time(), monotonic=trio.current_time)
+    timers, fired = Timers(clock), list[int]()
+    begun_ms = clock.now_ms()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timers.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for later_ms in (5000, 20, 700):
+            timers.at(begun_ms + later_ms, lambda later_ms=later_ms: fired.append(clock.now_ms() - begun_ms - later_ms))
+        await trio.sleep(6)
+        assert len(fired) == 3 and all(0 <= late_ms <= 1 for late_ms in fired)
+        nursery.cancel_scope.cancel()
