@@ -63,8 +63,9 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
     """Make what the line needs; return the line with ids that exist."""
     there = {record.name for record in client.admin.list_topics()}
     create = re.match(r"sandctl topic create (\S+)", line)
-    if create is not None and create[1] in there:
-        client.admin.delete_topic(create[1])
+    if create is not None:
+        if create[1] in there:
+            client.admin.delete_topic(create[1])
         return line
     for name in {"archive", "orders", "log", "config"} - there:
         if name == "config":
