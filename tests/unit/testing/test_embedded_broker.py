@@ -18,7 +18,7 @@ import trio.testing
 import sandq
 import sandq.testing
 from sandq.errors import ClosedError, InvalidRequest, LeaseLost, SandqError, StartupError, TimedOut
-from sandq.testing import Broker
+from sandq.testing import AsyncBroker, Broker
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
 
 FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
@@ -214,7 +214,10 @@ def test_a_consumer_that_holds_on_is_waited_for_once(
         held.ack().wait()
 
 
-async def test_time_in_which_a_machine_stands_still_is_no_waiting(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("face", ["blocking", "async"])
+async def test_time_in_which_a_machine_stands_still_is_no_waiting(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
     looks: list[bool] = []
 
     class Node:
@@ -230,7 +233,12 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(autojump_clock
 
         def give_up(self, state: State) -> None: ...
 
-    await EmbeddedNode.wait_for_clients(Node())  # type: ignore[arg-type]
+    async def call(self: AsyncBroker, work: Any) -> Any:
+        return await work()
+
+    monkeypatch.setattr(AsyncBroker, "_call", call)
+    node: Any = Node()
+    await (EmbeddedNode.wait_for_clients(node) if face == "blocking" else AsyncBroker(node, 0.1)._wait_for_clients())
     assert len(looks) == pytest.approx(0.1 / LOOK_MOST_S, abs=1)
 
 

@@ -1,0 +1,37 @@
+"""Ctrl-C while sandctl works; in processes of its own: test_sandctl_process.py."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sandctl.interrupts import Interrupts
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """What Python does on Ctrl-C, and the timer as it was, which may be pytest's."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm, (left_s, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    yield
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, left_s)
+
+
+def test_the_timer_of_who_calls_it_goes_on(handled: None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    with Interrupts():
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def test_its_own_timer_ends_with_it(handled: None) -> None:
+    cancelled: list[bool] = []
+    with Interrupts() as interrupts:
+        interrupts.cancel = lambda: cancelled.append(True)
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert cancelled == [True] and signal.getitimer(signal.ITIMER_REAL)[0] == 0
