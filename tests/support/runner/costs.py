@@ -1,7 +1,8 @@
 """A pytest plugin: the CPU time of each suite, with the processes that its tests started and that have ended.
 
 Wall time says little on a shared machine. `TEST_COSTS` names the file that gets, as JSON, for each suite its
-tests, CPU seconds and the seconds that its tests took; and `loading`, the CPU time outside of tests.
+tests, CPU seconds and the seconds that its tests took; and `loading`, the CPU time outside of tests. What fails is
+written beside it as it fails, to a file with the ending `.failures`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ def _cpu_s() -> float:
 
 
 class Costs:
-    def __init__(self) -> None:
+    def __init__(self, is_worker: bool) -> None:
+        self._is_worker = is_worker
         self._seen_s = _cpu_s()
         self._rows: dict[str, dict[str, float]] = {}
         self._total_s = 0.0
+        self._failures = Path(os.environ[FILE]).with_suffix(".failures")
+        if not is_worker:
+            self._failures.unlink(missing_ok=True)
 
     def pytest_collection_finish(self) -> None:
         self._seen_s = _cpu_s()
@@ -44,11 +49,16 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        if self._is_worker:
+            return
         suite = report.nodeid.split("/")[1]
         row = self._rows.setdefault(suite, {"tests": 0, "cpu_s": 0.0, "took_s": 0.0})
         row["tests"] += report.when == "call"
         row["cpu_s"] += report.cpu_s
         row["took_s"] += report.duration
+        if report.failed:  # at once: a run may take long
+            with self._failures.open("a") as file:
+                file.write(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
     def pytest_testnodedown(self, node: Any) -> None:
         self._total_s += node.workeroutput.get("cpu_s", 0.0) if hasattr(node, "workeroutput") else 0.0
@@ -59,7 +69,7 @@ class Costs:
             output["cpu_s"] = _cpu_s()
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        if hasattr(config, "workerinput"):
+        if self._is_worker:
             return
         # Without workers it is this process that ran them; with, they are its children, and were waited for or not.
         total_s = max(_cpu_s(), self._total_s)
@@ -87,6 +97,6 @@ def _hash(text: str) -> bytes:
 
 def pytest_configure(config: pytest.Config) -> None:
     if FILE in os.environ:
-        config.pluginmanager.register(Costs(), "sandq-costs")
+        config.pluginmanager.register(Costs(hasattr(config, "workerinput")), "sandq-costs")
     if ORDER in os.environ:
         config.pluginmanager.register(RandomOrder(os.environ[ORDER]), "sandq-order")
