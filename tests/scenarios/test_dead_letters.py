@@ -74,18 +74,18 @@ async def test_a_letter_tells_how_it_died(node: Serving, api: sandq.Client) -> N
 async def test_each_reason(timed: Serving, hand: HandClock) -> None:
     """By nack, by its lease, and by its ttl as a ready and as a waiting message."""
     async with connected(timed) as api, with_topic(api, max_attempts=1, backoff={"kind": "none"}):
-        async with api.subscribe("t", group="g", lease="10s", auto_extend=False) as subscription:
+        async with api.subscribe("t", group="g", lease="10m", auto_extend=False) as subscription:
             nacked, kept = await api.produce("t", b"nacked"), await api.produce("t", b"kept")
             for message in await take(subscription, 2, ack=False):
                 if message.value == b"nacked":
                     await message.nack(error="no")
-            hand.forward(11)
+            hand.forward(601)
             await counts_are(api, {"nacked": 1, "lease_expired": 1})
         await api.admin.update_topic("t", max_attempts=5)
-        ready = await api.produce("t", b"ready", ttl="5s", delay="5s")
-        hand.forward(11)
+        ready = await api.produce("t", b"ready", ttl="5m", delay="4m")
+        hand.forward(601)
         await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 1})
-        waiting = await api.produce("t", b"waiting", ttl="10s")
+        waiting = await api.produce("t", b"waiting", ttl="10m")
         async with api.subscribe("t", group="g") as subscription:
             (message,) = await take(subscription, 1, ack=False)
             assert message.value == b"waiting", "what has expired is not delivered"
@@ -93,7 +93,7 @@ async def test_each_reason(timed: Serving, hand: HandClock) -> None:
         told = await api.messages("t").why(waiting)
         assert told["state"] == "waiting"
         assert told["groups"][0]["reason"] == "its ttl passes before its next attempt: it dies then"
-        hand.forward(11)
+        hand.forward(601)
         await counts_are(api, {"nacked": 1, "lease_expired": 1, "expired": 2})
         found = {letter.id: letter for letter in await letters(api)}
         assert {id: (letter.reason, letter.attempts, letter.error) for id, letter in found.items()} == {
@@ -102,7 +102,7 @@ async def test_each_reason(timed: Serving, hand: HandClock) -> None:
             ready: ("expired", 0, None),
             waiting: ("expired", 1, "later"),
         }
-        for message_id, ttl_ms in ((ready, 5000), (waiting, 10_000)):
+        for message_id, ttl_ms in ((ready, 300_000), (waiting, 600_000)):
             letter = found[message_id]
             assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "not before its time"
         for reason, expected in (("nacked", {nacked}), ("lease_expired", {kept}), ("expired", {ready, waiting})):
@@ -114,11 +114,11 @@ async def test_each_reason(timed: Serving, hand: HandClock) -> None:
 
 
 async def test_a_held_message_outlives_its_ttl_until_it_comes_back(timed: Serving, hand: HandClock) -> None:
-    async with connected(timed) as api, with_topic(api, ttl="10s", lease="1h"):
+    async with connected(timed) as api, with_topic(api, ttl="10m", lease="1h"):
         message_id = await api.produce("t", b"m")
         async with api.subscribe("t", group="g") as subscription:
             (message,) = await take(subscription, 1, ack=False)
-            hand.forward(11)
+            hand.forward(601)
             await api.produce("t", b"second")
             (second,) = await take(subscription, 1, ack=False)
             assert await api.dead("t", "g").counts() == {}
@@ -126,7 +126,7 @@ async def test_a_held_message_outlives_its_ttl_until_it_comes_back(timed: Servin
             await message.nack(error="no")
             await counts_are(api, {"expired": 1})
             # One that is acked after its ttl is acked.
-            hand.forward(11)
+            hand.forward(601)
             await second.ack()
         (letter,) = await letters(api)
         assert (letter.id, letter.reason, letter.attempts) == (message_id, "expired", 1)
@@ -228,16 +228,22 @@ async def test_redriving_one_reason_and_one_time(node: Serving, api: sandq.Clien
     assert b"short" in values(got), "its ttl is over, and forgotten"
 
 
-async def test_redriving_at_a_rate(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", max_attempts=1)
-    ids = await bury(api, 21)
-    async with api.subscribe("t", group="g", credit=100) as subscription:
+async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    async with connected(timed) as api, with_topic(api, max_attempts=1):
+        ids = await bury(api, 21)
         told: list[sandq.JobResult] = []
-        begun_ms = node.broker.clock.now_ms()
-        assert await api.dead("t", "g").redrive(rate=20, progress=told.append) == (21, 21, 0)
-        assert node.broker.clock.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
-        assert {message.id for message in await take(subscription, 21)} == set(ids)
+
+        def progress(result: sandq.JobResult) -> None:
+            told.append(result)
+            hand.forward(0.25)
+
+        begun_ms = hand.now_ms()
+        assert await api.dead("t", "g").redrive(rate=20, progress=progress) == (21, 21, 0)
+        assert hand.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
         assert len({result.done for result in told}) > 3, "bit by bit"
+        async with api.subscribe("t", group="g", credit=100) as subscription:
+            assert {message.id for message in await take(subscription, 21)} == set(ids)
 
 
 @both_sizes

@@ -14,14 +14,14 @@ from tests.support.nodes.working import connected, take, take_until, values
 from tests.support.waiting import PATIENCE_S, until_answer
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
-OF_EACH = 40
+OF_EACH = 25
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed: int) -> None:
     rng = random.Random(seed)
     await api.admin.create_topic(
-        "t", partitions=2, ordering="key", max_attempts=None, backoff={"kind": "fixed", "first": "5ms"}
+        "t", partitions=2, ordering="key", lease="1h", max_attempts=None, backoff={"kind": "fixed", "first": "5ms"}
     )
     order = [key for key in KEYS for _ in range(OF_EACH)]
     rng.shuffle(order)
@@ -69,7 +69,7 @@ async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed
 
 
 async def test_why_says_that_it_waits_for_an_earlier_one(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", ordering="key")
+    await api.admin.create_topic("t", ordering="key", lease="1h")
     messages = api.messages("t")
     first, second, third = [await api.produce("t", b"%d" % number, key="k") for number in range(3)]
     other = await api.produce("t", b"other", key="l")
@@ -94,7 +94,7 @@ async def test_why_says_that_it_waits_for_an_earlier_one(api: sandq.Client) -> N
 
 
 async def test_a_message_that_waits_for_its_retry_keeps_its_key_back(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", ordering="key", max_attempts=2)
+    await api.admin.create_topic("t", ordering="key", lease="1h", max_attempts=2)
     for number in range(2):
         await api.produce("t", b"%d" % number, key="k")
     async with api.subscribe("t", group="g", credit=100) as subscription:
@@ -116,7 +116,7 @@ async def test_a_message_that_waits_for_its_retry_keeps_its_key_back(node: Servi
 
 
 async def test_a_consumer_that_leaves_hands_its_keys_on_in_order(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", ordering="key")
+    await api.admin.create_topic("t", ordering="key", lease="1h")
     for number in range(6):
         await api.produce("t", b"%d" % number, key=f"k{number % 2}")
     async with api.subscribe("t", group="g", credit=100) as leaving:
@@ -130,7 +130,7 @@ async def test_a_consumer_that_leaves_hands_its_keys_on_in_order(api: sandq.Clie
 
 
 async def test_messages_without_a_key_wait_for_nobody(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", ordering="key")
+    await api.admin.create_topic("t", ordering="key", lease="1h")
     for number in range(20):
         await api.produce("t", b"%d" % number)
     async with api.subscribe("t", group="g", credit=100) as subscription:
@@ -138,7 +138,7 @@ async def test_messages_without_a_key_wait_for_nobody(api: sandq.Client) -> None
 
 
 async def test_a_seek_back_keeps_the_order(api: sandq.Client) -> None:
-    await api.admin.create_topic("t", ordering="key", delete_on_ack=False)
+    await api.admin.create_topic("t", ordering="key", lease="1h", delete_on_ack=False)
     for number in range(10):
         await api.produce("t", b"%d" % number, key="k")
     async with api.subscribe("t", group="g", credit=100) as subscription:

@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import sandq
 from sandq.node import Serving
-from tests.support.nodes.working import stored_messages, take, take_until, values, waits_until_trimmed
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import (
+    connected,
+    stored_messages,
+    take,
+    take_until,
+    values,
+    waits_until_trimmed,
+    with_topic,
+)
 from tests.support.waiting import until_answer
 
+HOUR_MS = 3_600_000
 
-async def now_of(node: Serving) -> int:
-    return node.broker.clock.now_ms()
+
+async def trimmed_in_time(api: sandq.Client, hand: HandClock, topic: str = "t", left: int = 0) -> int:
+    """Put the clock forward by minutes until no more is left; when that was."""
+
+    async def ask() -> int:
+        hand.forward(300)
+        return await stored_messages(api, topic)
+
+    await until_answer(ask, lambda count: count == left)
+    return hand.now_ms()
+
+
+async def others_are_trimmed(api: sandq.Client, hand: HandClock, **settings: Any) -> None:
+    """Hours pass: all that was acked of a topic with these settings goes, and what is still there afterwards stays."""
+    await api.admin.create_topic("other", **settings)
+    await api.produce("other", b"m")
+    async with api.subscribe("other", group="g") as subscription:
+        await take(subscription, 1)
+    hand.forward(2 * 3600)
+    await trimmed_in_time(api, hand, "other")
 
 
 async def fetched(api: sandq.Client, partition: int = 0) -> list[bytes]:
     return [message.value async for message in api.fetch("t", partition)]
 
 
-async def test_what_was_acked_stays_for_its_retention(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", retention="2s")
-    async with api.subscribe("t", group="g", credit=100) as subscription:
-        for number in range(5):
-            await api.produce("t", b"%d" % number)
-        got = await take(subscription, 5)
-        acked_ms = node.broker.clock.now_ms()
-        assert await stored_messages(api) == 5
-        assert await fetched(api) == [b"0", b"1", b"2", b"3", b"4"]
-        states = [message.state async for message in api.messages("t").list()]
-        assert states == ["acked"] * 5
-        # Replayed, by the group and by another one that begins with them.
-        await api.admin.seek_group("t", "g", "earliest")
-        assert [message.id for message in await take(subscription, 5)] == [message.id for message in got]
-        async with api.subscribe("t", group="late", credit=100) as late:
-            assert [message.id for message in await take(late, 5)] == [message.id for message in got]
-        again_ms = node.broker.clock.now_ms()
-        await waits_until_trimmed(api)
-        assert node.broker.clock.now_ms() >= acked_ms + 2000, "not before its time"
-        assert again_ms < acked_ms + 2000
-    assert await fetched(api) == []
-    assert (await api.admin.stats("t"))[0]["bytes"] == 0
+async def test_what_was_acked_stays_for_its_retention(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    async with connected(timed) as api, with_topic(api, retention="1h"):
+        async with api.subscribe("t", group="g", credit=100) as subscription:
+            for number in range(5):
+                await api.produce("t", b"%d" % number)
+            got = await take(subscription, 5)
+            acked_ms = hand.now_ms()
+            hand.forward(1)
+            assert await stored_messages(api) == 5
+            assert await fetched(api) == [b"0", b"1", b"2", b"3", b"4"]
+            states = [message.state async for message in api.messages("t").list()]
+            assert states == ["acked"] * 5
+            # Replayed, by the group and by another one that begins with them.
+            await api.admin.seek_group("t", "g", "earliest")
+            assert [message.id for message in await take(subscription, 5)] == [message.id for message in got]
+            async with api.subscribe("t", group="late", credit=100) as late:
+                assert [message.id for message in await take(late, 5)] == [message.id for message in got]
+            assert await trimmed_in_time(api, hand) >= acked_ms + HOUR_MS, "not before its time"
+        assert await fetched(api) == []
+        assert (await api.admin.stats("t"))[0]["bytes"] == 0
 
 
 async def test_what_a_group_has_yet_to_take_stays_however_old(api: sandq.Client) -> None:
@@ -62,33 +91,36 @@ async def test_what_a_group_has_yet_to_take_stays_however_old(api: sandq.Client)
     await waits_until_trimmed(api)
 
 
-async def test_without_a_group_everything_stays(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", retention="1s")
-    await api.produce("t", b"m")
-    started_ms = await now_of(node)
-    await until_answer(lambda: now_of(node), lambda now_ms: now_ms > started_ms + 1500)
-    assert await fetched(api) == [b"m"]
-    async with api.subscribe("t", group="g") as subscription:
-        assert values(await take(subscription, 1)) == [b"m"]
+async def test_without_a_group_everything_stays(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api, with_topic(api, retention="1h"):
+        await api.produce("t", b"m")
+        await others_are_trimmed(api, hand, retention="1h")
+        assert await fetched(api) == [b"m"]
+        async with api.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 1)) == [b"m"]
 
 
-async def test_a_log_keeps_what_its_groups_acked_for_a_time(node: Serving, api: sandq.Client) -> None:
-    await api.admin.create_topic("t", delete_on_ack=False, retain="1s")
-    old = await api.produce("t", b"old")
-    delayed = await api.produce("t", b"delayed", delay="1h")
-    async with api.subscribe("t", group="g") as subscription:
-        await take(subscription, 1)
-        assert await fetched(api) == [b"old"]
-        await waits_until_trimmed(api, left=1)
-        assert node.broker.clock.now_ms() >= sandq.offset_time_ms(old) + 1000, "not before its time"
-        assert (await api.messages("t").get(delayed)).state == "delayed", "its age begins with its time"
-        # What a group has yet to ack stays, however old.
-        await api.produce("t", b"held")
-        (held,) = await take(subscription, 1, ack=False)
-        await until_answer(lambda: now_of(node), lambda now_ms: now_ms > held.deliver_at_ms + 2200)
-        assert await fetched(api) == [b"held"]
-        await held.ack()
-        await waits_until_trimmed(api, left=1)
+async def test_a_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    settings: dict[str, Any] = {"delete_on_ack": False, "retain": "1h"}
+    async with connected(timed) as api, with_topic(api, **settings, lease="12h"):
+        old = await api.produce("t", b"old")
+        delayed = await api.produce("t", b"delayed", delay="30d")
+        async with api.subscribe("t", group="g", auto_extend=False) as subscription:
+            await take(subscription, 1)
+            hand.forward(1)
+            assert await fetched(api) == [b"old"]
+            assert await trimmed_in_time(api, hand, left=1) >= sandq.offset_time_ms(old) + HOUR_MS, (
+                "not before its time"
+            )
+            assert (await api.messages("t").get(delayed)).state == "delayed", "its age begins with its time"
+            # What a group has yet to ack stays, however old.
+            await api.produce("t", b"held")
+            (held,) = await take(subscription, 1, ack=False)
+            await others_are_trimmed(api, hand, **settings)
+            assert await fetched(api) == [b"held"]
+            await held.ack()
+            await trimmed_in_time(api, hand, left=1)
 
 
 async def test_a_log_keeps_so_many_bytes(api: sandq.Client) -> None:

@@ -7,14 +7,17 @@ import httpx
 import pytest
 
 from sandq.node import Serving, run_node
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
-async def web_node(tmp_path: Path) -> AsyncIterator[Serving]:
-    """A node that serves HTTP, in this process."""
-    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_BODY_BYTES="2MiB")) as serving:
+async def web_node(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
+    """A node that serves HTTP, in this process, and whose clock `hand` moves."""
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_BODY_BYTES="2MiB")
+    async with run_node(config, clock=hand.guarded()) as serving:
         yield serving
 
 
@@ -22,7 +25,7 @@ async def web_node(tmp_path: Path) -> AsyncIterator[Serving]:
 async def web(web_node: Serving) -> AsyncIterator[Web]:
     assert web_node.http is not None
     host, port = web_node.http
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
         yield Web(client)
 
 

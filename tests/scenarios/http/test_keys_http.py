@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 import trio
 
 from sandq.model.partitioning import partition_for
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import KEYS, Web, path, put
 
 WRONG = "01HN7K2B6R0000000001000000"
@@ -44,60 +44,78 @@ async def test_put_get_delete(keys: Web) -> None:
     assert (await keys.delete(f"{KEYS}/a", 200))["version"] > gone["version"], "deleting nothing is no error"
 
 
-@pytest.mark.parametrize(
-    ("body", "value"),
-    [
-        ({"text": "grüße"}, "grüße".encode()),
-        ({"text": ""}, b""),
-        ({"value": base64.b64encode(b"\xff\x00").decode()}, b"\xff\x00"),
-        ({"json": {"a": [1, None]}}, b'{"a":[1,null]}'),
-        ({"json": None}, b"null"),
-        ({"text": "x", "value": None}, b"x"),
-    ],
-)
-async def test_values(keys: Web, body: dict[str, Any], value: bytes) -> None:
-    await keys.ask("PUT", f"{KEYS}/a", body, 200)
-    found = await keys.get(f"{KEYS}/a")
-    assert (found["text"].encode() if "text" in found else base64.b64decode(found["value"])) == value
+VALUES: list[tuple[dict[str, Any], bytes]] = [
+    ({"text": "grüße"}, "grüße".encode()),
+    ({"text": ""}, b""),
+    ({"value": base64.b64encode(b"\xff\x00").decode()}, b"\xff\x00"),
+    ({"json": {"a": [1, None]}}, b'{"a":[1,null]}'),
+    ({"json": None}, b"null"),
+    ({"text": "x", "value": None}, b"x"),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({}, "one of text, value and json"),
-        ({"value": None}, "DELETE deletes"),
-        ({"text": None}, "one of text, value and json"),
-        ({"text": "a", "json": 1}, "one of text, value and json"),
-        ({"text": "a", "ttl": 0}, "ttl"),
-        ({"text": "a", "ttl": "soon"}, "soon"),
-        ({"text": "a", "headers": {"b": {"base64": "?"}}}, "headers.b: not base64"),
-        ({"text": "a", "delay": "1s"}, "body.delay"),
-        ({"text": "a", "version": WRONG}, "body.version"),
-        ({"value": "?"}, "not base64"),
-        ([], "body"),
-    ],
-)
-async def test_what_is_no_value(keys: Web, body: object, words: str) -> None:
-    assert words in (await keys.ask("PUT", f"{KEYS}/a", body, 400))["detail"]
-    await keys.get(f"{KEYS}/a", 404)
+async def test_values(keys: Web) -> None:
+    for body, value in VALUES:
+        await keys.ask("PUT", f"{KEYS}/a", body, 200)
+        found = await keys.get(f"{KEYS}/a")
+        assert (found["text"].encode() if "text" in found else base64.b64decode(found["value"])) == value, body
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "app/theme", "/", "a//b", "a/", "%", "%2F", "a b", "a+b", "?x=1", "#", "grüße", "日本", "a\nb", "\n", "\x00",
-        "messages", "keys/keys", "\ufffd", "a\\b", "../x",
-    ],
-)  # fmt: skip
-async def test_keys_are_what_was_encoded(keys: Web, key: str) -> None:
-    made = await keys.ask("PUT", path(key), {"text": "v"}, 200)
-    assert made["key"] == key and made["partition"] == partition_for(key.encode(), 3)
-    assert (await keys.get(path(key)))["key"] == key
-    short = base64.urlsafe_b64encode(key.encode()).decode()
-    assert (await keys.get(f"{KEYS}/{short}", encoding="base64"))["version"] == made["version"]
-    assert (await keys.get(f"{KEYS}/{short.rstrip('=')}", encoding="base64"))["version"] == made["version"]
-    assert [row["key"] for row in (await keys.get(KEYS))["keys"]] == [key]
-    await keys.delete(path(key), 200)
+NO_VALUES: list[tuple[object, str]] = [
+    ({}, "one of text, value and json"),
+    ({"value": None}, "DELETE deletes"),
+    ({"text": None}, "one of text, value and json"),
+    ({"text": "a", "json": 1}, "one of text, value and json"),
+    ({"text": "a", "ttl": 0}, "ttl"),
+    ({"text": "a", "ttl": "soon"}, "soon"),
+    ({"text": "a", "headers": {"b": {"base64": "?"}}}, "headers.b: not base64"),
+    ({"text": "a", "delay": "1s"}, "body.delay"),
+    ({"text": "a", "version": WRONG}, "body.version"),
+    ({"value": "?"}, "not base64"),
+    ([], "body"),
+]
+
+
+async def test_what_is_no_value(keys: Web) -> None:
+    for body, words in NO_VALUES:
+        assert words in (await keys.ask("PUT", f"{KEYS}/a", body, 400))["detail"], body
+        await keys.get(f"{KEYS}/a", 404)
+
+
+ODD_KEYS: list[str] = [
+    "app/theme",
+    "/",
+    "a//b",
+    "a/",
+    "%",
+    "%2F",
+    "a b",
+    "a+b",
+    "?x=1",
+    "#",
+    "grüße",
+    "日本",
+    "a\nb",
+    "\n",
+    "\x00",
+    "messages",
+    "keys/keys",
+    "\ufffd",
+    "a\\b",
+    "../x",
+]
+
+
+async def test_keys_are_what_was_encoded(keys: Web) -> None:
+    for key in ODD_KEYS:
+        made = await keys.ask("PUT", path(key), {"text": "v"}, 200)
+        assert made["key"] == key and made["partition"] == partition_for(key.encode(), 3)
+        assert (await keys.get(path(key)))["key"] == key
+        short = base64.urlsafe_b64encode(key.encode()).decode()
+        assert (await keys.get(f"{KEYS}/{short}", encoding="base64"))["version"] == made["version"], key
+        assert (await keys.get(f"{KEYS}/{short.rstrip('=')}", encoding="base64"))["version"] == made["version"], key
+        assert [row["key"] for row in (await keys.get(KEYS))["keys"]] == [key]
+        await keys.delete(path(key), 200)
 
 
 async def test_slashes_as_they_are(keys: Web) -> None:
@@ -121,37 +139,37 @@ async def test_keys_that_are_no_text(keys: Web) -> None:
     assert len((await keys.get(KEYS))["keys"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("at", "params", "words"),
-    [
-        (f"{KEYS}/", {}, "path.key"),
-        (f"{KEYS}/%zz", {}, "%25"),
-        (f"{KEYS}/a%", {}, "%25"),
-        (f"{KEYS}/%ff", {}, "encoding=base64"),
-        (f"{KEYS}/a", {"encoding": "base64"}, "not base64url"),
-        (f"{KEYS}/QR", {"encoding": "base64"}, "not base64url"),
-        (f"{KEYS}/a+b_", {"encoding": "base64"}, "not base64url"),
-        (f"{KEYS}/a/b_", {"encoding": "base64"}, "not base64url"),
-        (f"{KEYS}/a", {"encoding": "hex"}, "query.encoding"),
-        (f"{KEYS}/a", {"consistency": "some"}, "query.consistency"),
-        (f"{KEYS}/a", {"stale": "true"}, "no such parameter"),
-        ("/topics/t%2Fkeys/a", {}, "percent-encoded"),
-        ("/topics/t%2Fkeys%2Fa/keys/b", {}, "percent-encoded"),
-        (f"{KEYS}?prefix=%ff", {}, "percent-encoded UTF-8"),
-        (KEYS, {"prefix": "a", "stop": "b"}, "prefix and stop"),
-        (KEYS, {"limit": 0}, "query.limit"),
-        (KEYS, {"limit": 1001}, "query.limit"),
-        (KEYS, {"start": "a", "encoding": "base64"}, "start"),
-        ("/topics/t/changes", {"wait": "2m"}, "60s at most"),
-        ("/topics/t/changes", {"wait": "-1"}, "-1"),
-        ("/topics/t/changes", {"after": "soon"}, "after"),
-        ("/topics/t/changes", {"limit": 1001}, "query.limit"),
-        ("/topics/t/changes", {"latest": "perhaps"}, "query.latest"),
-    ],
-)
-async def test_what_cannot_be_meant(keys: Web, at: str, params: dict[str, Any], words: str) -> None:
-    found = await keys.ask("GET", at, None, 400, **({"params": params} if params else {}))
-    assert words in found["detail"] and found["retriable"] is False
+NOT_MEANT: list[tuple[str, dict[str, Any], str]] = [
+    (f"{KEYS}/", {}, "path.key"),
+    (f"{KEYS}/%zz", {}, "%25"),
+    (f"{KEYS}/a%", {}, "%25"),
+    (f"{KEYS}/%ff", {}, "encoding=base64"),
+    (f"{KEYS}/a", {"encoding": "base64"}, "not base64url"),
+    (f"{KEYS}/QR", {"encoding": "base64"}, "not base64url"),
+    (f"{KEYS}/a+b_", {"encoding": "base64"}, "not base64url"),
+    (f"{KEYS}/a/b_", {"encoding": "base64"}, "not base64url"),
+    (f"{KEYS}/a", {"encoding": "hex"}, "query.encoding"),
+    (f"{KEYS}/a", {"consistency": "some"}, "query.consistency"),
+    (f"{KEYS}/a", {"stale": "true"}, "no such parameter"),
+    ("/topics/t%2Fkeys/a", {}, "percent-encoded"),
+    ("/topics/t%2Fkeys%2Fa/keys/b", {}, "percent-encoded"),
+    (f"{KEYS}?prefix=%ff", {}, "percent-encoded UTF-8"),
+    (KEYS, {"prefix": "a", "stop": "b"}, "prefix and stop"),
+    (KEYS, {"limit": 0}, "query.limit"),
+    (KEYS, {"limit": 1001}, "query.limit"),
+    (KEYS, {"start": "a", "encoding": "base64"}, "start"),
+    ("/topics/t/changes", {"wait": "2m"}, "60s at most"),
+    ("/topics/t/changes", {"wait": "-1"}, "-1"),
+    ("/topics/t/changes", {"after": "soon"}, "after"),
+    ("/topics/t/changes", {"limit": 1001}, "query.limit"),
+    ("/topics/t/changes", {"latest": "perhaps"}, "query.latest"),
+]
+
+
+async def test_what_cannot_be_meant(keys: Web) -> None:
+    for at, params, words in NOT_MEANT:
+        found = await keys.ask("GET", at, None, 400, **({"params": params} if params else {}))
+        assert words in found["detail"] and found["retriable"] is False, (at, params, found)
 
 
 async def test_conditions(keys: Web) -> None:
@@ -186,30 +204,30 @@ async def test_not_modified(keys: Web) -> None:
     assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", f'"{version}"')
 
 
-@pytest.mark.parametrize(
-    ("method", "headers", "words"),
-    [
-        ("PUT", {"If-Match": "*"}, "no *, list or weak tag"),
-        ("PUT", {"If-Match": WRONG}, "in quotes"),
-        ("PUT", {"If-Match": f'"{WRONG}", "{WRONG}"'}, "no *, list or weak tag"),
-        ("PUT", {"If-Match": f'W/"{WRONG}"'}, "no *, list or weak tag"),
-        ("PUT", {"If-Match": ""}, "in quotes"),
-        ("PUT", {"If-Match": '"abc"'}, "26 characters"),
-        ("PUT", {"If-None-Match": f'"{WRONG}"'}, "it is *"),
-        ("PUT", {"If-None-Match": "*", "If-Match": f'"{WRONG}"'}, "one of them"),
-        ("DELETE", {"If-Match": "*"}, "no *, list or weak tag"),
-        ("DELETE", {"If-None-Match": "*"}, "GET and PUT"),
-        ("GET", {"If-Match": f'"{WRONG}"'}, "PUT and DELETE"),
-        ("GET", {"If-None-Match": WRONG}, "in quotes"),
-        ("GET", {"If-None-Match": f'"{WRONG}",'}, "in quotes"),
-    ],
-)
-async def test_conditions_that_are_none(keys: Web, method: str, headers: dict[str, str], words: str) -> None:
+NO_CONDITIONS: list[tuple[str, dict[str, str], str]] = [
+    ("PUT", {"If-Match": "*"}, "no *, list or weak tag"),
+    ("PUT", {"If-Match": WRONG}, "in quotes"),
+    ("PUT", {"If-Match": f'"{WRONG}", "{WRONG}"'}, "no *, list or weak tag"),
+    ("PUT", {"If-Match": f'W/"{WRONG}"'}, "no *, list or weak tag"),
+    ("PUT", {"If-Match": ""}, "in quotes"),
+    ("PUT", {"If-Match": '"abc"'}, "26 characters"),
+    ("PUT", {"If-None-Match": f'"{WRONG}"'}, "it is *"),
+    ("PUT", {"If-None-Match": "*", "If-Match": f'"{WRONG}"'}, "one of them"),
+    ("DELETE", {"If-Match": "*"}, "no *, list or weak tag"),
+    ("DELETE", {"If-None-Match": "*"}, "GET and PUT"),
+    ("GET", {"If-Match": f'"{WRONG}"'}, "PUT and DELETE"),
+    ("GET", {"If-None-Match": WRONG}, "in quotes"),
+    ("GET", {"If-None-Match": f'"{WRONG}",'}, "in quotes"),
+]
+
+
+async def test_conditions_that_are_none(keys: Web) -> None:
     version = await put(keys, "a", "1")
-    body = {"text": "2"} if method == "PUT" else None
-    found = await keys.ask(method, f"{KEYS}/a", body, 400, headers=headers)
-    assert words in found["detail"], found
-    assert (await keys.get(f"{KEYS}/a"))["version"] == version
+    for method, headers, words in NO_CONDITIONS:
+        body = {"text": "2"} if method == "PUT" else None
+        found = await keys.ask(method, f"{KEYS}/a", body, 400, headers=headers)
+        assert words in found["detail"], found
+        assert (await keys.get(f"{KEYS}/a"))["version"] == version
 
 
 async def test_two_lines_of_a_condition_are_a_list(keys: Web) -> None:
@@ -278,11 +296,11 @@ async def test_a_page_ends_with_a_megabyte(keys: Web) -> None:
     assert (len(page["keys"]), page["next"]) == (2, "k2")
 
 
-async def test_a_value_goes_in_time(keys: Web) -> None:
-    await put(keys, "a", "1", ttl="300ms")
+async def test_a_value_goes_in_time(keys: Web, hand: HandClock) -> None:
+    await put(keys, "a", "1", ttl="10m")
     found = await keys.get(f"{KEYS}/a")
     assert found["expires_at"].endswith("Z")
-    await trio.sleep(0.4)
+    hand.forward(601)
     await keys.get(f"{KEYS}/a", 404)
     assert (await keys.get(KEYS))["keys"] == []
 

@@ -41,6 +41,11 @@ class HandClock:
         self._ahead_s += seconds
         self._tell()
 
+    def forward_to(self, at_ms: int) -> None:
+        """Until this instant, exactly; it is to be held."""
+        assert self._held_s is not None
+        self.forward((at_ms + 0.5) / 1000 - self._now_s())
+
     def _tell(self) -> None:
         for clock in self._guarded:
             clock.on_step()
