@@ -15,7 +15,7 @@ import pytest
 import sandq
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import until_answer
+from tests.support.waiting import PATIENCE_S, until_answer
 
 PAGE = (ROOT / "docs" / "client.md").read_text()
 
@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "client.md").read_text()
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process = NodeProcess(tmp_path)
     process.start()
-    with sandq.sync.connect(process.address) as client:
+    with sandq.sync.connect(process.address, timeout=PATIENCE_S) as client:
         client.admin.create_topic("orders")
     yield process
     process.close()
@@ -55,7 +55,7 @@ def test_the_async_blocks(node: NodeProcess, backend: str) -> None:
 
     async def main() -> None:
         handling, leasing = blocks("node")
-        async with sandq.connect(node.address) as client, anyio.create_task_group() as tasks:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, anyio.create_task_group() as tasks:
             await client.produce("orders", b"one")
             await client.produce("orders", b"out of stock")
             scope = anyio.CancelScope()

@@ -17,6 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Shell
+from tests.support.waiting import PATIENCE_S
 
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
@@ -55,7 +56,7 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module")
 def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
-    with sandq.sync.connect(node.address) as client:
+    with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
         yield client
 
 

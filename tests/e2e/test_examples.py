@@ -17,7 +17,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -104,7 +104,7 @@ def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Pope
 
 def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
     worker = start("worker.py", "--server", node.address, "--concurrency", "2")
-    with sandq.sync.connect(node.address) as client:
+    with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
         wait_until(lambda: [topic.name for topic in client.admin.list_topics()] == ["tasks"])
         for word, delay in (("hello", "0s"), ("later", "1s"), ("boom", "0s")):
             output(start("worker.py", "--server", node.address, "--say", word, "--in", delay))

@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Run, Shell, run_with_commands
+from tests.support.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
@@ -61,7 +62,7 @@ def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
 
     async def run_blocking(number: int) -> None:
         def blocking() -> None:
-            with sandq.sync.connect(node.address) as client:
+            with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
                 exec(BLOCKS[number][1], {"client": client, "print": show})
 
         await anyio.to_thread.run_sync(blocking)
@@ -85,7 +86,7 @@ def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
                 shown[number].append(done.out.removesuffix("\n"))
 
         names["run"] = run_lines
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await page(client)
 
     run_with_commands(main, Shell(tmp_path, SANDCTL_SERVERS=node.address))

@@ -17,6 +17,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def picture(directory: Path) -> dict[str, tuple[int, int]]:
 
 def produce(node: NodeProcess, count: int) -> None:
     async def main() -> None:
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             if not any(record.name == "t" for record in await client.admin.list_topics()):
                 await client.admin.create_topic("t", partitions=2)
             async with client.producer("t") as producer:

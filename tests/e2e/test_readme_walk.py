@@ -18,7 +18,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Run, Shell, run_with_commands
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 README = (ROOT / "README.md").read_text()
 TOPICS = (ROOT / "docs" / "topics.md").read_text()
@@ -36,7 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 def node(shared: NodeProcess) -> Iterator[NodeProcess]:
     """The node of all tests here, without topics."""
     yield shared
-    with sandq.sync.connect(shared.address) as client:
+    with sandq.sync.connect(shared.address, timeout=PATIENCE_S) as client:
         for record in client.admin.list_topics():
             client.admin.delete_topic(record.name)
 
@@ -122,7 +122,7 @@ def test_the_page_about_topics(node: NodeProcess, tmp_path: Path) -> None:
             shown.append(done.out)
 
         names["run"] = show
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await page(client)
 
     run_with_commands(main, Shell(tmp_path, SANDCTL_SERVERS=node.address))

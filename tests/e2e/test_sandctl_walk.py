@@ -15,7 +15,7 @@ import trio
 import sandq
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Ctl, Done
-from tests.support.waiting import until_answer
+from tests.support.waiting import PATIENCE_S, until_answer
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def in_client(ctl: Ctl, work: Any) -> Any:
     """What the command line cannot do: with the client."""
 
     async def run() -> Any:
-        async with sandq.connect(ctl.node.address) as client:
+        async with sandq.connect(ctl.node.address, timeout=PATIENCE_S) as client:
             return await work(client)
 
     return trio.run(run)

@@ -15,7 +15,7 @@ import trio
 import sandq
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import until_answer
+from tests.support.waiting import PATIENCE_S, until_answer
 
 HOST = "127.0.0.77"
 """A loopback address on which the usual ports are free; to curl it is "localhost"."""
@@ -50,7 +50,7 @@ def shell(command: str, directory: Path) -> str:
 
 
 async def until_two() -> None:
-    async with sandq.connect(f"{HOST}:{NODES['gossip1']}") as client:
+    async with sandq.connect(f"{HOST}:{NODES['gossip1']}", timeout=PATIENCE_S) as client:
         await until_answer(client.admin.cluster, lambda found: sum(row["up"] for row in found["nodes"]) == 2)
 
 

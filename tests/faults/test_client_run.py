@@ -12,6 +12,7 @@ import pytest
 
 import sandq
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 LEASE_S = 8
@@ -38,7 +39,7 @@ def test_a_handler_may_take_longer_than_its_lease(node: NodeProcess) -> None:
             seen.append((message.value, message.attempt, message.is_held))
             done.set()
 
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", lease=f"{LEASE_S}s")
             await client.produce("t", b"long")
             async with anyio.create_task_group() as tasks:
@@ -71,7 +72,7 @@ def test_a_drain_keeps_nothing_from_others(node: NodeProcess, backend: str) -> N
             if len(theirs) == 5:
                 go.set()  # the drain is over only when others have had all that was not begun, and what came then
 
-        async with sandq.connect(node.address) as client, anyio.create_task_group() as others:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, anyio.create_task_group() as others:
             await client.admin.create_topic("t")
             async with client.producer("t") as producer:
                 await producer.send_many([b"%d" % number for number in range(5)])
@@ -109,7 +110,7 @@ def test_the_node_is_killed_while_handlers_run(node: NodeProcess, backend: str) 
             if not killed.is_set():
                 await killed.wait()
 
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", lease="10m")
             async with client.producer("t") as producer:
                 await producer.send_many([b"%d" % number for number in range(20)])

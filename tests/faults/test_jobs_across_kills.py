@@ -53,7 +53,7 @@ def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
     node.start()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, trio.open_nursery() as nursery:
             await client.admin.create_topic("t", partitions=2)
             start_ms = int((await client.admin.clock())["guarded_ms"]) + 86_400_000
             ids = await schedule(client, MESSAGES, start_ms)
@@ -88,7 +88,7 @@ def test_a_slow_redrive_keeps_its_pace(make_node: MakeNode) -> None:
     node.start()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, trio.open_nursery() as nursery:
             await client.admin.create_topic("t", max_attempts=1)
             async with client.producer("t") as producer:
                 receipts = [await producer.send(b"%d" % number) for number in range(50)]

@@ -11,6 +11,7 @@ import trio
 import sandq
 from tests.support.processes.load import SETTINGS, under_load
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S
 
 SHORT, LONG = 4, 20
 
@@ -24,7 +25,7 @@ def test_nothing_acknowledged_is_lost(seed: int, kills: int, make_node: Callable
     rng = random.Random(seed)
 
     async def scenario() -> None:
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", **SETTINGS)
             async with under_load(client, rng) as record:
                 for _ in range(kills):

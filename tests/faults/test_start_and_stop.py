@@ -45,14 +45,17 @@ def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:
     node = make_node()
 
     async def put() -> None:
-        async with sandq.connect(node.address) as client:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", partitions=3)
             for number in range(30):
                 await client.produce("t", b"%d" % number, key=b"%d" % number)
 
     async def take() -> set[bytes | None]:
         got: set[bytes | None] = set()
-        async with sandq.connect(node.address) as client, client.subscribe("t", group="g") as subscription:
+        async with (
+            sandq.connect(node.address, timeout=PATIENCE_S) as client,
+            client.subscribe("t", group="g") as subscription,
+        ):
             async for message in subscription:
                 got.add(message.value)
                 await message.ack()
@@ -121,7 +124,7 @@ def test_the_three_configurations_form_a_cluster(tmp_path: Path) -> None:
     assert len(cluster.ports) == 12, "for clients, HTTP, peers and gossip of each"
 
     async def use() -> None:
-        async with sandq.connect(*cluster.addresses) as client:
+        async with sandq.connect(*cluster.addresses, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", replicas=3)
             await client.produce("t", b"kept by all three")
 

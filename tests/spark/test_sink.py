@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sandq.testing import Broker
+from tests.support.waiting import PATIENCE_S
 
 
 def writing(writer: Any, node: Broker, **options: str) -> Any:
@@ -38,7 +39,7 @@ def failing(node: Broker, last: int) -> Any:
 
         if number != last or TaskContext.get().attemptNumber():
             return number
-        with sandq.sync.connect(address) as client:
+        with sandq.sync.connect(address, timeout=PATIENCE_S) as client:
             for _ in range(2000):
                 if sum(row["messages"] for row in client.admin.stats("t")):
                     raise RuntimeError("this attempt fails")

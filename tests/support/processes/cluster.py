@@ -11,7 +11,7 @@ from typing import Any
 import sandq
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import until_answer, until_led
+from tests.support.waiting import PATIENCE_S, until_answer, until_led
 
 NAMES = ("node1", "node2", "node3")
 LOOPBACK = dict.fromkeys(NAMES, "127.0.0.1")
@@ -73,7 +73,9 @@ class ClusterProcess:
 
     def connect(self, *names: str, **options: Any) -> Any:
         """A client that knows these nodes' addresses, or all."""
-        return sandq.connect(*[self.nodes[name].address for name in names or self.nodes], **options)
+        return sandq.connect(
+            *[self.nodes[name].address for name in names or self.nodes], **{"timeout": PATIENCE_S, **options}
+        )
 
     async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
         """A topic with a replica on each node, once they know each other."""

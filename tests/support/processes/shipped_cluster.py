@@ -12,7 +12,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import until_answer
+from tests.support.waiting import PATIENCE_S, until_answer
 
 _ADDRESS = re.compile(r"127\.0\.0\.1:(\d+)")
 _CLIENT_PORTS = {"node1": "7170", "node2": "7171", "node3": "7172", "node4": "7173"}
@@ -53,7 +53,7 @@ class ShippedCluster:
         trio.run(self._until_registered)
 
     async def _until_registered(self) -> None:
-        async with sandq.connect(*self.addresses) as client:
+        async with sandq.connect(*self.addresses, timeout=PATIENCE_S) as client:
             await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
 
     def close(self) -> None:
