@@ -77,7 +77,6 @@ def examine(directory: Path, examples: int, seed: int) -> None:
         node.close()
 
 
-@pytest.mark.timeout(300)
 def test_no_server_error_and_no_undocumented_answer(tmp_path: Path) -> None:
     examine(tmp_path, 5, 1)
 

@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-X", "dev", *arguments]
+    command = [sys.executable, "-W", "error", *arguments]
     return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, check=False)
 
 

@@ -191,7 +191,6 @@ def run_until(command: list[str], log: Path, reached: Callable[[], object] | Non
             driver.wait()
 
 
-@pytest.mark.timeout(900)
 def test_a_driver_is_killed_between_batches_and_commits(spark: Any, cluster: ClusterProcess, tmp_path: Path) -> None:
     fill(cluster, 30_000)
     archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"

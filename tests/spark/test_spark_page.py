@@ -34,7 +34,6 @@ def test_the_page_has_examples() -> None:
     assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
 
 
-@pytest.mark.timeout(900)
 def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
     shell = PipelineShell(spark, tmp_path, SANDCTL_SERVERS=process.address)
     names: dict[str, Any] = {"spark": spark}

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
+from tests.support.waiting import PATIENCE_S
 
 
 class Run:
@@ -30,7 +31,7 @@ class Run:
             .start()
         )
         try:
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(PATIENCE_S)
             return [progress for progress in query.recentProgress if progress.numInputRows]
         finally:
             query.stop()
@@ -78,7 +79,7 @@ def test_a_failed_first_batch_loses_nothing(spark: Any, node: Broker, tmp_path: 
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(PATIENCE_S)
 
     with pytest.raises(StreamingQueryException, match="the first batch fails"):
         run()

@@ -21,7 +21,7 @@ import anyio
 from sandq.client.client import Client
 from sandq.errors import SandqError
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 _LOOK_S = 0.005
 
 T = TypeVar("T")

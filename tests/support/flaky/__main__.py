@@ -22,6 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.runner.__main__ import YIELD
 from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
@@ -110,7 +111,7 @@ def main() -> int:
     environ = slow_sync()
     rng = random.Random(options.seed)
     print(f"seed {options.seed}, {options.runs} runs, {options.beside} at a time", flush=True)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
+    hogs = [subprocess.Popen([*YIELD, sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
     runs: list[Run] = []
     ended = threading.Event()
     threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True).start()

@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import anyio.from_thread
@@ -30,9 +31,11 @@ import anyio.to_thread
 import sniffio
 from click.testing import CliRunner
 
+from sandctl import settings
 from sandctl.main import main
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
+from tests.support.sandctl.patient import patient
 from tests.support.waiting import PATIENCE_S
 
 _NEEDS_A_SHELL = re.compile(r"[|<>$&;`\n]")
@@ -54,8 +57,9 @@ class Done:
 
 
 def run_here(args: Sequence[str], environ: Mapping[str, str], directory: Path, stdin: str = "") -> Done:
-    """Run sandctl in this process."""
-    with contextlib.chdir(directory):
+    """Run sandctl in this process, with the patience of the tests."""
+    patience = dict.fromkeys(("CONNECT_S", "REQUEST_S", "DELIVERY_S"), PATIENCE_S)
+    with contextlib.chdir(directory), mock.patch.multiple(settings, **patience):
         result = CliRunner(env=environ).invoke(main, list(args), input=stdin.encode())
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -80,8 +84,8 @@ class Shell:
         self.directory = directory
         programs = directory / "bin"
         programs.mkdir()
-        for name, module in (("sandctl", "sandctl"), ("sandq", "sandq.cli")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
+            (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
         path = f"{programs}:{os.environ['PATH']}"
         self._environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, **environ}

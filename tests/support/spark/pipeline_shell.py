@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes.shell import Done, Shell, run_here
+from tests.support.sandctl.patient import patient
 
 _PROGRAM = """\
 #!{python} -SE
 import json, os, socket, sys
 args = sys.argv[1:]
 if args[:1] != ["pipeline"]:
-    os.execv({python!r}, [{python!r}, "-m", "sandctl", *args])
+    os.execv({python!r}, [*{patient!r}, *args])
 asking = socket.socket(socket.AF_UNIX)
 asking.connect({path!r})
 socket.send_fds(asking, [json.dumps([args, os.getcwd()]).encode() + b"\\n"], [1, 2])
@@ -41,7 +42,7 @@ class PipelineShell(Shell):
         self.ran: list[str] = []
         self._path = str(directory / "pipeline.socket")
         program = directory / "bin" / "sandctl"
-        program.write_text(_PROGRAM.format(python=sys.executable, path=self._path))
+        program.write_text(_PROGRAM.format(python=sys.executable, patient=patient(), path=self._path))
 
     def run(self, line: str) -> Done:
         with socket.socket(socket.AF_UNIX) as listener:
