@@ -143,11 +143,11 @@ async def test_what_comes_due_while_nothing_happens_is_lag(
 
 async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) -> None:
     async with connected(timed) as client:
-        await client.admin.create_topic("t", lease="10s", max_attempts=1)
+        await client.admin.create_topic("t", lease="10m", max_attempts=1)
         await client.produce("t", b"x")
         async with client.subscribe("t", group="g", auto_extend=False) as subscription:
             await take(subscription, 1, ack=False)
-            hand.forward(11)
+            hand.forward(601)
             found = await until_answer(
                 partial(scrape, timed), lambda found: found("messages_lease_expired_total", topic="t") == 1
             )
