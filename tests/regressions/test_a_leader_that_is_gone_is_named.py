@@ -8,6 +8,7 @@ import anyio
 import sandq
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import FakeServer
+from tests.support.waiting import PATIENCE_S
 
 
 async def test_it_is_asked_again_until_another_one_leads() -> None:
@@ -26,7 +27,7 @@ async def test_it_is_asked_again_until_another_one_leads() -> None:
             await anyio.sleep(0.5)  # it has asked, and was told the same as before
             first.topics.clear()
             first.add_topic("t", 1, ["n1"])
-            with anyio.fail_after(10):
+            with anyio.fail_after(PATIENCE_S):
                 await receipt
         await first.stop()
         tasks.cancel_scope.cancel()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 
@@ -23,10 +25,11 @@ async def still_works(node: Serving) -> None:
 
 @pytest.mark.parametrize("what", ["produce", "ack", "lease"])
 async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
-    async with run_node(small_config(tmp_path)) as node:
+    hand = HandClock()
+    async with run_node(small_config(tmp_path), clock=hand.guarded()) as node:
         client, other = [await RawClient.connect(node.client_port) for _ in range(2)]
         async with client.stream, other.stream:
-            await client.create(lease="1s")
+            await client.create(lease="10m")
             await client.produce(*[b"m"] * 10)
             if what == "produce":
                 for number in range(200):
@@ -37,15 +40,17 @@ async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
                 if what == "ack":
                     await client.ack(pushed)
             assert (await other.call(Type.TOPIC_DELETE, "t"))[0] == 0
-            # Timers of the topic were set for the trim (100 ms) and for the end of the lease (1 s).
-            await trio.sleep(1.2 if what == "lease" else 0.2)
+            # Timers of the topic were set for the trim and for the end of the lease.
+            for seconds in (1, 601):
+                hand.forward(seconds)
+                await trio.testing.wait_all_tasks_blocked(0.01)
             await still_works(node)
 
 
 @pytest.mark.parametrize("kind", [Type.TOPIC_DELETE, Type.TOPIC_CREATE])
 async def test_a_client_that_hangs_up_meanwhile_leaves_no_half_topic(tmp_path: Path, kind: Type) -> None:
     async with run_node(small_config(tmp_path)) as node:
-        for attempt in range(20):
+        for attempt in range(0, 20, 2):
             client = await RawClient.connect(node.client_port)
             if kind is Type.TOPIC_DELETE:
                 assert (await client.create())[0] == 0

@@ -16,6 +16,7 @@ from sandq.storage.files import RealFiles
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
 from tests.support.partition.bench import Bench, T
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_group_opened_at_latest_amid_an_entry_gets_what_comes_behind_it() -> None:
@@ -94,7 +95,7 @@ async def test_leaving_while_the_subscription_is_being_opened(tmp_path: Path) ->
             assert answers[501][2] == "CONFLICT"
             assert answers[502][0] == 0
             assert await client.subscribe(consumer="other")
-            with trio.fail_after(3):
+            with trio.fail_after(PATIENCE_S):
                 pushed = await client.push()
                 while pushed[1] != 1 or pushed[5] != 1:
                     pushed = await client.push()
@@ -113,7 +114,7 @@ async def test_no_room_for_the_next_segment_stops_nothing_yet(tmp_path: Path) ->
         client = await RawClient.connect(node.client_port)
         async with client.stream:
             await client.subscribe()
-            with trio.fail_after(3):
+            with trio.fail_after(PATIENCE_S):
                 pushed = await client.push()
             assert values_of(pushed) == [b"m"]
             assert (await client.ack(pushed))[2] == [None]
@@ -133,7 +134,7 @@ async def test_partitions_due_at_one_instant_are_served_together(tmp_path: Path)
                 await client.produce(b"%d" % partition, partition=partition, deliver_ms=[due_ms])
             before = plan.syncs
             got: set[bytes | None] = set()
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 while len(got) < 60:
                     got.update(values_of(await client.push()))
             assert plan.syncs - before < 30, "not a pass for each partition"

@@ -23,7 +23,7 @@ from sandq.raft import Group
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.peer_bed import linked, new_node
 from tests.support.nodes.three import three_nodes
-from tests.support.waiting import until_holds
+from tests.support.waiting import PATIENCE_S, until_holds
 
 ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
 WHILE_S = 2.0
@@ -190,5 +190,5 @@ async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
         await until_holds(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
         await nodes.stop("node3")
         async with nodes.connect("node1", "node2") as client:
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 await client.admin.create_topic("t", replicas=2)

@@ -18,6 +18,7 @@ from sandq.storage.files import RealFiles
 from tests.scenarios.conftest import Dial
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S
 
 
 def faulty(directory: Path, plan: Plan) -> FaultyFiles:
@@ -55,7 +56,7 @@ async def fill(client: RawClient, batches: int) -> None:
 async def expect_all(client: RawClient, batches: int) -> None:
     await client.subscribe(credit=10_000)
     got: list[bytes | None] = []
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(got) < batches:
             got += values_of(await client.push())
     assert sorted(got, key=str) == sorted((b"%d" % number * 100 for number in range(batches)), key=str)
@@ -90,9 +91,11 @@ async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Pat
         client = await dial(node)
         await client.subscribe(credit=100)
         got: list[bytes | None] = []
-        with trio.move_on_after(1):
-            while True:
+        await client.produce(b"behind it all")
+        with trio.fail_after(PATIENCE_S):
+            while b"behind it all" not in got:
                 got += values_of(await client.push())
+        got.remove(b"behind it all")
         last = [value for value in got if value == b"last" * 50_000]
         assert got[:3] == [b"0" * 100, b"1" * 100, b"2" * 100]
         assert taken <= len(last) <= taken + 1, "what was refused may be there, what was taken must"

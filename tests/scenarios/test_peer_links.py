@@ -23,7 +23,7 @@ from sandq.protocol.requests import Hello
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.known_peers import NAME, KnownPeers
 from sandq.storage.memory_files import MemoryFiles
-from tests.support.nodes.peer_bed import Network, PeerNode, by_hand, linked, new_node
+from tests.support.nodes.peer_bed import LONG_S, Network, PeerNode, by_hand, linked, new_node
 from tests.support.waiting import until_holds
 
 Log = list[Any]
@@ -33,6 +33,19 @@ Log = list[Any]
 def log() -> Iterator[Log]:
     with capture_logs() as captured:
         yield captured
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is given up because this machine stood still."""
+    monkeypatch.setattr(peer_links, "CONNECT_S", LONG_S)
+    monkeypatch.setattr(peer_links, "HANDSHAKE_S", LONG_S)
+
+
+@pytest.fixture
+def jumping() -> trio.testing.MockClock:
+    """Time stands still while there is something to do, and jumps when there is nothing."""
+    return trio.testing.MockClock(autojump_threshold=0.001)
 
 
 def refusals(log: Log) -> list[tuple[str, str, str]]:
@@ -133,12 +146,12 @@ async def test_a_new_connection_takes_the_place_of_a_half_open_one() -> None:
 
 
 @pytest.mark.parametrize("direction", ["there", "back"])
-async def test_a_cut_in_one_direction_ends_the_link(direction: str) -> None:
+async def test_a_cut_in_one_direction_ends_the_link(jumping: trio.testing.MockClock, direction: str) -> None:
     node1, node2 = await both()
     network = Network(node2.address)
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
-        short = {"ping_s": 0.03, "silence_s": 0.25}
+        short = {"ping_s": 0.5, "silence_s": 3.0}
         nursery.start_soon(lambda: node1.run({"node2": network.address}, **short))
         nursery.start_soon(lambda: node2.run({"node1": node1.address}, **short))
         await until_holds(lambda: network.accepted == 1 and is_up(node1, node2))
@@ -317,7 +330,9 @@ async def test_requests_for_other_ports_are_told_so(log: Log) -> None:
     assert refusals(log) == []
 
 
-async def test_who_is_silent_is_closed_and_too_many_are_not_let_in(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+async def test_who_is_silent_is_closed_and_too_many_are_not_let_in(
+    jumping: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 1.0)
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:

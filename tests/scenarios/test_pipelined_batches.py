@@ -108,7 +108,7 @@ async def drained(client: RawClient, topic: str, count: int, number: int) -> set
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
 async def test_together_they_do_what_they_do_one_by_one(client: RawClient, seed: int) -> None:
     """Small batches of all kinds for two partitions, some refused as a whole, some in part: in one piece to one topic,
     and one after the other to its twin."""

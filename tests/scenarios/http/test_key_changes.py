@@ -32,7 +32,7 @@ async def test_changes(keys: Web) -> None:
     ]  # fmt: skip
     began = trio.current_time()
     quiet = await keys.get("/topics/t/changes", after=position, prefix="a", wait="200ms")
-    assert quiet["changes"] == [] and 0.2 <= trio.current_time() - began < 3
+    assert quiet["changes"] == [] and trio.current_time() - began >= 0.2
     again = await keys.get("/topics/t/changes", after=now["position"], wait="5s", limit=1)
     assert len(again["changes"]) == 1, "and from there on the rest"
     rest: list[str] = []
@@ -44,14 +44,32 @@ async def test_changes(keys: Web) -> None:
 
 async def test_what_is_not_asked_for_is_passed(keys: Web) -> None:
     """The position goes on, whatever is asked for, so that it is never older than what was compacted."""
-    before = (await keys.get("/topics/t/changes"))["position"]
+    before = position = (await keys.get("/topics/t/changes"))["position"]
     for number in range(20):
         await put(keys, f"b{number}", "x")
-    after = await keys.get("/topics/t/changes", after=before, prefix="a", wait="1s")
-    assert after["changes"] == []
-    told = await keys.get("/topics/t/changes", after=after["position"], wait="300ms")
-    assert told["changes"] == []
-    assert len((await keys.get("/topics/t/changes", after=before, wait="300ms"))["changes"]) > 0
+
+    async def passed() -> str:
+        told = await keys.get("/topics/t/changes", after=position, prefix="a", wait="50ms")
+        assert told["changes"] == []
+        return str(told["position"])
+
+    async def seen(after: str) -> list[str]:
+        """All keys up to the last one of each partition."""
+        found: list[str] = []
+        while not set(last) <= set(found):
+            told = await keys.get("/topics/t/changes", after=after, wait="5s")
+            found += [change["key"] for change in told["changes"]]
+            after = told["position"]
+        return found
+
+    last = [next(f"z{n}" for n in range(99) if partition_for(b"z%d" % n, 3) == partition) for partition in range(3)]
+    found = ["b"]
+    while any(key.startswith("b") for key in found):
+        position = await passed()
+        for key in last:
+            await put(keys, key, "x")
+        found = await seen(position)
+    assert len(set(await seen(before))) == 23
 
 
 async def test_what_was_compacted(web: Web) -> None:
@@ -64,7 +82,7 @@ async def test_what_was_compacted(web: Web) -> None:
     gone = await web.get("/topics/t/changes", 410, after=first, wait=0)
     assert gone["code"] == "HISTORY_GONE" and gone["retriable"] is False
     for params in ({"after": first, "latest": True}, {"after": "earliest"}):
-        told = await web.get("/topics/t/changes", wait="2s", **params)
+        told = await web.get("/topics/t/changes", wait="5s", **params)
         assert [change["text"] for change in told["changes"]] == ["3"]
 
 
@@ -72,13 +90,12 @@ async def test_a_change_ends_the_wait(keys: Web) -> None:
     position = (await keys.get("/topics/t/changes"))["position"]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_put_later, keys)
-        began = trio.current_time()
-        told = await keys.get("/topics/t/changes", after=position, wait="20s")
-        assert [change["text"] for change in told["changes"]] == ["late"] and trio.current_time() - began < 10
+        told = await keys.get("/topics/t/changes", after=position, wait="1m")
+        assert [change["text"] for change in told["changes"]] == ["late"]
 
 
 async def _put_later(web: Web) -> None:
-    await trio.sleep(0.3)
+    await trio.sleep(0.1)  # so that it waits, most often; it need not
     await put(web, "a", "late")
 
 
@@ -87,7 +104,7 @@ async def test_changes_from_the_beginning_and_from_a_version(keys: Web) -> None:
     await put(keys, "b", "1")
 
     async def texts(after: str, **params: Any) -> list[str]:
-        told = await keys.get("/topics/t/changes", after=after, wait="2s", prefix="a", **params)
+        told = await keys.get("/topics/t/changes", after=after, wait="5s", prefix="a", **params)
         return [change["text"] for change in told["changes"]]
 
     assert await texts("earliest") == ["1", "2", "3"]
@@ -132,9 +149,7 @@ async def test_the_log_goes_into_another_topic(keys: Web) -> None:
     await put(keys, "a", "1", headers={"by": "ada"})
     await put(keys, "b", "2")
     await keys.delete(f"{KEYS}/a", 200)
-    leased = await keys.post("/topics/t/groups/g/lease", {"max": 10, "wait": "5s", "ack": True})
-    more = await keys.post("/topics/t/groups/g/lease", {"max": 10, "wait": "300ms", "ack": True})
-    messages = leased["messages"] + more["messages"]
+    messages: list[dict[str, Any]] = []
     while len(messages) < 3:
         messages += (await keys.post("/topics/t/groups/g/lease", {"max": 10, "wait": "2s", "ack": True}))["messages"]
     deletion = next(message for message in messages if "text" not in message)

@@ -19,6 +19,8 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 
 SECRET = b"what all nodes of the cluster share"
+LONG_S = 600.0
+"""No link ends by itself because this machine stood still."""
 
 
 class PeerNode:
@@ -54,7 +56,7 @@ class PeerNode:
         ]
 
     async def run(self, peers: dict[str, Address], **options: Any) -> None:
-        settings: dict[str, Any] = {"cluster": "sandq", "secret": SECRET, **options}
+        settings: dict[str, Any] = {"cluster": "sandq", "secret": SECRET, "silence_s": LONG_S, **options}
         self.links = PeerLinks(
             identity=lambda: self.identity,
             peers=peers,
