@@ -90,7 +90,8 @@ async def test_a_change_ends_the_wait(keys: Web) -> None:
     position = (await keys.get("/topics/t/changes"))["position"]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_put_later, keys)
-        told = await keys.get("/topics/t/changes", after=position, wait="1m")
+        with trio.fail_after(30):  # half of what it may wait
+            told = await keys.get("/topics/t/changes", after=position, wait="1m")
         assert [change["text"] for change in told["changes"]] == ["late"]
 
 
