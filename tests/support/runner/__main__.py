@@ -21,15 +21,15 @@ from tests.support.runner.costs import FILE
 
 SUITES = ("unit", "property", "scenarios", "simulation", "faults", "interop", "e2e", "regressions")
 BUDGETS_S = {
-    "unit": 140,
-    "property": 60,
-    "scenarios": 160,
-    "simulation": 60,
-    "faults": 100,
+    "unit": 130,
+    "property": 45,
+    "scenarios": 200,
+    "simulation": 40,
+    "faults": 120,
     "interop": 10,
-    "e2e": 150,
-    "regressions": 20,
-    "spark": 200,
+    "e2e": 180,
+    "regressions": 15,
+    "spark": 240,
 }
 """CPU seconds on a machine on which `loop_s` is LOOP_S."""
 LOOP_S = 0.2
