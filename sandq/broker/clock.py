@@ -71,6 +71,7 @@ class GuardedClock:
         """The time is another one at once: who sleeps until an instant has to look again."""
         self.peers = PeerClocks(self._max_drift_s)
         self._last = self._offset = 0.0
+        self._stepped = False
         self._follow()
 
     # -- whether it can be trusted --------------------------------------------------------------------------------
