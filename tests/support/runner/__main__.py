@@ -19,7 +19,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 from tests.support.runner.costs import FILE
 
-SUITES = ("unit", "property", "scenarios", "simulation", "faults", "interop", "e2e", "regressions")
+SUITES = ("e2e", "faults", "simulation", "property", "scenarios", "regressions", "interop", "unit")
+"""Those with long tests first: what is short fills the end."""
 BUDGETS_S = {
     "unit": 130,
     "property": 45,
