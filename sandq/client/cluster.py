@@ -50,6 +50,8 @@ class Cluster:
         self._client_name = client_name
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
+        self._forgotten: dict[str, int] = {}
+        """Topics that were created or deleted here and not asked for since: the serial at which they were."""
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
@@ -125,7 +127,9 @@ class Cluster:
         return sorted(found, key=lambda one: not one.hello.cluster_uuid)
 
     def forget(self, topic: str) -> None:
-        """It was just created or deleted: what is known of it is old."""
+        """It was just created or deleted: what is known of it is old, and so are answers that are on their way."""
+        self._serial += 1
+        self._forgotten[topic] = self._serial
         self._topics.pop(topic, None)
 
     def learn(self, record: TopicRecord) -> None:
@@ -330,17 +334,22 @@ class Cluster:
             if not found:
                 raise NotFound(f"the answer about topic {topic!r} does not tell of it")
         except (NotFound, InvalidRequest) as error:
-            self._serial += 1
-            self._topics[topic] = Known(None, error, self._serial, asked)
-            return True
+            return self._know(topic, None, error, asked)
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)
             self._unanswered = error
             return False
         self._unanswered = None
-        self._serial += 1
-        self._topics[topic] = Known(found[0], None, self._serial, asked)
         self._update_nodes(reply)
+        return self._know(topic, found[0], None, asked)
+
+    def _know(self, topic: str, record: TopicRecord | None, error: SandqError | None, asked: int) -> bool:
+        """Keep an answer about a topic, unless it was asked for before the topic was created or deleted here."""
+        if asked < self._forgotten.get(topic, 0):
+            return False
+        self._forgotten.pop(topic, None)
+        self._serial += 1
+        self._topics[topic] = Known(record, error, self._serial, asked)
         return True
 
     def _update_nodes(self, reply: MetadataReply) -> None:

@@ -23,7 +23,7 @@ from sandq.model.errors import (
     WrongPort,
     WrongVersion,
 )
-from sandq.protocol.frames import Type, encode_error
+from sandq.protocol.frames import Type, encode_error, encode_reply
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
 from tests.support.client.helpers import QUICK, take
@@ -468,5 +468,34 @@ def test_that_there_was_no_topic_before_the_question_says_nothing(with_client: A
         async with anyio.create_task_group() as both:
             both.start_soon(answer)
             assert len((await cluster.topic("u")).partitions) == 3
+
+    with_client(body)
+
+
+def test_an_answer_from_before_a_topic_was_deleted_says_nothing(with_client: Any) -> None:
+    """It was on its way when the topic was deleted, and made anew as another kind."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        cluster = client._cluster
+        await cluster.topic("t")
+        held: list[tuple[Any, bytes]] = []
+
+        def hold(connection: Any, frame: Any) -> None:
+            held.append((connection, encode_reply(frame[1], *server.do_metadata(connection, frame))))
+
+        server.script[Type.METADATA].append(hold)
+        cluster.refresh("t")
+        await until_holds(lambda: held)
+        await client.admin.delete_topic("t")
+        server.add_topic("t", kind="compacted")
+
+        async def answer() -> None:
+            await until_holds(lambda: "t" in cluster._wanted)  # `topic` has begun to wait
+            for connection, data in held:
+                connection.send(data)
+
+        async with anyio.create_task_group() as both:
+            both.start_soon(answer)
+            assert (await cluster.topic("t")).kind == "compacted"
 
     with_client(body)
