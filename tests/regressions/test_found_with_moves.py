@@ -14,16 +14,14 @@ from sandq.broker.latest import Latest
 from sandq.broker.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import until_holds
 
 NAMES = ("node1", "node2", "node3")
 
 
-async def drained(nodes: FoundNodes, name: str, within_s: float) -> None:
+async def drained(nodes: FoundNodes, name: str) -> None:
     await moved.drain(nodes, name)
-    with trio.fail_after(within_s):
-        while any(moved.unsettled(nodes)):  # noqa: ASYNC110 - it is several nodes
-            await trio.sleep(0.05)
+    await until_holds(lambda: not any(moved.unsettled(nodes)))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -48,7 +46,7 @@ async def test_a_partition_moves_while_messages_come_all_the_time(
         async with trio.open_nursery() as producing:
             for _ in range(5):
                 producing.start_soon(_produce, client)
-            await drained(nodes, partition.leader, within_s=2 * PATIENCE_S)
+            await drained(nodes, partition.leader)
             producing.cancel_scope.cancel()
 
 
@@ -73,5 +71,5 @@ async def test_who_leads_the_metadata_is_gone_before_it_has_answered(
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=3, replicas=2)
         monkeypatch.setattr(Latest, "answer", answers)
-        await drained(nodes, "node2", within_s=2 * PATIENCE_S)
+        await drained(nodes, "node2")
         assert not lost
