@@ -97,6 +97,7 @@ async def test_a_value_is_gone_in_time(hand: HandClock, tmp_path: Path, dial: Di
     async with run_node(small_config(tmp_path), clock=hand.guarded()) as serving:
         client = await dial(serving)
         await create(client)
+        hand.hold()
         await put(client, (b"a", b"1"), (b"b", b"1"), ttl_ms=[5000, None])
         hand.forward(4.9)
         assert await get(client, b"a") == [b"1"]

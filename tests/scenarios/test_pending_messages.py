@@ -181,6 +181,7 @@ async def test_what_is_cancelled_is_delivered_to_nobody(api: sandq.Client, node:
 
 
 async def test_a_cancel_is_remembered_for_ten_minutes(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
     async with connected(timed) as api:
         await api.admin.create_topic("t")
         messages = api.messages("t")

@@ -139,6 +139,7 @@ async def test_a_key_stays_taken_after_its_delivery(timed: Serving, hand: HandCl
                 assert refused.value.details["id"] == first
                 assert refused.value.details["state"] not in ("delayed", "ready")
                 assert await api.produce("t", b"second", unique_key="u", on_conflict="ignore") == first
+            hand.hold()
             hand.forward(3590)
             with pytest.raises(DuplicateKey):
                 await api.produce("t", b"second", unique_key="u")
