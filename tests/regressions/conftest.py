@@ -1,3 +1,3 @@
-from tests.support.stopped_time import loop_clock
+from tests.support.stopped_time import loop_clock, node_time
 
-__all__ = ["loop_clock"]
+__all__ = ["loop_clock", "node_time"]

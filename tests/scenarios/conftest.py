@@ -12,9 +12,9 @@ from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
-from tests.support.stopped_time import loop_clock
+from tests.support.stopped_time import loop_clock, node_time
 
-__all__ = ["loop_clock"]
+__all__ = ["loop_clock", "node_time"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def api(node: Serving) -> AsyncIterator[sandq.Client]:
 
 
 @pytest.fixture
-def hand() -> HandClock:
+def hand(node_time: None) -> HandClock:
     return HandClock()
 
 

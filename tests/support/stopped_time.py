@@ -1,50 +1,63 @@
 """A clock for event loops on which a machine that stands still takes no time.
 
-What runs in one process, as a client and the fake server it talks to, is delayed all at once: real time that passed
-while none of it ran must not be held against any of it. Between two looks at this clock at most `STEP_S` passes, so
-every timeout stands for so many turns of the loop at least.
+What runs in one process, as a client and the node it talks to, is delayed all at once: real time that passed while none
+of it ran must not be held against any of it. Between two looks at this clock at most `STEP_S` passes, so every timeout
+stands for so many turns of the loop at least. A node's own clock goes by it as well, else leases would end while their
+consumer has no time to extend them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 import trio
 
+from sandq.broker.clock import GuardedClock
+
 STEP_S = 0.005
 
 
 class StoppedTime:
+    """Seconds as of a monotonic clock, and as of a wall clock that goes with it. Any thread may ask."""
+
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._seen = time.monotonic()
         self._now = 1000.0
+        self._ahead_s = time.time() - self._now
 
     def now(self) -> float:
-        seen = time.monotonic()
-        self._now += min(seen - self._seen, STEP_S)
-        self._seen = seen
-        return self._now
+        with self._lock:
+            seen = time.monotonic()
+            self._now += min(seen - self._seen, STEP_S)
+            self._seen = seen
+            return self._now
+
+    def wall(self) -> float:
+        return self.now() + self._ahead_s
 
 
 class StoppedClock(trio.abc.Clock):
     """For trio; a test under pytest-trio runs by it when one of its fixtures returns one."""
 
     def __init__(self) -> None:
-        self._time = StoppedTime()
+        self.time = StoppedTime()
 
     def start_clock(self) -> None: ...
 
     def current_time(self) -> float:
-        return self._time.now()
+        return self.time.now()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        return min(deadline - self._time.now(), STEP_S)
+        return min(deadline - self.time.now(), STEP_S)
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
@@ -71,3 +84,21 @@ def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
 def loop_clock(request: pytest.FixtureRequest) -> StoppedClock | None:
     """For a `conftest.py`: all async tests below it run by this clock, but those with a clock of their own."""
     return None if {"autojump_clock", "mock_clock"} & set(request.fixturenames) else StoppedClock()
+
+
+
+_this_test: StoppedTime | None = None
+
+
+def time_of_this_test() -> StoppedTime:
+    """That by which the event loop of the running test goes, and nodes in its process."""
+    assert _this_test is not None, "the fixture node_time is missing"
+    return _this_test
+
+
+@pytest.fixture(autouse=True)
+def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a `conftest.py` beside `loop_clock`: nodes in this process go by the same clock."""
+    stopped = loop_clock.time if loop_clock is not None else StoppedTime()
+    monkeypatch.setattr(f"{__name__}._this_test", stopped)
+    monkeypatch.setattr("sandq.node.GuardedClock", partial(GuardedClock, wall=stopped.wall, monotonic=stopped.now))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sandq.broker.clock_keeper import ClockKeeper
 from sandq.broker.host import GroupHost
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
+from tests.support.stopped_time import time_of_this_test
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 HOUR_S = 3600.0
@@ -31,12 +32,16 @@ class ClockedNodes(ThreeNodes):
     def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
         super().__init__(directory, nursery)
         self.ahead_s = dict.fromkeys(NAMES, 0.0)
+        self.true = time_of_this_test()
+
+    def _wall(self, name: str) -> float:
+        return self.true.wall() + self.ahead_s[name]
 
     async def start(self, *names: str, **options: Any) -> None:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as starting:
                 for name in names or NAMES:
-                    clock = GuardedClock(wall=lambda name=name: time.time() + self.ahead_s[name])  # type: ignore[misc]
+                    clock = GuardedClock(wall=partial(self._wall, name), monotonic=self.true.now)
                     starting.start_soon(self._start, name, {"clock": clock, **options})
 
     def clock(self, name: str) -> GuardedClock:
@@ -98,7 +103,7 @@ async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> N
     async with nodes.connect() as client:
         await create(nodes, client)
         await until_holds(lambda: nodes.leads("node1") > 0)
-        due_s = time.time() + 1.5
+        due_s = nodes.true.wall() + 1.5
         for number in range(20):
             await client.produce("t", b"due%d" % number, deliver_at=int(due_s * 1000))
             await client.produce("t", b"far", deliver_at=int((due_s + 1800) * 1000))
@@ -109,7 +114,7 @@ async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> N
             await client.produce("t", b"now%d" % number)
         async with client.subscribe("t", group="g") as subscription:
             found = await take(subscription, 40)
-            assert time.time() >= due_s
+            assert nodes.true.wall() >= due_s
         assert sorted(values(found)) == sorted(b"%s%d" % (w, n) for w in (b"due", b"now") for n in range(20))
         await nodes.until_even()
 
@@ -184,7 +189,7 @@ async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: Cl
         await nodes.start("node1")
         await nodes.until_reasons(node1=OFF)
         await nodes.until_led_by("node2", "node3")
-        far_ms = int((time.time() + HOUR_S / 2) * 1000)
+        far_ms = int((nodes.true.wall() + HOUR_S / 2) * 1000)
         for partition in range(PARTITIONS):
             await client.produce("t", b"far", partition=partition, deliver_at=far_ms)
         began: list[int] = []
@@ -233,7 +238,7 @@ async def test_two_of_three_step(nodes: ClockedNodes) -> None:
         await nodes.until_led_by("node1", "node2")
         nodes.ahead_s["node3"] = HOUR_S
         await nodes.until_reasons()
-        assert abs(nodes.clock("node3").now_s() - time.time() - HOUR_S) < 1
+        assert abs(nodes.clock("node3").now_s() - nodes.true.wall() - HOUR_S) < 1
         await client.produce("t", FOUND)
 
 

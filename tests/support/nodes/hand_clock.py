@@ -1,18 +1,18 @@
 """A clock that tests put forward, or hold: minutes pass in a moment, and 5 ms take as long as is wanted.
 
-The wall clock goes with it, so that the guarded clock sees time pass, not somebody setting it. A node's timers look
-again whenever it is put forward.
+Left alone, it goes with the clock of the test's event loop. The wall clock goes with it, so that the guarded clock sees
+time pass, not somebody setting it. A node's timers look again whenever it is put forward.
 """
 
 from __future__ import annotations
 
-import time
-
 from sandq.broker.clock import GuardedClock
+from tests.support.stopped_time import time_of_this_test
 
 
 class HandClock:
     def __init__(self) -> None:
+        self._time = time_of_this_test()
         self._ahead_s = 0.0
         self._held_s: float | None = None
         self._guarded: list[GuardedClock] = []
@@ -23,16 +23,16 @@ class HandClock:
         return self._guarded[-1]
 
     def _now_s(self) -> float:
-        return (time.time() if self._held_s is None else self._held_s) + self._ahead_s
+        return (self._time.wall() if self._held_s is None else self._held_s) + self._ahead_s
 
     def hold(self) -> None:
         """It stands still; `forward` still moves it."""
-        self._held_s = time.time()
+        self._held_s = self._time.wall()
 
     def run(self) -> None:
         """It goes on from where it stood."""
         if self._held_s is not None:
-            self._ahead_s -= time.time() - self._held_s
+            self._ahead_s -= self._time.wall() - self._held_s
             self._held_s = None
         self._tell()
 
