@@ -7,6 +7,7 @@ again whenever it is put forward.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from sandq.broker.clock import GuardedClock
 
@@ -17,9 +18,9 @@ class HandClock:
         self._held_s: float | None = None
         self._guarded: list[GuardedClock] = []
 
-    def guarded(self) -> GuardedClock:
-        """For `run_node`."""
-        self._guarded.append(GuardedClock(wall=self._now_s, monotonic=self._now_s))
+    def guarded(self, wall_off_s: Callable[[], float] = lambda: 0.0) -> GuardedClock:
+        """Make a clock for `run_node`, whose wall clock is off by `wall_off_s()`."""
+        self._guarded.append(GuardedClock(wall=lambda: self._now_s() + wall_off_s(), monotonic=self._now_s))
         return self._guarded[-1]
 
     def _now_s(self) -> float:
