@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
 import sandq
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.steered_node import read_kills, write_kills
 from tests.support.waiting import PATIENCE_S
 
 MakeNode = Callable[..., NodeProcess]
+STEERED = ("-m", "tests.support.processes.steered_node")
+SMALL = {"SANDQ_STORAGE__CHECKPOINT_BYTES": "100000"}
+"""What a job has done is on the disk twice: in its row, and in the end of the log that is done again."""
 MESSAGES = 12_000
+"""In two partitions, and a step of a job takes at most a thousand of one."""
 
 
-async def restart(node: NodeProcess) -> None:
-    await trio.to_thread.run_sync(node.kill)
-    await trio.to_thread.run_sync(node.start)
+class Lives:
+    """Starts the node again each time it has died in a job."""
 
-
-class Killer:
-    """Kills the node each time a job has done a further share of its work, up to so many times."""
-
-    def __init__(self, node: NodeProcess, nursery: trio.Nursery, at: list[int]) -> None:
+    def __init__(self, node: NodeProcess) -> None:
         self._node = node
-        self._nursery = nursery
-        self._at = at
-        self._down = False
-        self.seen: list[sandq.JobResult] = []
+        self._last: sandq.JobResult | None = None
 
     def progress(self, result: sandq.JobResult) -> None:
-        assert not self.seen or result >= self.seen[-1], "what was done stays done"
-        self.seen.append(result)
-        if self._at and result.done >= self._at[0] and not self._down:
-            self._at = [at for at in self._at if at > result.done]
-            self._down = True
-            self._nursery.start_soon(self._kill)
+        assert self._last is None or result >= self._last, "what was done stays done"
+        self._last = result
 
-    async def _kill(self) -> None:
-        await restart(self._node)
-        self._down = False
+    @asynccontextmanager
+    async def until(self, *kills: tuple[str, int]) -> AsyncIterator[None]:
+        """Kill the node at these steps of jobs; the block ends when it has died so often."""
+        write_kills(self._node.directory, list(kills))
+        self._last = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run, len(kills))
+            yield
+            assert read_kills(self._node.directory) == [], "the job was done, and the node had not died in it so often"
+
+    async def _run(self, kills: int) -> None:
+        for _ in range(kills):
+            await trio.to_thread.run_sync(self._node.ended, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._node.start)
 
 
 async def schedule(client: sandq.Client, count: int, start_ms: int) -> list[str]:
@@ -49,30 +54,30 @@ async def schedule(client: sandq.Client, count: int, start_ms: int) -> list[str]
 
 
 def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
-    node = make_node()
+    node = make_node(program=STEERED, **SMALL)
+    lives = Lives(node)
     node.start()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", partitions=2)
             start_ms = int((await client.admin.clock())["guarded_ms"]) + 86_400_000
             ids = await schedule(client, MESSAGES, start_ms)
             messages = client.messages("t")
 
-            killer = Killer(node, nursery, [1, MESSAGES // 4, MESSAGES // 2])
             with trio.fail_after(PATIENCE_S):
-                result = await messages.move_all(shift="1h", progress=killer.progress)
+                async with lives.until(("move", 1), ("move", MESSAGES // 4), ("move", MESSAGES // 3)):
+                    result = await messages.move_all(shift="1h", progress=lives.progress)
             assert result == (MESSAGES, MESSAGES, 0)
-            assert len({seen.done for seen in killer.seen}) > 2, "it was seen at work"
             found = {message.id: message async for message in messages.list()}
             assert {message_id: message.deliver_at_ms for message_id, message in found.items()} == {
                 message_id: start_ms + number * 10 + 3_600_000 for number, message_id in enumerate(ids)
             }
             assert {message.moves for message in found.values()} == {1}, "nothing was moved twice"
 
-            killer = Killer(node, nursery, [1, MESSAGES // 4])
             with trio.fail_after(PATIENCE_S):
-                result = await messages.cancel_all(key_prefix="k1", progress=killer.progress)
+                async with lives.until(("cancel", 1), ("cancel", MESSAGES // 16)):
+                    result = await messages.cancel_all(key_prefix="k1", progress=lives.progress)
             assert result == (MESSAGES // 4, MESSAGES // 4, 0)
             assert sum(row["messages"] for row in await client.admin.stats("t")) == MESSAGES * 3 // 4
             keys = {message.key async for message in messages.list()}
@@ -83,12 +88,13 @@ def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
 
 
 def test_a_slow_redrive_keeps_its_pace(make_node: MakeNode) -> None:
-    """At twenty a second the kill surely comes in the middle; who was redriven is not redriven again."""
-    node = make_node()
+    """Who was redriven is not redriven again."""
+    node = make_node(program=STEERED, **SMALL)
+    lives = Lives(node)
     node.start()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await client.admin.create_topic("t", max_attempts=1)
             async with client.producer("t") as producer:
                 receipts = [await producer.send(b"%d" % number) for number in range(50)]
@@ -101,9 +107,9 @@ def test_a_slow_redrive_keeps_its_pace(make_node: MakeNode) -> None:
                     if count == 50:
                         break
             begun_ms = int((await client.admin.clock())["guarded_ms"])
-            killer = Killer(node, nursery, [5, 25])
             with trio.fail_after(PATIENCE_S):
-                assert await client.dead("t", "g").redrive(rate=20, progress=killer.progress) == (50, 50, 0)
+                async with lives.until(("redrive", 5), ("redrive", 25)):
+                    assert await client.dead("t", "g").redrive(rate=20, progress=lives.progress) == (50, 50, 0)
             assert int((await client.admin.clock())["guarded_ms"]) - begun_ms >= 49_000 / 20
             got: list[str] = []
             async with client.subscribe("t", group="g", credit=100) as subscription:

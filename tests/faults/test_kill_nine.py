@@ -11,9 +11,11 @@ import trio
 import sandq
 from tests.support.processes.load import SETTINGS, under_load
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_holds
 
 SHORT, LONG = 4, 20
+A_LIFE = (50, 500)
+"""So many messages are stored, from and to, before the node is killed again."""
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,8 @@ def test_nothing_acknowledged_is_lost(seed: int, kills: int, make_node: Callable
             await client.admin.create_topic("t", **SETTINGS)
             async with under_load(client, rng) as record:
                 for _ in range(kills):
-                    await trio.sleep(rng.uniform(0.1, 0.7))
+                    until = len(record.stored) + rng.randint(*A_LIFE)
+                    await until_holds(lambda until=until: len(record.stored) >= until)
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)
         record.judge(seed)

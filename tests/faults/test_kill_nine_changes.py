@@ -13,9 +13,11 @@ import trio
 import sandq
 from sandq.errors import NotFound, SandqError, TooLate
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S, until_holds
 
 SHORT, LONG = 2, 6
-DRAIN_S = 60.0
+A_LIFE = (200, 800)
+"""So many messages are stored, from and to, before the node is killed again."""
 ROUNDS_AT_ONCE = 8
 """Rounds of messages that are not all stored and changed yet: on a slow machine fewer are made, none too late."""
 OF_EACH = 21
@@ -192,7 +194,7 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, kills: int, make_node: C
     record = Record()
 
     async def scenario() -> None:
-        async with sandq.connect(node.address, timeout=DRAIN_S) as client, trio.open_nursery() as nursery:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client, trio.open_nursery() as nursery:
             await client.admin.create_topic(
                 "t", partitions=2, lease="2s", backoff={"kind": "fixed", "first": "50ms"}, max_attempts=None
             )
@@ -202,17 +204,14 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, kills: int, make_node: C
             async with trio.open_nursery() as producing:
                 producing.start_soon(produce, client, record, rng, stop)
                 for _ in range(kills):
-                    await trio.sleep(rng.uniform(0.2, 0.8))
+                    until = record.stored + rng.randint(*A_LIFE)
+                    await until_holds(lambda until=until: record.stored >= until)
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)
-                with trio.move_on_after(DRAIN_S):
-                    while not record.tells():  # noqa: ASYNC110 - many tasks have a part in it
-                        await trio.sleep(0.05)
+                await until_holds(record.tells)
                 stop.set()
             record.producing = False
-            with trio.move_on_after(DRAIN_S):
-                while not record.settled():  # noqa: ASYNC110 - many tasks have a part in it
-                    await trio.sleep(0.05)
+            await until_holds(record.settled)
             nursery.cancel_scope.cancel()
 
     trio.run(scenario)
@@ -222,7 +221,5 @@ def test_acknowledged_cancels_and_moves_hold(seed: int, kills: int, make_node: C
     missing = [fate.value for fate in fates if fate.id not in came and not fate.cancelled and fate.sure]
     assert record.faults == [], f"seed {seed}"
     assert missing == [], f"seed {seed}: {len(missing)} of {len(fates)} never came"
-    assert record.settled(), f"seed {seed}"
-    assert record.tells(), (record.stored, record.cancelled, record.moved, record.too_late)
-    assert record.unsure < len(fates) // 20, "answers that were lost were asked for again"
+    assert record.unsure == 0, "answers that were lost were asked for again"
     assert node.stop() == 0, node.output()

@@ -6,6 +6,8 @@ time pass, not somebody setting it. A node's timers look again whenever it is pu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sandq.broker.clock import GuardedClock
 from tests.support.stopped_time import time_of_this_test
 
@@ -17,9 +19,9 @@ class HandClock:
         self._held_s: float | None = None
         self._guarded: list[GuardedClock] = []
 
-    def guarded(self) -> GuardedClock:
-        """For `run_node`."""
-        self._guarded.append(GuardedClock(wall=self._now_s, monotonic=self._now_s))
+    def guarded(self, wall_off_s: Callable[[], float] = lambda: 0.0) -> GuardedClock:
+        """Make a clock for `run_node`, whose wall clock is off by `wall_off_s()`."""
+        self._guarded.append(GuardedClock(wall=lambda: self._now_s() + wall_off_s(), monotonic=self._now_s))
         return self._guarded[-1]
 
     def _now_s(self) -> float:

@@ -1,0 +1,76 @@
+"""`python -m tests.support.processes.steered_node`: a node that dies in the middle of a job, and tells of elections.
+
+It looks into the file `kills.json` of the directory that it runs in: a list of `[kind, done]`. When a step of such a
+job, which is not its last, has come so far, the pair is taken off the list and the process kills itself.
+
+It prints `asks to lead group N` whenever it asks the other voters whether they would elect it, and `stands for group N`
+when a majority would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from sandq.cli import main
+from sandq.partition.jobs import RUNNING, Jobs
+from sandq.raft.elections import Election
+
+KILLS = "kills.json"
+
+
+def write_kills(directory: Path, kills: list[tuple[str, int]]) -> None:
+    """Let the node that runs in this directory die so often; a reader sees all of the list or none of it."""
+    new = directory / f"{KILLS}.new"
+    new.write_text(json.dumps(kills))
+    new.replace(directory / KILLS)
+
+
+def read_kills(directory: Path) -> list[tuple[str, int]]:
+    """Return the deaths that are left."""
+    file = directory / KILLS
+    return [(kind, done) for kind, done in json.loads(file.read_text())] if file.exists() else []
+
+
+def _die_at_steps() -> None:
+    step = Jobs.step
+
+    def dies(self: Jobs, *args: Any) -> int:
+        used = step(self, *args)
+        kills = read_kills(Path.cwd())
+        if kills and any(
+            job.state == RUNNING and job.kind == kills[0][0] and job.done >= kills[0][1] for job in self._jobs.values()
+        ):
+            write_kills(Path.cwd(), kills[1:])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return used
+
+    Jobs.step = dies  # type: ignore[method-assign]
+
+
+def _tell_of_elections() -> None:
+    ask, call = Election._ask, Election._call
+
+    def tell(election: Election, what: str) -> None:
+        print(f"{what} group {election._transport._number}", file=sys.stderr, flush=True)
+
+    def asks(self: Election, *args: Any) -> None:
+        ask(self, *args)
+        tell(self, "asks to lead")
+
+    def stands(self: Election, **named: Any) -> None:
+        tell(self, "stands for")
+        call(self, **named)
+
+    Election._ask = asks  # type: ignore[method-assign]
+    Election._call = stands  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _die_at_steps()
+    _tell_of_elections()
+    main()
