@@ -14,8 +14,6 @@ from tests.support.waiting import PATIENCE_S
 
 MakeNode = Callable[..., NodeProcess]
 STEERED = ("-m", "tests.support.processes.steered_node")
-SMALL = {"SANDQ_STORAGE__CHECKPOINT_BYTES": "100000"}
-"""What a job has done is on the disk twice: in its row, and in the end of the log that is done again."""
 MESSAGES = 12_000
 """In two partitions, and a step of a job takes at most a thousand of one."""
 
@@ -54,7 +52,7 @@ async def schedule(client: sandq.Client, count: int, start_ms: int) -> list[str]
 
 
 def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
-    node = make_node(program=STEERED, **SMALL)
+    node = make_node(program=STEERED)
     lives = Lives(node)
     node.start()
 
@@ -89,7 +87,7 @@ def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
 
 def test_a_slow_redrive_keeps_its_pace(make_node: MakeNode) -> None:
     """Who was redriven is not redriven again."""
-    node = make_node(program=STEERED, **SMALL)
+    node = make_node(program=STEERED)
     lives = Lives(node)
     node.start()
 

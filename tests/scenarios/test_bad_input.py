@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import trio
+import trio.testing
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
@@ -15,7 +17,7 @@ from sandq.protocol.frames import Type
 from tests.scenarios.conftest import Dial
 from tests.support.nodes.raw_client import Frame, RawClient, values_of
 from tests.support.nodes.small_node import small_config
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_holds
 
 
 def code(frame: Frame) -> str:
@@ -198,15 +200,26 @@ async def test_nothing_goes_before_hello(node: Serving, dial: Dial) -> None:
 
 
 async def test_nothing_is_looked_at_before_the_gate_opens(tmp_path: Path, dial: Dial) -> None:
-    opened = trio.Event()
-    async with run_node(small_config(tmp_path), gate=opened.wait) as node:
+    arrived, opened = trio.Event(), trio.Event()
+    seen: list[Any] = []
+
+    async def gate() -> None:
+        arrived.set()
+        await opened.wait()
+
+    async def receive(raw: RawClient) -> None:
+        seen.append((await raw.receive())[0])
+
+    async with run_node(small_config(tmp_path), gate=gate) as node, trio.open_nursery() as nursery:
         raw = await dial(node, hello=False)
+        nursery.start_soon(receive, raw)
         await raw.send(Type.HELLO, 1, 1, "raw", {})
-        with trio.move_on_after(0.05) as scope:
-            await raw.receive()
-        assert scope.cancelled_caught
+        await arrived.wait()
+        await trio.testing.wait_all_tasks_blocked()  # an answer would be there
+        seen.append("opened")
         opened.set()
-        assert (await raw.receive())[0] == Type.REPLY
+        await until_holds(lambda: len(seen) == 2)
+    assert seen == ["opened", Type.REPLY]
 
 
 async def test_http_on_the_client_port_is_told_the_right_one(tmp_path: Path, dial: Dial) -> None:

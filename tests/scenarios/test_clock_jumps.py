@@ -41,9 +41,7 @@ async def guarded(tmp_path: Path, wall: Wall, hand: HandClock) -> AsyncIterator[
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-async def test_a_jump_is_not_followed(
-    guarded: Serving, dial: Dial, wall: Wall, hand: HandClock, jump_s: float
-) -> None:
+async def test_a_jump_is_not_followed(guarded: Serving, dial: Dial, wall: Wall, hand: HandClock, jump_s: float) -> None:
     client = await dial(guarded)
     await client.create()
     await client.subscribe()

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+import trio
 
 import sandq
+from sandq.broker.deliverer import UPKEEP_PAUSE_MS
 from sandq.node import Serving
-from tests.support.nodes.working import take
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.working import connected, take
 
+LOOK_S = 0.005
 UNITS_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 ASKED = [("second", 60), ("second", 3600), ("minute", 1), ("minute", 60), ("minute", 3000), ("hour", 24)]
+
+
+@pytest.fixture
+async def api(timed: Serving, hand: HandClock) -> AsyncIterator[sandq.Client]:
+    """Nothing comes due by itself."""
+    hand.hold()
+    async with connected(timed) as client:
+        yield client
+
+
+@asynccontextmanager
+async def time_passes(hand: HandClock) -> AsyncIterator[None]:
+    """Let a little pass at each look while the block runs: between two steps of a job there is a pause."""
+
+    async def pass_time() -> None:
+        while True:
+            hand.forward(UPKEEP_PAUSE_MS / 1000)
+            await trio.sleep(LOOK_S)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_time)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 def expected(due_ms: list[int], now_ms: int, unit: str, count: int) -> tuple[list[tuple[int, int]], int]:
@@ -29,9 +58,9 @@ async def check(api: sandq.Client, due_ms: list[int]) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_it_says_what_was_scheduled(node: Serving, api: sandq.Client, partitions: int) -> None:
+async def test_it_says_what_was_scheduled(hand: HandClock, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)
-    start_ms = node.broker.clock.now_ms() + 20_000
+    start_ms = hand.now_ms() + 20_000
     steps = [(number % 40) * 700 + (number % 7) * 3_600_000 + (number % 3) * 86_400_000 for number in range(600)]
     due: dict[str, int] = {}
     async with api.producer("t") as producer:
@@ -53,20 +82,24 @@ async def test_it_says_what_was_scheduled(node: Serving, api: sandq.Client, part
             await messages.move(message_id, deliver_at=due[message_id])
     await check(api, list(due.values()))
     day_ms = start_ms + 86_400_000
-    assert (await messages.move_all(since=day_ms, shift="-2h")).done == sum(at_ms >= day_ms for at_ms in due.values())
+    async with time_passes(hand):
+        moved = (await messages.move_all(since=day_ms, shift="-2h")).done
+    assert moved == sum(at_ms >= day_ms for at_ms in due.values())
     due = {message_id: at_ms - 7_200_000 if at_ms >= day_ms else at_ms for message_id, at_ms in due.items()}
     await check(api, list(due.values()))
-    await messages.cancel_all(until=start_ms + 10_000_000)
+    async with time_passes(hand):
+        await messages.cancel_all(until=start_ms + 10_000_000)
     await check(api, [at_ms for at_ms in due.values() if at_ms >= start_ms + 10_000_000])
-    await messages.cancel_all()
+    async with time_passes(hand):
+        await messages.cancel_all()
     await check(api, [])
 
 
-async def test_what_came_due_is_not_in_it(node: Serving, api: sandq.Client) -> None:
+async def test_what_came_due_is_not_in_it(hand: HandClock, api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     for number in range(10):
         await api.produce("t", b"%d" % number)
-    later_ms = node.broker.clock.now_ms() + 30_000
+    later_ms = hand.now_ms() + 30_000
     await api.produce("t", b"later", deliver_at=later_ms)
     async with api.subscribe("t", group="g", credit=100) as subscription:
         await take(subscription, 10)

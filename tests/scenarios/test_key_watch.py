@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,16 +12,32 @@ import sandq
 from sandq.broker import watching
 from sandq.model.batch import Batch, Column, encode
 from sandq.node import Serving
+from sandq.partition.changes import Watch
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_keys import KvChanges
 from tests.scenarios.conftest import Dial
 from tests.scenarios.test_keys import create, put
 from tests.support.nodes.raw_client import RawClient
-from tests.support.waiting import until_holds
+from tests.support.waiting import PATIENCE_S, until_holds
 
 FIRST = bytes(16)
-SOON_S = 5.0
 Write = tuple[bytes, bytes | None]
+
+
+def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no wait for changes end because its time is over."""
+
+    class Endless(watching._Watcher):
+        def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float) -> None:
+            super().__init__(watch, max_messages, max_bytes, math.inf)
+
+    monkeypatch.setattr(watching, "_Watcher", Endless)
+
+
+async def until_waiting(node: Serving, partitions: int = 1) -> None:
+    """Wait until the node has looked for somebody in so many partitions, and found nothing yet."""
+    watchers = node.broker.watching._watchers
+    await until_holds(lambda: sum(one.index >= 0 for waiting in watchers.values() for one in waiting) == partitions)
 
 
 class Watcher:
@@ -53,7 +70,7 @@ class Watcher:
 
     async def until(self, last: Write) -> list[Write]:
         writes: list[Write] = []
-        with trio.fail_after(SOON_S):
+        with trio.fail_after(PATIENCE_S):
             while last not in writes:
                 writes += await self.ask()
         return writes
@@ -64,11 +81,12 @@ async def client(node: Serving, dial: Dial) -> RawClient:
     return await dial(node)
 
 
-async def test_from_now_on(client: RawClient, node: Serving, dial: Dial) -> None:
+async def test_from_now_on(client: RawClient, node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_ever(monkeypatch)
     await create(client)
     await put(client, (b"a", b"1"))
     watcher = Watcher(await dial(node))
-    with trio.fail_after(SOON_S):
+    with trio.fail_after(PATIENCE_S):
         assert await watcher.ask() == [], "now is told at once"
     got: list[Write] = []
 
@@ -96,10 +114,10 @@ async def test_who_finds_nothing_is_answered_in_time(client: RawClient) -> None:
     await create(client)
     await put(client, (b"a", b"1"))
     watcher = Watcher(client, FIRST, start=b"b")
-    with trio.fail_after(SOON_S):
+    with trio.fail_after(PATIENCE_S):
         assert await watcher.ask(wait_ms=50) == []
     assert watcher.after is not None and watcher.after > FIRST
-    with trio.fail_after(SOON_S):
+    with trio.fail_after(PATIENCE_S):
         assert await watcher.ask(wait_ms=0) == []
 
 
@@ -160,10 +178,10 @@ async def test_a_topic_that_is_deleted(client: RawClient, node: Serving, dial: D
             await watching_client.call(Type.KV_WATCH, "t", 0, FIRST, None, True, b"", None, 10, 1000, 30_000)
         )
 
-    with trio.fail_after(SOON_S):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
-            await trio.sleep(0.05)  # so that it waits, most often; it need not
+            await until_waiting(node)
             await api.admin.delete_topic("t")
     assert replies[0][2] == "UNKNOWN_TOPIC"
 

@@ -108,7 +108,7 @@ async def test_a_value_whose_time_is_over(hand: HandClock, timed: Serving) -> No
 async def test_a_swap_over_a_bad_line_is_done_once(node: Serving) -> None:
     async with (
         proxy_to(node.client_port) as proxy,
-        sandq.connect(f"127.0.0.1:{proxy.port}") as api,
+        sandq.connect(f"127.0.0.1:{proxy.port}", timeout=PATIENCE_S) as api,
         with_topic(api, kind="compacted"),
     ):
         kv = api.kv("t")

@@ -22,7 +22,9 @@ from sandq.spark.lanes import ChangedRows
 from sandq.spark.sending import Written
 from sandq.spark.sink_options import parse_sink_options
 from sandq.spark.writers import write_rows
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.proxy import proxy_to
+from tests.support.nodes.working import connected
 from tests.support.ports import free_port
 
 PARTITIONS = 3
@@ -80,7 +82,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.spark.sending.ROUND_BYTES", 3_000)
 
 
-async def test_all_columns(node: Serving, api: sandq.Client) -> None:
+async def test_all_columns(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    async with connected(timed) as api:
+        await all_columns(timed, api, hand.now_ms())
+
+
+async def all_columns(node: Serving, api: sandq.Client, now_ms: int) -> None:
     await api.admin.create_topic("t", partitions=PARTITIONS)
     await api.admin.create_topic("u")
     soon = datetime(2100, 1, 1, 0, 0, 0, 1, UTC)
@@ -97,11 +105,10 @@ async def test_all_columns(node: Serving, api: sandq.Client) -> None:
     }
     written = await write(node.client_port, [pa.record_batch(rows)])
     assert (written.rows, written.topics) == (4, {"t", "u"})
-    now_ms = node.broker.clock.now_ms()
     found = {int(m.value or b""): m async for m in api.messages("t").list(values=True)}
     assert sorted(found) == [0, 1, 3] and await values(api, "u") == [2]
     assert found[0].deliver_at_ms == int(soon.timestamp() * 1000) + 1, "never early"
-    assert found[1].deliver_at_ms == pytest.approx(now_ms + 3_600_000, abs=60_000)
+    assert found[1].deliver_at_ms == now_ms + 3_600_000
     assert (found[0].key, found[0].headers, found[3].headers) == (b"k", {"a": "1"}, {"b": None})
     assert found[0].partition == 2
     assert (await api.messages("t").get(unique_key="u")).id == found[3].id

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 
 from sandq.model.partitioning import partition_for
+from sandq.node import Serving
+from tests.scenarios.test_key_watch import until_waiting, wait_for_ever
 from tests.support.nodes.http_requests import KEYS, Web, put
 from tests.support.waiting import until_answer
 
@@ -86,18 +89,18 @@ async def test_what_was_compacted(web: Web) -> None:
         assert [change["text"] for change in told["changes"]] == ["3"]
 
 
-async def test_a_change_ends_the_wait(keys: Web) -> None:
+async def test_a_change_ends_the_wait(keys: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_ever(monkeypatch)
     position = (await keys.get("/topics/t/changes"))["position"]
+
+    async def put_later() -> None:
+        await until_waiting(web_node, partitions=3)
+        await put(keys, "a", "late")
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_put_later, keys)
-        with trio.fail_after(30):  # half of what it may wait
-            told = await keys.get("/topics/t/changes", after=position, wait="1m")
+        nursery.start_soon(put_later)
+        told = await keys.get("/topics/t/changes", after=position, wait="1m")
         assert [change["text"] for change in told["changes"]] == ["late"]
-
-
-async def _put_later(web: Web) -> None:
-    await trio.sleep(0.1)  # so that it waits, most often; it need not
-    await put(web, "a", "late")
 
 
 async def test_changes_from_the_beginning_and_from_a_version(keys: Web) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pyarrow as pa
 import pytest
 import trio
+import trio.testing
 
 from sandq.client.connection import Build, OnReply
 from sandq.client.options import Options
@@ -28,7 +29,7 @@ RETRY = Identity("test", 0, resent=True)
 
 
 @pytest.fixture(autouse=True)
-def chunks_of_64(monkeypatch: pytest.MonkeyPatch) -> None:
+def chunks_of_64(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
     small_chunks(monkeypatch, 64)
 
 
