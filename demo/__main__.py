@@ -175,10 +175,12 @@ async def _perform(
         interrupted = playing.cancel_called
         scene.done = True
         tasks.cancel_scope.cancel()
+    if interrupted:  # what fails while all that was begun is given up says nothing
+        return EXIT_INTERRUPTED
     if failure is not None:
         console.print(f"FAILED: {failure}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return EXIT_FAILED
-    return EXIT_INTERRUPTED if interrupted else 0
+    return 0
 
 
 async def _interrupt(playing: anyio.CancelScope) -> None:

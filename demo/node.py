@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 20.0
+START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.01
 

@@ -20,11 +20,8 @@ from sandq.model.batch import Column, encode, peek
 from sandq.model.offsets import deliver_ms
 from sandq.protocol.replies import Deliver
 
-LEAD_MS = 1000
-"""Between the last of the preparation and the first that is due."""
 MESSAGES_PER_MS = 50
 """As fast they are scheduled at least."""
-FAILOVER_LEAD_MS = 4000
 LEASE_S = 5.0
 """What was acked to a leader that is gone comes again when its lease is over, at the latest."""
 QUIET_S = LEASE_S + 2.0
@@ -32,10 +29,11 @@ PATIENCE_S = 60.0
 BATCH = 1000
 
 
-def lateness(port: int, messages: int, per_s: int) -> Ready:
-    """Evenly over time, or (0 a second) all in one millisecond; signed, early is below 0."""
+def lateness(port: int, messages: int, per_s: int, lead_ms: int) -> Ready:
+    """Evenly over time, or (0 a second) all in one millisecond; signed, early is below 0. The first is due `lead_ms`
+    after this has begun to store them, and later the more there are."""
     wire = Wire(port)
-    first_ms = int(time.time() * 1000) + LEAD_MS + messages // MESSAGES_PER_MS
+    first_ms = int(time.time() * 1000) + lead_ms + messages // MESSAGES_PER_MS
     times = [first_ms + at * 1000 // per_s for at in range(messages)] if per_s else [first_ms] * messages
     batches = [
         encode({Column.VALUE: [VALUE] * len(part), Column.DELIVER_MS: part})
@@ -63,9 +61,9 @@ def lateness(port: int, messages: int, per_s: int) -> Ready:
     return Ready(run)
 
 
-def failover(addresses: Sequence[str], messages: int) -> Ready:
+def failover(addresses: Sequence[str], messages: int, lead_ms: int) -> Ready:
     """All in one millisecond, received by the Python client, whose partition may be led by another node meanwhile."""
-    due_ms = int(time.time() * 1000) + FAILOVER_LEAD_MS
+    due_ms = int(time.time() * 1000) + lead_ms
     values = [b"%09d" % number for number in range(messages)]
     with sandq.sync.connect(*addresses) as client, client.producer(TOPIC) as producer:
         producer.send_many([{"value": value, "deliver_at": due_ms} for value in values])

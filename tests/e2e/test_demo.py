@@ -151,7 +151,8 @@ def test_no_node_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict
         try:
             nodes = _nodes_that_deliver(process.stdout)
             process.send_signal(how)
-            assert process.wait() == (130 if how is signal.SIGINT else -signal.SIGKILL)
+            rest = process.stdout.read() if process.stdout is not None else ""
+            assert process.wait() == (130 if how is signal.SIGINT else -signal.SIGKILL), rest
         finally:
             process.kill()
     assert len(nodes) == 3

@@ -249,8 +249,8 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
 @both_sizes
 async def test_purging_forgets_them(api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    await bury(api, 0, group="other")  # before the first group is through: what no group needs is trimmed
     ids = await bury(api, 20)
-    await bury(api, 0, group="other")
     dead = api.dead("t", "g")
     assert await dead.purge(reason="expired") == (0, 0, 0)
     assert await dead.purge(dry_run=True) == (20, 0, 0)
