@@ -12,12 +12,12 @@ import trio
 
 from sandq.broker import broker as broker_module
 from sandq.broker.steward import Steward
-from sandq.model.errors import Corruption, StorageFailed, Unavailable
+from sandq.model.errors import Corruption, NotLeader, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.scenarios.cluster.test_three_nodes import created
 from tests.support.nodes.three import ThreeNodes, leading, three_nodes
 from tests.support.nodes.working import take
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 
 
 @pytest.fixture
@@ -62,15 +62,20 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
         monkeypatch.setattr(broker_module, "open_group", slow)
 
         async def move() -> None:
-            leader = nodes.leader("t", 1)
-            assert leader is not None
             await asking.wait()
-            other = next(name for name in nodes.running if name != leader)
-            group = nodes.host(leader, "t", 1).group
-            target = next(m for m in group.members.voters if m.startswith(other))
-            await until_holds(lambda: group.transfer(target))  # once it has all of the log
-            nodes.host(leader, "t", 1).hurry()
-            await until_holds(lambda: nodes.leader("t", 1) == other)
+            first = await nodes.until_led("t", 1)
+            other = next(name for name in nodes.running if name != first)
+
+            def is_moved() -> bool:
+                """It is asked for again: somebody else may have been elected meanwhile, or lack some of the log."""
+                leader = nodes.leader("t", 1)
+                if leader not in (None, other):
+                    host = nodes.host(leader, "t", 1)
+                    host.group.transfer(next(m for m in host.members.voters if m.startswith(other)))
+                    host.hurry()
+                return leader == other
+
+            await until_holds(is_moved)
             held.set()
 
         async with trio.open_nursery() as nursery:
@@ -96,7 +101,7 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
         await created(nodes, client)
         await client.admin.create_topic("u", replicas=3)
         assert not failures
-        assert set(leader.broker.catalog.topics) == {"t", "u"}
+        await until_holds(lambda: set(leader.broker.catalog.topics) == {"t", "u"})
 
 
 async def test_a_group_that_is_closed_has_nothing_to_load(nodes: ThreeNodes) -> None:
@@ -133,12 +138,13 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
         patch.setattr(Steward, "register", later)
         async with three_nodes(tmp_path) as nodes:
 
-            def led() -> list[Any]:
-                return [serving.broker for serving in nodes.running.values() if serving.broker.metadata_host.ready]
+            async def refused() -> str:
+                leader = await leading(nodes)
+                with pytest.raises((Unavailable, NotLeader)) as refusal:
+                    await leader.broker.administration.create_topic("t", "timer", 1, 3, {})
+                return str(refusal.value)
 
-            await until_holds(lambda: bool(led()))
-            with pytest.raises(Unavailable, match=r"node1, node2, node3 is not registered yet"):
-                await led()[0].administration.create_topic("t", "timer", 1, 3, {})
+            await until_answer(refused, lambda why: "node1, node2, node3 is not registered yet" in why)
             patch.undo()
             async with nodes.connect() as client:
                 await client.admin.create_topic("t", replicas=3)

@@ -3,6 +3,7 @@ lost, early or doubled, and no node keeps what it is not to hold."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from sandq.broker import engine, steward
+from sandq.broker.engine import METADATA_GROUP
 from sandq.broker.following import Following
 from sandq.broker.host import GroupHost
 from sandq.broker.moving import Mover
@@ -18,8 +20,10 @@ from sandq.broker.runner import Runner
 from sandq.broker.snapshots import _Store
 from sandq.broker.traffic import Traffic
 from sandq.metadata import commands as m
+from sandq.model.members import node_of
 from sandq.node import Serving
-from sandq.raft import core
+from sandq.raft import Members, core
+from sandq.raft.elections import Election
 from sandq.storage import snapshot
 from tests.support.nodes import halting, moved
 from tests.support.nodes.found import FoundNodes, found_nodes
@@ -31,7 +35,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 THREE = ("node1", "node2", "node3")
 FIVE = (*THREE, "node4", "node5")
-AWAY_S = 0.1
+ROUNDS = 3
 
 POINTS = {
     # who leads the metadata group
@@ -115,8 +119,13 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with used_topic(nodes, 1, partitions=3, replicas=replicas) as record:
             stopped = await stopped_at(nodes, halt, record)
-            await trio.sleep(AWAY_S)
+            await until_missed(nodes, stopped)
             await nodes.start(stopped)
+
+
+async def until_missed(nodes: FoundNodes, name: str) -> None:
+    """Until the others have noticed that a node is away."""
+    await until_holds(lambda: not any(name in serving.broker.engine.passes._up for serving in nodes.running.values()))
 
 
 async def taken_back(nodes: FoundNodes, going: str) -> None:
@@ -183,6 +192,20 @@ async def until_given_up(nodes: FoundNodes, name: str) -> None:
     await until_holds(lambda: not any(holds(serving, name) for serving in nodes.running.values()))
 
 
+def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each node has asked who would elect it for the metadata, and another one had said yes the last time."""
+    agreed: Counter[str] = Counter()
+    ask = Election._ask
+
+    def counted(self: Election, members: Members) -> None:
+        if self._transport._number == METADATA_GROUP and len(self.pre_votes) > 1:
+            agreed[node_of(self._member)] += 1
+        ask(self, members)
+
+    monkeypatch.setattr(Election, "_ask", counted)
+    return agreed
+
+
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes gave up a partition, lose what was not flushed, and find older metadata that places it on them. They do
     not make it anew: it would be empty, and they are a majority of the group that they know of."""
@@ -199,8 +222,10 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
             await until_holds(lambda: all(moved.placed(s)[0].epoch for s in nodes.running.values()))
             await moved.until_settled(nodes)
             await nodes.stop(*names)
+            agreed = rounds_agreed(monkeypatch)
             await nodes.start(*before.nodes)
-            await trio.sleep(1)
+            # They have met, and know of no more than each other: the others are a majority with neither of them.
+            await until_holds(lambda: all(agreed[name] >= ROUNDS for name in before.nodes))
             for name in before.nodes:
                 broker = nodes.running[name].broker
                 assert moved.placed(nodes.running[name]) == [before], "it knows no more than that"

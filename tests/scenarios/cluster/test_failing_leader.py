@@ -18,6 +18,7 @@ from tests.scenarios.cluster.test_three_nodes import created
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import take, values
+from tests.support.waiting import until_holds
 
 
 class Disk:
@@ -54,16 +55,15 @@ async def test_a_producer_goes_on(tmp_path: Path, what: str) -> None:
             for name, disk in disks.items():
                 starting.start_soon(lambda n=name, d=disk: nodes.start(n, files=d.files, stores=d.stores))
         async with nodes.connect() as client, client.producer("t") as producer:
+            before = [await producer.send(b"%d" % number) for number in range(100)]
+            await before[0]
             leader = await nodes.until_led()
-            receipts = []
-            for number in range(400):
-                if number == 100:
-                    disks[leader].fails = what
-                receipts.append(await producer.send(b"%d" % number))
-                await trio.sleep(0.001)
-            for receipt in receipts:
+            disks[leader].fails = what
+            after = [await producer.send(b"%d" % number) for number in range(100, 400)]
+            for receipt in (*before, *after):
                 await receipt
-            assert await nodes.until_led() != leader
+            await until_holds(lambda: nodes.running[leader].broker.engine.failed is not None)
+            await until_holds(lambda: nodes.leader() not in (None, leader))
             raw = await RawClient.connect(nodes.client_ports[leader])
             for kind in (Type.GROUP_LIST, Type.TOPIC_STATS):
                 refused = await raw.call(kind, "t")
