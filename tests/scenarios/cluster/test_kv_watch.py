@@ -99,7 +99,11 @@ async def created(nodes: ThreeNodes, client: sandq.Client, **settings: Any) -> N
 
 async def disturb(nodes: ThreeNodes, client: sandq.Client, proxy: Proxy, rng: random.Random) -> None:
     """Leaders change, lines are cut, a node goes down."""
+    for partition in range(PARTITIONS):  # what goes over the line is for node1
+        if await nodes.until_led(partition=partition) != "node1":
+            await client.admin.transfer("t", partition, "node1")
     proxy.cut_answer = lambda n: n % 25 == 24
+    await proxy.lost.wait()
     for name in rng.sample(NAMES, 1):
         for _ in range(3):
             partition = rng.randrange(PARTITIONS)
@@ -110,7 +114,6 @@ async def disturb(nodes: ThreeNodes, client: sandq.Client, proxy: Proxy, rng: ra
         await nodes.stop(name)
         await trio.sleep(rng.uniform(0.2, 0.6))
         await nodes.start(name)
-    await proxy.lost.wait()
     proxy.cut_answer = lambda n: False
 
 
