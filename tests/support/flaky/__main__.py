@@ -26,7 +26,8 @@ from tests.support.runner.__main__ import YIELD
 from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
-_BAD = re.compile(r"^(FAILED|ERROR) (\S+)", re.M)
+_BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
+"""In pytest's summary; parameters in a test's name may hold spaces."""
 
 
 def slow_sync() -> dict[str, str]:
@@ -52,6 +53,11 @@ def descendants(pid: int) -> list[int]:
     for process in found:
         found += children[process]
     return found
+
+
+def failed_in(log: str) -> set[str]:
+    """The names of the tests that did not pass, by pytest's summary."""
+    return set(_BAD.findall(log))
 
 
 class Run:
@@ -86,7 +92,7 @@ class Run:
 
     def bad(self) -> set[str]:
         """What failed in it, once it has ended."""
-        bad = {name for _, name in _BAD.findall(self.log.read_text(errors="replace"))}
+        bad = failed_in(self.log.read_text(errors="replace"))
         if self.process.returncode and not bad:
             bad.add(f"(the run itself ended with {self.process.returncode})")
         return bad

@@ -53,12 +53,12 @@ def loop_s() -> float:
 
 
 def start(
-    arguments: list[str], costs: Path, log: Path | None = None, before: tuple[str, ...] = ()
+    arguments: list[str], costs: Path, log: Path | None = None, before: tuple[str, ...] = (), cwd: Path = ROOT
 ) -> subprocess.Popen[bytes]:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("wb")) if log is not None else None
-        command = [*before, sys.executable, "-m", "pytest", "-p", "tests.support.runner.costs", "-rs", *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {FILE: str(costs)}, stdout=out, stderr=out)
+        command = [*before, sys.executable, "-m", "pytest", "-p", "tests.support.runner.costs", "-ra", *arguments]
+        return subprocess.Popen(command, cwd=cwd, env=os.environ | {FILE: str(costs)}, stdout=out, stderr=out)
 
 
 def run(build: Path, arguments: list[str]) -> bool:

@@ -1,0 +1,55 @@
+"""What runs the tests: no test is left out, and one that fails, or ends its worker, is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.flaky.__main__ import failed_in
+from tests.support.paths import ROOT
+from tests.support.runner.__main__ import BUDGETS_S, SUITES, start
+
+SCENE = """
+import os
+import pytest
+
+@pytest.mark.parametrize("text", ["a b", "c - d"])
+def test_bad(text): assert not text
+
+def test_good(): pass
+
+def test_that_ends_its_worker(): os._exit(3)
+"""
+
+
+def test_no_suite_is_left_out() -> None:
+    suites = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert suites == {*SUITES, "spark"} == set(BUDGETS_S)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of tests of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "tests" / "unit").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "test_scene.py").write_text(SCENE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def test_each_test_that_fails_is_named(scene: Path) -> None:
+    log = scene / "log"
+    process = start(["-n", "2", "tests"], scene / "costs.json", log, cwd=scene)
+    assert process.wait() == 1
+    said = log.read_text()
+    bad = {
+        f"tests/unit/test_scene.py::{name}"
+        for name in ("test_bad[a b]", "test_bad[c - d]", "test_that_ends_its_worker")
+    }
+    assert failed_in(said) == bad, said
+    assert "1 passed" in said
+    told = (scene / "costs.failures").read_text()
+    assert all(f"FAILED {name} " in told for name in bad)
+    assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
