@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.flaky.__main__ import failed_in
+from tests.support.flaky.__main__ import descendants, failed_in, stand_still, tell
 from tests.support.paths import ROOT
 from tests.support.runner.__main__ import BUDGETS_S, SUITES, start
+from tests.support.waiting import wait_until
 
 SCENE = """
 import os
@@ -53,3 +57,16 @@ def test_each_test_that_fails_is_named(scene: Path) -> None:
     told = (scene / "costs.failures").read_text()
     assert all(f"FAILED {name} " in told for name in bad)
     assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
+
+
+def test_a_process_that_a_test_has_stopped_is_not_continued() -> None:
+    child = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('continued', flush=True)"
+    starts = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
+    parent = f"import subprocess, sys; {starts}; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
+        stand_still(process.pid, 0)
+        wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
+        tell(descendants(process.pid), signal.SIGKILL)
+        assert process.stdout.read() == b""
