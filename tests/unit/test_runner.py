@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.flaky.__main__ import descendants, failed_in, stand_still, tell
 from tests.support.paths import ROOT
-from tests.support.runner.__main__ import BUDGETS_S, SUITES, start
+from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
 from tests.support.waiting import wait_until
 
 SCENE = """
@@ -37,6 +37,14 @@ def test_what_needs_another_program_is_where_it_is_looked_for() -> None:
     """`make test-interop` collects that directory alone."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
     assert marked and all(path.parent == ROOT / "tests" / "interop" for path in marked)
+
+
+def test_a_run_has_to_find_tests() -> None:
+    assert passed([0, 0], False) and passed([0, 0], True)
+    assert passed([0, 5], True) and passed([5, 0], True)
+    for codes in ([0, 5], [5, 0], [0, 1], [2, 0], [5, 5]):
+        assert not passed(codes, False)
+    assert not any(passed(codes, True) for codes in ([5, 5], [0, 1], [1, 5], [0, 3]))
 
 
 @pytest.fixture
