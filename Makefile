@@ -48,7 +48,7 @@ test-long: $(SPARK_STAMP) system
 
 # Beside other products' programs.
 test-interop: $(STAMP) system
-	$(BIN)/python -m pytest -n 2 --dist worksteal -rs -m interop tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m interop tests/interop
 
 # All suites again and again on a machine that is loaded on purpose: each test that is not always green is named.
 test-flaky: $(SPARK_STAMP) system

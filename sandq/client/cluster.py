@@ -50,8 +50,8 @@ class Cluster:
         self._client_name = client_name
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
-        self._forgotten: dict[str, int] = {}
-        """Topics that were created or deleted here and not asked for since: the serial at which they were."""
+        self._asking: str | None = None
+        """The topic that is being asked for, unless it was created or deleted here meanwhile."""
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
@@ -128,8 +128,8 @@ class Cluster:
 
     def forget(self, topic: str) -> None:
         """It was just created or deleted: what is known of it is old, and so are answers that are on their way."""
-        self._serial += 1
-        self._forgotten[topic] = self._serial
+        if self._asking == topic:
+            self._asking = None
         self._topics.pop(topic, None)
 
     def learn(self, record: TopicRecord) -> None:
@@ -327,6 +327,7 @@ class Cluster:
         """Whether there was an answer about the topic."""
         self._serial += 1
         asked = self._serial
+        self._asking = topic
         try:
             frame = await connection.call(Metadata([topic]).frame, timeout_s=timeout_s)
             reply = MetadataReply.parse(frame)
@@ -345,9 +346,8 @@ class Cluster:
 
     def _know(self, topic: str, record: TopicRecord | None, error: SandqError | None, asked: int) -> bool:
         """Keep an answer about a topic, unless it was asked for before the topic was created or deleted here."""
-        if asked < self._forgotten.get(topic, 0):
+        if self._asking != topic:
             return False
-        self._forgotten.pop(topic, None)
         self._serial += 1
         self._topics[topic] = Known(record, error, self._serial, asked)
         return True

@@ -16,10 +16,8 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize(
     "names",
     [
-        ["produce_1000", "lateness_idle"],
-        pytest.param(
-            ["produce_scheduled", "consume", "consume_each", "kv_client_get", "kv_watch"], marks=pytest.mark.long
-        ),
+        ["produce_1000", "consume", "lateness_idle", "kv_client_get", "kv_watch"],
+        pytest.param(["produce_scheduled", "consume_each"], marks=pytest.mark.long),
     ],
 )
 def test_a_quick_run(tmp_path: Path, names: list[str]) -> None:

@@ -75,7 +75,6 @@ def test_the_demo_passes_across_a_kill_and_a_fourth_node(
     assert left(tmp_path) == []
 
 
-@pytest.mark.long
 def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
     done = demo(environ, "--reminders", str(reminders), "--seconds", "2", "--no-kill", "--keep")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -43,7 +43,7 @@ async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
             # Timers of the topic were set for the trim and for the end of the lease.
             for seconds in (1, 601):
                 hand.forward(seconds)
-                await trio.testing.wait_all_tasks_blocked(0.01)
+                await trio.testing.wait_all_tasks_blocked()
             await still_works(node)
 
 

@@ -46,7 +46,8 @@ class StoppedTime:
 
 
 class StoppedClock(trio.abc.Clock):
-    """For trio; a test under pytest-trio runs by it when one of its fixtures returns one."""
+    """For trio. Its loop never sleeps for longer than `STEP_S`: `wait_all_tasks_blocked` with a cushion that is as long
+    would not return."""
 
     def __init__(self) -> None:
         self.time = StoppedTime()
@@ -80,11 +81,22 @@ def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
     return anyio.run(main, backend=backend, backend_options=options)
 
 
+def _run(stopped: StoppedClock, main: Callable[[], Awaitable[Any]], *, clock: None, instruments: Any) -> Any:
+    return trio.run(main, clock=stopped, instruments=instruments)
+
+
 @pytest.fixture(autouse=True)
 def loop_clock(request: pytest.FixtureRequest) -> StoppedClock | None:
-    """For a `conftest.py`: all async tests below it run by this clock, but those with a clock of their own."""
-    return None if {"autojump_clock", "mock_clock"} & set(request.fixturenames) else StoppedClock()
+    """For a `conftest.py` or a module: all async tests there run by this clock, but those with a clock of their own.
 
+    pytest-trio takes a clock only from an argument of the test's own; a fixture that no test names is none.
+    """
+    if {"autojump_clock", "mock_clock"} & set(request.fixturenames):
+        return None
+    clock = StoppedClock()
+    if request.node.get_closest_marker("trio") is not None:
+        request.node.add_marker(pytest.mark.trio(run=partial(_run, clock)), append=False)
+    return clock
 
 
 _this_test: StoppedTime | None = None

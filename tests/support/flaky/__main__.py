@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -26,7 +27,8 @@ from tests.support.runner.__main__ import YIELD
 from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
-_BAD = re.compile(r"^(FAILED|ERROR) (\S+)", re.M)
+_BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
+"""In pytest's summary; parameters in a test's name may hold spaces."""
 
 
 def slow_sync() -> dict[str, str]:
@@ -41,17 +43,40 @@ def slow_sync() -> dict[str, str]:
     return {"LD_PRELOAD": str(library)}
 
 
-def descendants(pid: int) -> list[int]:
-    """A process and all below it, as they are now."""
-    children = defaultdict(list)
+def descendants(pid: int) -> dict[int, str]:
+    """A process and all below it, as they are now, each with its state; parents come before their children."""
+    children, states = defaultdict(list), {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
+            states[int(stat.parent.name)] = fields[0]
             children[int(fields[1])].append(int(stat.parent.name))
     found = [pid]
     for process in found:
         found += children[process]
-    return found
+    return {process: states[process] for process in found if process in states}
+
+
+def tell(pids: Iterable[int], what: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, what)
+
+
+def stand_still(pid: int, seconds: float) -> None:
+    """A process and all below it stop, as on a machine that its host has stopped. Whom a test has stopped stays so."""
+    stopped: list[int] = []
+    for _ in range(2):  # what was started meanwhile
+        running = [process for process, state in descendants(pid).items() if state != "T" and process not in stopped]
+        tell(running, signal.SIGSTOP)
+        stopped += running
+    time.sleep(seconds)
+    tell(reversed(stopped), signal.SIGCONT)
+
+
+def failed_in(log: str) -> set[str]:
+    """The names of the tests that did not pass, by pytest's summary."""
+    return set(_BAD.findall(log))
 
 
 class Run:
@@ -71,22 +96,18 @@ class Run:
             )
 
     def stop_for(self, seconds: float) -> None:
-        """All of it stands still, as on a machine that its host has stopped."""
-        stopped: list[int] = []
-        for _ in range(2):  # what was started meanwhile
-            for pid in descendants(self.process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-                    stopped.append(pid)
-        time.sleep(seconds)
-        for pid in reversed(stopped):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        stand_still(self.process.pid, seconds)
         self.stops += 1
+
+    def end(self) -> None:
+        """With all that it started: none of that would end by itself."""
+        if self.process.poll() is None:
+            tell(descendants(self.process.pid), signal.SIGKILL)
+            self.process.wait()
 
     def bad(self) -> set[str]:
         """What failed in it, once it has ended."""
-        bad = {name for _, name in _BAD.findall(self.log.read_text(errors="replace"))}
+        bad = failed_in(self.log.read_text(errors="replace"))
         if self.process.returncode and not bad:
             bad.add(f"(the run itself ended with {self.process.returncode})")
         return bad
@@ -106,6 +127,7 @@ def main() -> int:
     parser.add_argument("--hogs", type=int, default=1, help="processes that only compute (default 1)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options, arguments = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started ends with it
     shutil.rmtree(BUILD, ignore_errors=True)
     BUILD.mkdir(parents=True)
     environ = slow_sync()
@@ -114,7 +136,8 @@ def main() -> int:
     hogs = [subprocess.Popen([*YIELD, sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
     runs: list[Run] = []
     ended = threading.Event()
-    threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True).start()
+    disturbing = threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True)
+    disturbing.start()
     try:
         told: set[int] = set()
         while len(told) < options.runs:
@@ -130,9 +153,12 @@ def main() -> int:
             time.sleep(0.5)
     finally:
         ended.set()
-        for process in [*hogs, *(run.process for run in runs)]:
-            process.kill() if process in hogs else process.terminate()
-            process.wait()
+        disturbing.join()
+        for run in runs:
+            run.end()
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
     found: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         for name in run.bad():

@@ -499,3 +499,20 @@ def test_an_answer_from_before_a_topic_was_deleted_says_nothing(with_client: Any
             assert (await cluster.topic("t")).kind == "compacted"
 
     with_client(body)
+
+
+def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
+    """A client may make and delete topics of ever new names for as long as it lives."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        def kept() -> int:
+            parts = vars(client._cluster).values()
+            return sum(len(part) for part in parts if isinstance(part, dict))
+
+        before = kept()
+        for number in range(100):
+            await client.admin.create_topic(f"new-{number}")
+            await client.admin.delete_topic(f"new-{number}")
+        assert kept() == before
+
+    with_client(body)

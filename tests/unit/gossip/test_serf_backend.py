@@ -16,7 +16,7 @@ from sandq.gossip.membership import Change, Member, State
 from sandq.model.config_types import Address
 from sandq.model.errors import InvalidRequest, StartupError, TooLarge, Unavailable
 from tests.support.gossip.fake_serf_agent import FakeAgent, header, listed, running
-from tests.support.stopped_time import StoppedClock
+from tests.support.stopped_time import loop_clock
 from tests.support.waiting import until_holds
 
 OURS = frozenset({"id", "zone", "client"})
@@ -37,10 +37,8 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(autouse=True)
-def _loop_clock() -> StoppedClock:
-    """Agent and backend are in this process: what it is late by is nobody's fault."""
-    return StoppedClock()
+# Agent and its client are in this process: what it is late by is nobody's fault.
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture

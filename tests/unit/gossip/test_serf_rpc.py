@@ -15,13 +15,10 @@ from sandq.model.config_types import Address
 from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError, StartupError, Unavailable
 from tests.support.gossip.fake_serf_agent import FakeAgent, Spoiled, header, listed, pack, running
 from tests.support.ports import free_port
-from tests.support.stopped_time import StoppedClock
+from tests.support.stopped_time import loop_clock
 
-
-@pytest.fixture(autouse=True)
-def _loop_clock() -> StoppedClock:
-    """Agent and client are in this process: what it is late by is nobody's fault."""
-    return StoppedClock()
+# Agent and its client are in this process: what it is late by is nobody's fault.
+__all__ = ["loop_clock"]
 
 
 Answer = Callable[[int], bytes]

@@ -1,0 +1,86 @@
+"""What runs the tests: no test is left out, and one that fails, or ends its worker, is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.flaky.__main__ import descendants, failed_in, stand_still, tell
+from tests.support.paths import ROOT
+from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
+from tests.support.waiting import wait_until
+
+SCENE = """
+import os
+import pytest
+
+@pytest.mark.parametrize("text", ["a b", "c - d"])
+def test_bad(text): assert not text
+
+def test_good(): pass
+
+def test_that_ends_its_worker(): os._exit(3)
+"""
+
+
+def test_no_suite_is_left_out() -> None:
+    suites = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert suites == {*SUITES, "spark"} == set(BUDGETS_S)
+
+
+def test_what_needs_another_program_is_where_it_is_looked_for() -> None:
+    """`make test-interop` collects that directory alone."""
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
+    assert marked and all(path.parent == ROOT / "tests" / "interop" for path in marked)
+
+
+def test_a_run_has_to_find_tests() -> None:
+    assert passed([0, 0], False) and passed([0, 0], True)
+    assert passed([0, 5], True) and passed([5, 0], True)
+    for codes in ([0, 5], [5, 0], [0, 1], [2, 0], [5, 5]):
+        assert not passed(codes, False)
+    assert not any(passed(codes, True) for codes in ([5, 5], [0, 1], [1, 5], [0, 3]))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of tests of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "tests" / "unit").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "test_scene.py").write_text(SCENE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def test_each_test_that_fails_is_named(scene: Path) -> None:
+    log = scene / "log"
+    process = start(["-n", "2", "tests"], scene / "costs.json", log, cwd=scene)
+    assert process.wait() == 1
+    said = log.read_text()
+    bad = {
+        f"tests/unit/test_scene.py::{name}"
+        for name in ("test_bad[a b]", "test_bad[c - d]", "test_that_ends_its_worker")
+    }
+    assert failed_in(said) == bad, said
+    assert "1 passed" in said
+    told = (scene / "costs.failures").read_text()
+    assert all(f"FAILED {name} " in told for name in bad)
+    assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
+
+
+def test_a_process_that_a_test_has_stopped_is_not_continued() -> None:
+    child = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('continued', flush=True)"
+    starts = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
+    parent = f"import subprocess, sys; {starts}; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
+        stand_still(process.pid, 0)
+        wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
+        tell(descendants(process.pid), signal.SIGKILL)
+        assert process.stdout.read() == b""
