@@ -20,7 +20,7 @@ from tests.regressions.test_found_with_moves import NAMES
 from tests.support.nodes import moved
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.three import leading
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 from tests.unit.broker.test_steward import Bed
 from tests.unit.test_planning import AFTER_MS, T, node, registry, topic
 
@@ -117,10 +117,14 @@ async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_th
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)
         await moved.drain(nodes, "node3")
-        leader = await leading(nodes)
-        await until_holds(lambda: leader.broker.metadata.nodes["node3"].standing == DRAINING)
-        with pytest.raises(InvalidRequest, match="3 replicas, and 2 nodes are there to hold them"):
-            await leader.broker.administration.update_topic("t", {}, partitions=2)
+
+        async def refused() -> str:
+            leader = await leading(nodes)
+            with pytest.raises((InvalidRequest, NotLeader, TimedOut)) as refusal:
+                await leader.broker.administration.update_topic("t", {}, partitions=2)
+            return str(refusal.value)
+
+        await until_answer(refused, lambda why: "3 replicas, and 2 nodes are there to hold them" in why)
         async with nodes.connect("node1") as client:
             await client.produce("t", b"x")
 
@@ -130,6 +134,7 @@ async def test_a_change_of_members_ends_with_its_group(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=1)
+        await until_holds(lambda: moved.led(nodes))
         (host,) = moved.led(nodes).values()
         (name,) = [name for name, serving in nodes.running.items() if host.number in serving.broker.engine.hosts]
         engine = nodes.running[name].broker.engine

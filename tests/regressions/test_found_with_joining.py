@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,22 @@ import trio.testing
 
 from sandq.broker.cluster import Cluster
 from sandq.broker.host import GroupHost
-from sandq.broker.joining import Joining
+from sandq.broker.joining import WELCOME, Joining
 from sandq.broker.peer_handshake import Introduced
 from sandq.broker.peer_links import PeerLinks
 from sandq.broker.steward import Steward
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
+from sandq.raft.passes import Passes
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.peer_bed import linked, new_node
 from tests.support.nodes.three import three_nodes
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import until_holds
 
 ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
-WHILE_S = 2.0
-"""Long enough for what must not happen."""
+LOOKS = 3
+BEATS = 5
 
 
 @pytest.fixture
@@ -49,18 +50,33 @@ def members_of(nodes: FoundNodes, name: str) -> set[str]:
     return {member.partition("#")[0] for member in (*members.voters, *members.learners)}
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each node that leads the metadata has taken in and welcomed who asks it to."""
+    made: Counter[str] = Counter()
+    welcome = Joining.welcome
+
+    def counted(self: Joining, metadata: Any) -> None:
+        welcome(self, metadata)
+        made[self._own_node] += 1
+
+    monkeypatch.setattr(Joining, "welcome", counted)
+    return made
+
+
+async def until_looked(looks: Counter[str], name: str) -> None:
+    """Wait until a node has looked several times from now on."""
+    enough = looks[name] + 1 + LOOKS  # the first may be under way
+    await until_holds(lambda: looks[name] >= enough)
+
+
 def never_told(*_: object) -> None:
     """Its WELCOME is lost."""
 
 
-async def never_for(check: Callable[[], bool], seconds: float = WHILE_S) -> None:
-    with trio.move_on_after(seconds):
-        while not check():  # noqa: ASYNC110 - over there
-            await trio.sleep(0.02)
-        raise AssertionError(f"{check} holds")
-
-
-async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(tmp_path: Path) -> None:
+async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
+    tmp_path: Path, clusters: dict[str, Cluster], looks: Counter[str]
+) -> None:
     """It voted for both, in one log: of the one that it had not taken for its own it kept the link, too, and all
     clusters call their metadata's group and its members alike."""
     async with trio.open_nursery() as nursery:
@@ -76,7 +92,9 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(tmp_path: Pa
         await until_holds(lambda: node3_in("node1") or node3_in("node2"))
         (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
         await until_holds(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
-        await never_for(lambda: node3_in(other))
+        await until_holds(lambda: "node3" not in clusters[other].up and other not in clusters["node3"].up)
+        await until_looked(looks, other)
+        assert not node3_in(other)
         views = {name: nodes.running[name].broker.metadata for name in nodes.running}
         assert views["node3"].cluster_uuid == views[mine].cluster_uuid != views[other].cluster_uuid
         assert set(nodes.registered("node3")) == {mine, "node3"}
@@ -84,11 +102,16 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(tmp_path: Pa
 
 
 async def test_the_log_of_another_cluster_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster], looks: Counter[str]
 ) -> None:
     """A node that another cluster counts among its members founds its own: it was sent that one's log, and took it,
     for as long as neither knew of the other to which cluster it belongs."""
-    adopt = Cluster._adopt
+    adopt, beat = Cluster._adopt, Passes._beat
+    beats: Counter[Passes] = Counter()
+
+    def counted(self: Passes, now_s: float) -> None:
+        beat(self, now_s)
+        beats[self] += 1
 
     async def stuck(self: Cluster, uuid: str) -> None:
         if self.identity().node_id == "node2":
@@ -103,10 +126,15 @@ async def test_the_log_of_another_cluster_is_not_taken(
             await nodes.stop("node2")
         nodes.own["node2"] = ALONE
         monkeypatch.setattr(Cluster, "_adopt", stuck)
+        monkeypatch.setattr(Passes, "_beat", counted)
         await nodes.start("node2")
-        await until_holds(lambda: "node1" in clusters["node2"].up)
-        await never_for(lambda: "node1" in members_of(nodes, "node2") or "node1" in nodes.registered("node2"))
-        await never_for(lambda: len(nodes.voters("node1")) == 2, 0.1)
+        await until_holds(lambda: "node1" in clusters["node2"].up and "node2" in clusters["node1"].up)
+        passes = nodes.running["node1"].broker.engine.passes
+        enough = beats[passes] + BEATS
+        await until_holds(lambda: beats[passes] >= enough)  # whoever takes them has got its log with the first
+        await until_looked(looks, "node1")
+        assert "node1" not in members_of(nodes, "node2") and "node1" not in nodes.registered("node2")
+        assert len(nodes.voters("node1")) == 1
 
 
 async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
@@ -137,31 +165,34 @@ async def test_who_joins_while_it_introduces_itself_does_so_anew(changed: str, m
 
 
 async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Counter[str]
 ) -> None:
     """Of two nodes with the same id, each linked with another node, both were told, when the leader changed before one
     of them was registered: then both vote, under one name."""
     register = Steward.register
     told: list[str] = []
-    heard = Joining._heard_welcome
+    send = PeerLinks.send
 
     async def only_itself(self: Steward, metadata: Any) -> None:
         if len(self._linked()) == 1:
             await register(self, metadata)
 
-    def noted(self: Joining, *args: Any) -> None:
-        told.append("node2")
-        heard(self, *args)
+    def noted(self: PeerLinks, node: str, kind: int, body: Any) -> bool:
+        if kind == WELCOME:
+            told.append(node)
+        return send(self, node, kind, body)
 
-    monkeypatch.setattr(Joining, "_heard_welcome", noted)
+    monkeypatch.setattr(PeerLinks, "send", noted)
     async with found_nodes(tmp_path, "node1") as nodes:
         with monkeypatch.context() as patch:
             patch.setattr(Steward, "register", only_itself)
             nodes.launch("node2")
             await until_holds(lambda: "node2" in members_of(nodes, "node1"))
-            await never_for(lambda: bool(told))
+            await until_looked(looks, "node1")
+            assert told == []
         await nodes.until_registered("node1", "node2")
         await until_holds(lambda: len(nodes.voters("node1")) == 2)
+        assert set(told) == {"node2"}
 
 
 async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
@@ -190,5 +221,4 @@ async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
         await until_holds(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
         await nodes.stop("node3")
         async with nodes.connect("node1", "node2") as client:
-            with trio.fail_after(PATIENCE_S):
-                await client.admin.create_topic("t", replicas=2)
+            await client.admin.create_topic("t", replicas=2)

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import sandq
+from sandq.broker.snapshot_transfer import Throttle
 from sandq.client.partitions import partition_rows
 from sandq.errors import Conflict, InvalidRequest, NotFound, UnknownPartition
 from tests.support.nodes.found import FoundNodes, found_nodes
@@ -110,9 +111,16 @@ async def test_what_takes_part_in_a_group_is_told(tmp_path: Path) -> None:
         assert all(row["incarnation"] > 0 and "snapshot_sent" not in row for row in told["members"])
 
 
-async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path) -> None:
-    slow = {"STORAGE__CHECKPOINT_BYTES": "1000000", "STORAGE__SNAPSHOT_RATE": "1MiB"}
-    async with found_nodes(tmp_path, *NAMES, **slow) as nodes, nodes.connect() as client:
+async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks go one by one, each when it was looked how far it is."""
+    goes = trio.Semaphore(0)
+
+    async def one_by_one(self: Throttle, size: int) -> None:
+        await goes.acquire()
+
+    monkeypatch.setattr(Throttle, "take", one_by_one)
+    small = {"STORAGE__CHECKPOINT_BYTES": "1000000"}
+    async with found_nodes(tmp_path, *NAMES, **small) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t")
         async with client.producer("t") as producer:
             for _ in range(100):
@@ -123,6 +131,8 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path) -> None:
         seen: list[int] = []
         with trio.fail_after(LONG_S):
             while not seen or (await client.admin.cluster())["moving"]:
+                if goes.value == 0:
+                    goes.release()
                 (row,) = await partition_rows(client.admin, "t")
                 for step in row["steps"]:
                     found = re.fullmatch(r"(node\d) learns (\d+) %", step)
