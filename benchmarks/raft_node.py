@@ -13,9 +13,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from sandq.broker.peer_handshake import PeerIdentity
-from sandq.broker.peer_links import PeerLinks
-from sandq.broker.peer_stream import PeerStream
+from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address
 from sandq.model.members import member_id
 from sandq.raft import Group, GroupJournal, Members, Passes

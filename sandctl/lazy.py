@@ -45,7 +45,7 @@ class _Commands(MutableMapping[str, click.Command]):
 
 
 class LazyGroup(click.Group):
-    """`LazyGroup(later={"topic": Later("sandctl.topics", "topic", "...")})`, listed in this order."""
+    """`LazyGroup(later={"topic": Later("sandctl.commands.topics", "topic", "...")})`, listed in this order."""
 
     def __init__(self, *args: Any, later: Mapping[str, Later], **more: Any) -> None:
         super().__init__(*args, **more)

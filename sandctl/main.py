@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 
-from sandctl.escaping import lines
 from sandctl.lazy import Later, LazyGroup
-from sandctl.settings import CannotConnect, common_options
+from sandctl.options.common import CannotConnect, common_options
+from sandctl.output.escaping import lines
 
 EXIT_FAILED = 1
 EXIT_CANNOT_CONNECT = 3
@@ -95,24 +95,26 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
 
 COMMANDS = {
     "topic": Later(
-        "sandctl.topics",
+        "sandctl.commands.topics",
         "topic",
         "Create, list, show, change, purge and delete topics; see when their messages are due.",
     ),
     "produce": Later(
-        "sandctl.produce", "produce", "Send messages to TOPIC, and print the offset of each once it is stored."
+        "sandctl.commands.produce", "produce", "Send messages to TOPIC, and print the offset of each once it is stored."
     ),
     "consume": Later(
-        "sandctl.consume",
+        "sandctl.commands.consume",
         "consume",
         "Print messages of TOPIC as a consumer of a group, and ack each once it is printed.",
     ),
-    "kv": Later("sandctl.kv", "kv", "Read, put, delete, list and watch the keys of a compacted topic."),
-    "message": Later("sandctl.messages", "message", "Look at stored messages; cancel and move those that are pending."),
-    "group": Later("sandctl.groups", "group", "Look at consumer groups, seek, change and delete them."),
-    "dead": Later("sandctl.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
+    "kv": Later("sandctl.commands.kv", "kv", "Read, put, delete, list and watch the keys of a compacted topic."),
+    "message": Later(
+        "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
+    ),
+    "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change and delete them."),
+    "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(
-        "sandctl.cluster",
+        "sandctl.commands.cluster",
         "cluster",
         "Look at the cluster, found it, drain and remove nodes; clocks.",
     ),
@@ -121,8 +123,10 @@ COMMANDS = {
         "pipeline",
         "Archive, load, replay and query messages with Spark; see what is due, what waits, what died.",
     ),
-    "bench": Later("sandctl.bench", "bench", "Measure how fast and how punctual a cluster is."),
-    "completion": Later("sandctl.completion", "completion", "Print what makes a shell complete sandctl's words."),
+    "bench": Later("sandctl.commands.bench", "bench", "Measure how fast and how punctual a cluster is."),
+    "completion": Later(
+        "sandctl.commands.completion", "completion", "Print what makes a shell complete sandctl's words."
+    ),
 }
 
 

@@ -81,7 +81,7 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
 
     It changes nothing, and may be used beside a running node. Exit code 1 when a check failed.
     """
-    from sandq.tools.doctor import examine, report
+    from sandq.tools.doctor.doctor import examine, report
 
     if not report(examine(config_file, os.environ), as_json=as_json, write=click.echo):
         sys.exit(1)
@@ -141,7 +141,7 @@ def dump(
 
     It only reads, also beside a running node. Exit code 1 when something is damaged; a torn end is no damage.
     """
-    from sandq.tools.wal_dump import Wanted, dump
+    from sandq.tools.wal.dump import Wanted, dump
 
     if first is not None and last is not None and last < first:
         raise click.UsageError("--to is less than --from: no entry lies between them")

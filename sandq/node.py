@@ -18,27 +18,27 @@ import structlog
 import trio
 
 import sandq
+from sandq.broker.bootstrap.bootstrap import way_of
 from sandq.broker.broker import Broker
-from sandq.broker.clock import GuardedClock
+from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.cluster import Cluster
-from sandq.broker.engine import Engine
-from sandq.broker.forming import way_of
-from sandq.broker.peer_secret import read_secret
-from sandq.broker.runner import Runner
-from sandq.broker.snapshots import Snapshots
+from sandq.broker.peers.secret import read_secret
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.runner import Runner
+from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
-from sandq.gossip.edge.discovery import Discovery
 from sandq.gossip.tags import judge_of, node_tags
+from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.server import open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
+from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
-from sandq.server.metrics import About, Metrics
-from sandq.server.session import ClientSession
+from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.tcp import ClientServer, listen
 from sandq.storage import identity
 from sandq.storage.files import Files, RealFiles

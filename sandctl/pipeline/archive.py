@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandctl.options.common import common_options
+from sandctl.options.times import DURATION
 from sandctl.pipeline.running import Servers, Tell, run_job, spark_options
-from sandctl.settings import common_options
-from sandctl.times import DURATION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

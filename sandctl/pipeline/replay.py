@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.names import topic_argument
+from sandctl.options.common import common_options
+from sandctl.options.names import topic_argument
+from sandctl.options.times import INSTANT, RATE, SHIFT
 from sandctl.pipeline.running import Servers, Tell, check_topic, run_job, spark_options, usage_errors
-from sandctl.settings import common_options
-from sandctl.times import INSTANT, RATE, SHIFT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import show_one, text_of
-from sandctl.progress import Progress
-from sandctl.settings import common_options, run, settings
-from sandctl.tables import print_table
-from sandctl.times import INSTANT
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.times import INSTANT
+from sandctl.output.progress import Progress
+from sandctl.output.results import show_one, text_of
+from sandctl.output.tables import print_table
 
 if TYPE_CHECKING:
     from sandq.client import Client

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from sandctl.interrupts import Interrupts
-from sandctl.output import done, say
-from sandctl.progress import Progress
-from sandctl.settings import run, servers
+from sandctl.options.common import run, servers
+from sandctl.output.progress import Progress
+from sandctl.output.results import done, say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

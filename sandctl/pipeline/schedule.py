@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.names import topic_argument
+from sandctl.options.common import common_options
+from sandctl.options.names import topic_argument
 from sandctl.pipeline.running import Servers, Tell, check_topic, pairs, run_job, spark_options, usage_errors
-from sandctl.settings import common_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.output import show_rows
+from sandctl.options.common import common_options
+from sandctl.options.times import INSTANT
+from sandctl.output.results import show_rows
 from sandctl.pipeline.running import Servers, Tell, pairs, run_spark, spark_options
-from sandctl.settings import common_options
-from sandctl.times import INSTANT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

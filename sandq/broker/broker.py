@@ -10,6 +10,25 @@ import structlog
 import trio
 import trio.lowlevel
 
+from sandq.broker.catalog import Catalog, OpenTopic
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.controller.administration import Administration
+from sandq.broker.controller.reconciler import Following
+from sandq.broker.delivery.lease_once import Taken, Taker, Taking, release
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.subscribe import Subscriber, held_by, open_group
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.peers.routes import Route, Routes
+from sandq.broker.produce_validation import check_batch
+from sandq.broker.queries.fan_out import call_all, read_all
+from sandq.broker.queries.kv_watch import Watching
+from sandq.broker.queries.linearizable_reads import Reading
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import Done, GroupHost
+from sandq.broker.replication.replica import Delivery, MetadataView
+from sandq.broker.replication.runner import Runner
+from sandq.broker.stats import NodeStats
+from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
@@ -19,26 +38,6 @@ from sandq.model.errors import (
 )
 from sandq.model.names import check_name
 from sandq.partition import commands as c
-
-from .administration import Administration
-from .calling import call_all, read_all
-from .catalog import Catalog, OpenTopic
-from .clock import GuardedClock
-from .deliverer import PartitionDelivery
-from .engine import Engine
-from .following import Following
-from .host import Done, GroupHost
-from .publisher import check_batch
-from .reading import Reading
-from .replica import Delivery, MetadataView
-from .routes import Route, Routes
-from .runner import Runner
-from .stats import NodeStats
-from .subscribing import Subscriber, held_by, open_group
-from .subscription import Subscription
-from .taking import Taken, Taker, Taking, release
-from .timers import Timers
-from .watching import Watching
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")

@@ -9,6 +9,16 @@ from typing import NamedTuple
 
 import trio
 
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.controller.metadata_barrier import ANSWER_S, Latest, Unsure
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.peers.routes import Routes
+from sandq.broker.produce_validation import Place
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import MetadataView
+from sandq.broker.stats import TopicStats
+from sandq.broker.timers import Timers
 from sandq.metadata.records import Topic
 from sandq.model.errors import (
     LeaseLost,
@@ -19,17 +29,6 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.partition import commands as c
-
-from .clock import GuardedClock
-from .deliverer import PartitionDelivery
-from .engine import Engine
-from .host import GroupHost
-from .latest import ANSWER_S, Latest, Unsure
-from .publisher import Place
-from .replica import MetadataView
-from .routes import Routes
-from .stats import TopicStats
-from .timers import Timers
 
 READY_POLL_S = 0.002
 

@@ -2,7 +2,7 @@
 
 Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
 its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and sees to who
-holds what (`Steward`). `forming.py` says how a cluster begins.
+holds what (`Steward`). `bootstrap/bootstrap.py` says how a cluster begins.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from typing import Any
 import structlog
 import trio
 
+from sandq.broker.bootstrap.bootstrap import Forming, Way
+from sandq.broker.bootstrap.joining import Beginning, Joining
+from sandq.broker.broker import Broker
+from sandq.broker.clock.clock_keeper import ClockKeeper
+from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.controller.leadership_transfer import hand_over
+from sandq.broker.controller.metadata_barrier import ANSWER_S
+from sandq.broker.controller.rebalancer import Mover
+from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.node_log import METADATA_GROUP, Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.runner import Runner
+from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.gossip import tags
-from sandq.gossip.membership import Membership, State
 from sandq.metadata import commands as m
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
 from sandq.model.errors import Conflict, SandqError, TimedOut
+from sandq.model.membership import Membership, State
 from sandq.storage import identity
 from sandq.storage.files import Files
 from sandq.storage.identity import Identity
 from sandq.storage.known_peers import KnownPeers
-
-from .broker import Broker
-from .clock_keeper import ClockKeeper
-from .engine import METADATA_GROUP, Engine
-from .forming import Forming, Way
-from .handover import hand_over
-from .host import GroupHost
-from .joining import Beginning, Joining
-from .latest import ANSWER_S
-from .moving import Mover
-from .peer_handshake import Peer, PeerIdentity
-from .peer_links import PeerLinks
-from .runner import Runner
-from .snapshots import Snapshots
-from .steward import Steward
-from .traffic import Traffic
 
 log = structlog.get_logger("sandq.cluster")
 

@@ -1,4 +1,4 @@
-"""What a node counts of its own work, in plain numbers: who shows them (`server/metrics.py`) reads them.
+"""What a node counts of its own work, in plain numbers: who shows them (`server/metrics/metrics.py`) reads them.
 
 Each number is written by one thread alone. Work is counted per batch, lease or pass, never per message.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
-
-from .replica import Delivery
 
 _MS_BYTES = 6
 """Of an offset: the delivery time."""

@@ -9,7 +9,7 @@ from itertools import count
 
 import trio
 
-from .clock import GuardedClock
+from sandq.broker.clock.guarded_clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
 """The guarded clock is slewed while we sleep, and the machine may be."""

@@ -7,21 +7,21 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 
 from __future__ import annotations
 
-from sandq.client.admin import Forecast
-from sandq.client.batching import Receipt, Receipts
+from sandq.client.admin.admin import Forecast
 from sandq.client.client import Client, connect
-from sandq.client.dead import DeadLetters
-from sandq.client.entries import Change, Entries, Entry
-from sandq.client.keys import Keys
-from sandq.client.message_batch import BatchSettlement, MessageBatch
-from sandq.client.messages import Extension, Message, Settlement
-from sandq.client.pending import Messages
-from sandq.client.producer import Producer
-from sandq.client.running import Handler, Retry
-from sandq.client.stored import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
-from sandq.client.subscription import Subscription
-from sandq.client.taking import Held, LeasedMessage, Leases
-from sandq.client.watch import Watch
+from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
+from sandq.client.consumer.message import Extension, Message, Settlement
+from sandq.client.consumer.message_batch import BatchSettlement, MessageBatch
+from sandq.client.consumer.subscription import Subscription
+from sandq.client.consumer.worker import Handler, Retry
+from sandq.client.kv.entries import Change, Entries, Entry
+from sandq.client.kv.keys import Keys
+from sandq.client.kv.watch import Watch
+from sandq.client.messages.dead_letters import DeadLetters
+from sandq.client.messages.messages import Messages
+from sandq.client.messages.stored_message import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
+from sandq.client.producer.batches import Receipt, Receipts
+from sandq.client.producer.producer import Producer
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord

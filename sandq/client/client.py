@@ -9,21 +9,21 @@ from typing import Any, NoReturn
 import anyio
 import anyio.abc
 
-from sandq.client.admin import Admin
-from sandq.client.batching import Receipts
-from sandq.client.checks import Headers, Value, refuse_later
-from sandq.client.cluster import Cluster
-from sandq.client.dead import DeadLetters
-from sandq.client.errands import Errands
-from sandq.client.fetching import Fetched, Stretch, measure, read_page
-from sandq.client.keys import Keys
+from sandq.client.admin.admin import Admin
+from sandq.client.consumer.lease_api import Leases
+from sandq.client.consumer.subscription import Subscription
+from sandq.client.consumer.worker import CONCURRENCY, GRACE, Handler, Runner, check_options
+from sandq.client.kv.keys import Keys
+from sandq.client.messages.dead_letters import DeadLetters
+from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
+from sandq.client.messages.messages import Messages, check_limit
 from sandq.client.options import DEFAULT_SERVER, Options, parse_server
-from sandq.client.pending import Messages, check_limit
-from sandq.client.points import Point, Start
-from sandq.client.producer import Producer
-from sandq.client.running import CONCURRENCY, GRACE, Handler, Runner, check_options
-from sandq.client.subscription import Subscription
-from sandq.client.taking import Leases
+from sandq.client.positions import Point, Start
+from sandq.client.producer.batches import Receipts
+from sandq.client.producer.producer import Producer
+from sandq.client.producer.validation import Headers, Value, refuse_later
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.request_batcher import Errands
 from sandq.model.errors import ClosedError, InvalidRequest
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant, duration_ms

@@ -1,5 +1,5 @@
 """The membership of nodes: who is there, who has gone, who does not answer.
 
 Pure (floor F1): the wire protocol of memberlist and Serf, and the state machine that speaks it. Time, randomness and
-what arrived are arguments. `sandq.gossip.edge` (F4) holds the sockets and the other two backends.
+what arrived are arguments. `sandq.membership` (F4) holds the sockets and the other two backends.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .packets import PART_BYTES
+from sandq.gossip.packets import PART_BYTES
 
 PARTS_MOST: Final = 100
 """Of one packet."""

@@ -11,34 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sandq.gossip.agenda import Agenda
+from sandq.gossip.awareness import Awareness
+from sandq.gossip.broadcasts import Broadcasts
+from sandq.gossip.chance import Chance
+from sandq.gossip.members import Members, Record
+from sandq.gossip.messages import VSN, Ack, Alive, Dead, IndirectPing, Message, Nack, Ping, Suspect, User, encode
+from sandq.gossip.nodes import Judge, Node, Nodes, Standing
+from sandq.gossip.packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
+from sandq.gossip.probing import Prober
+from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf, encode_serf, encode_tags
+from sandq.gossip.streams import PushPull
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
-
-from .agenda import Agenda
-from .awareness import Awareness
-from .broadcasts import Broadcasts
-from .chance import Chance
-from .members import Members, Record
-from .membership import State
-from .messages import (
-    VSN,
-    Ack,
-    Alive,
-    Dead,
-    IndirectPing,
-    Message,
-    Nack,
-    Ping,
-    Suspect,
-    User,
-    encode,
-)
-from .nodes import Judge, Node, Nodes, Standing
-from .packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
-from .probing import Prober
-from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf, encode_serf, encode_tags
-from .streams import PushPull
+from sandq.model.membership import State
 
 RECONNECTS: Final = 3
 """Attempts to reach one that failed, of all its cluster together, in an interval."""

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from sandq.gossip.agenda import Agenda, Task
+from sandq.gossip.broadcasts import Broadcasts
+from sandq.gossip.messages import User, encode
+from sandq.gossip.nodes import MEMBERS_MOST, Node, Standing
+from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
-
-from .agenda import Agenda, Task
-from .broadcasts import Broadcasts
-from .membership import State
-from .messages import User, encode
-from .nodes import MEMBERS_MOST, Node, Standing
-from .serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
+from sandq.model.membership import State
 
 INTENTS_MOST: Final = 4096
 """About members that are not known yet; the oldest give way."""

@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final
 
+from sandq.gossip.agenda import Agenda, Task
+from sandq.gossip.awareness import Awareness
+from sandq.gossip.broadcasts import Broadcasts
+from sandq.gossip.chance import Chance
+from sandq.gossip.messages import VSN, Alive, Dead, Suspect, encode
+from sandq.gossip.serf_messages import decode_tags
+from sandq.gossip.streams import NodeState
+from sandq.gossip.suspicion import Suspicion
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
-
-from .agenda import Agenda, Task
-from .awareness import Awareness
-from .broadcasts import Broadcasts
-from .chance import Chance
-from .messages import VSN, Alive, Dead, Suspect, encode
-from .serf_messages import decode_tags
-from .streams import NodeState
-from .suspicion import Suspicion
 
 MEMBERS_MOST: Final = 10_000
 """Further ones are not taken in."""

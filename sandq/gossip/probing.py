@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from sandq.gossip.agenda import Agenda, Task
+from sandq.gossip.awareness import Awareness
+from sandq.gossip.chance import Chance
+from sandq.gossip.messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
+from sandq.gossip.nodes import Node, Nodes, Standing
 from sandq.model.config_schema import Address
 from sandq.model.gossip_timing import Timing
-
-from .agenda import Agenda, Task
-from .awareness import Awareness
-from .chance import Chance
-from .messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
-from .nodes import Node, Nodes, Standing
 
 RELAYS_MOST: Final = 1024
 """Pings at once on behalf of others; further ones are not asked."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from . import commands as c
-from .placement import Candidate, Slot, plan
-from .records import IN, REMOVING, NodeRecord, Topic
+from sandq.metadata import commands as c
+from sandq.metadata.placement import Candidate, Slot, plan
+from sandq.metadata.records import IN, REMOVING, NodeRecord, Topic
 
 MOVES_MOST = 64
 """Partitions on their way at once."""

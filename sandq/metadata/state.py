@@ -18,11 +18,10 @@ from typing import Any
 
 import msgpack
 
+from sandq.metadata import commands as c
+from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
 from sandq.model.members import member_id, own_member
-
-from . import commands as c
-from .records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
 
 STATE_KEY = b"s"
 _VERSION = 1

@@ -16,16 +16,15 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest
-
-from . import commands as c
-from . import rows
-from .compaction import Compactor
-from .delivery import decode_fields
-from .keys import KeyTable, Value
-from .log import Stored
-from .timer import TimerPartition
-from .view import View
-from .writes import Writes
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.kv.compaction import Compactor
+from sandq.partition.kv.key_table import KeyTable, Value
+from sandq.partition.kv.writes import Writes
+from sandq.partition.log.message_log import Stored
+from sandq.partition.log.pieces import decode_fields
+from sandq.partition.state_machine import TimerPartition
+from sandq.partition.view import View
 
 ABSENT = b""
 """What a write names that is conditioned on its key having no value."""

@@ -6,8 +6,7 @@ Of this process alone, and no part of the state: another one begins to count ane
 from __future__ import annotations
 
 from sandq.model import offsets
-
-from . import rows
+from sandq.partition import rows
 
 Span = tuple[bytes, bytes]
 """Keys start <= key < stop, relative to the store."""

@@ -41,8 +41,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Corruption
 from sandq.model.partitioning import ordering_hash
-
-from .view import Row, View
+from sandq.partition.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED = b"g", b"l", b"a", b"w", b"d", b"k", b"b"

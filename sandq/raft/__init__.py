@@ -5,11 +5,11 @@ groups of a node in passes: take in what arrived, tick what is dirty, write one 
 what was written. See docs/architecture.md.
 """
 
-from .group import Group, ProposalFailed
-from .journal import GroupJournal
-from .members import Members
-from .passes import Committed, Passes
-from .reads import ReadDone
+from sandq.raft.group import Group, ProposalFailed
+from sandq.raft.group_commit import Committed, Passes
+from sandq.raft.journal import GroupJournal
+from sandq.raft.members import Members
+from sandq.raft.read_index import ReadDone
 
 __all__ = [
     "Committed",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.transport import Transport
 
-from . import guards, hooks
-from .journal import GroupJournal, LogEntry
-from .members import Members
-from .wire import MEMBERSHIP, REGULAR
+from sandq.raft import guards, hooks
+from sandq.raft.journal import GroupJournal, LogEntry
+from sandq.raft.members import Members
+from sandq.raft.wire import MEMBERSHIP, REGULAR
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 NEVER = 1 << 62

@@ -7,11 +7,11 @@ raises its term only then.
 
 from __future__ import annotations
 
-from . import hooks, wire
-from .core import FOLLOWER, NEVER, Core
-from .journal import GroupJournal
-from .members import Members
-from .transport import GroupTransport
+from sandq.raft import hooks, wire
+from sandq.raft.core import FOLLOWER, NEVER, Core
+from sandq.raft.journal import GroupJournal
+from sandq.raft.members import Members
+from sandq.raft.transport import GroupTransport
 
 EAGER_PAUSE_S = 0.1
 """How often the member that is to lead a new group asks, until the others have opened it."""

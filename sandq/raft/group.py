@@ -11,16 +11,15 @@ from pysyncobj.node import Node
 
 from sandq.model.errors import Corruption
 from sandq.model.members import member_id, node_of
-
-from . import guards, hooks, wire
-from .core import LEADER, NEVER, Core
-from .elections import Election
-from .inputs import Inputs
-from .journal import GroupJournal
-from .members import Members
-from .quiet import Beat, Quiet
-from .reads import ReadDone, Reads
-from .transport import GroupTransport
+from sandq.raft import guards, hooks, wire
+from sandq.raft.core import LEADER, NEVER, Core
+from sandq.raft.elections import Election
+from sandq.raft.heartbeat_coalescing import Beat, Quiet
+from sandq.raft.journal import GroupJournal
+from sandq.raft.members import Members
+from sandq.raft.message_filter import Inputs
+from sandq.raft.read_index import ReadDone, Reads
+from sandq.raft.transport import GroupTransport
 
 ROUND_S = 0.5
 """Who has what was committed so long ago has caught up: while entries come all the time, nobody has quite all of it.

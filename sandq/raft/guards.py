@@ -2,7 +2,7 @@
 
 Small functions of plain values, so that each can be read, tested, and taken out by a test that shows its fault. Those
 that replace a method of the library whole are in `core.py` (S6, S10, L4), those of the log on the disk in `journal.py`
-and `passes.py` (S7), the types of messages in `wire.py` (S10).
+and `group_commit.py` (S7), the types of messages in `wire.py` (S10).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .journal import GroupJournal, LogEntry
-from .members import Members
+from sandq.raft.journal import GroupJournal, LogEntry
+from sandq.raft.members import Members
 
 MIN_ELECTION_S, MAX_ELECTION_S = 0.7, 2.0
 

@@ -16,8 +16,7 @@ from pysyncobj.node import Node
 from pysyncobj.version import VERSION
 
 from sandq.model.errors import StartupError
-
-from .journal import GroupJournal
+from sandq.raft.journal import GroupJournal
 
 SUPPORTED_VERSION = "0.3.17"
 PREFIX = "_SyncObj__"

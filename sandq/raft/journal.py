@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import msgpack
 from pysyncobj.journal import Journal
 
+from sandq.raft.members import Members
+from sandq.raft.wire import MEMBERSHIP, NO_OP
 from sandq.storage.wal import Kind, Record, RecoveredGroup
 from sandq.storage.wal_restart import restart_at
-
-from .members import Members
-from .wire import MEMBERSHIP, NO_OP
 
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""

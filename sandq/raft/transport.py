@@ -11,8 +11,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from sandq.model.members import incarnation_of, node_of
-
-from . import wire
+from sandq.raft import wire
 
 WINDOW_BYTES = 4 << 20
 """What one group has on its way to one peer, unanswered, at most: and one message more."""

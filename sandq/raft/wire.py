@@ -19,7 +19,7 @@ Two kinds are `(kind, numbers)`, for many groups at once: five numbers each, `gr
 
 | kind | means |
 |---|---|
-| 9 BEATS | ALIVE, of groups in which nothing happens (quiet.py) |
+| 9 BEATS | ALIVE, of groups in which nothing happens (heartbeat_coalescing.py) |
 | 10 BEAT_ACKS | ALIVE_ACK |
 """
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .members import Members
+from sandq.raft.members import Members
 
 APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW, BEATS, BEAT_ACKS = range(11)
 BEAT_NUMBERS = 5

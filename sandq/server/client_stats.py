@@ -12,7 +12,7 @@ from sandq.model.errors import Corruption, SandqError, StorageFailed, TimedOut
 from sandq.protocol.frames import Type
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from sandq.server.connection import Connection
 
 LOGGED_PER_S = 10
 """Warnings about what clients did or met, over all connections; a hostile one cannot fill the disk with them."""

@@ -10,13 +10,12 @@ from typing import Protocol
 import structlog
 import trio
 
-from sandq.broker.latest import Unsure
+from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
-
-from .client_stats import OURS, ClientStats, Mark
-from .sender import Sender
+from sandq.server.client_stats import OURS, ClientStats, Mark
+from sandq.server.sender import Sender
 
 log = structlog.get_logger("sandq.server")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.gossip import tags
-from sandq.gossip.membership import Member
 from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
+from sandq.model.membership import Member
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ import trio
 from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
-
-from .client_stats import ClientStats
-from .connection import Connection, Gate, Session
-from .sender import Sender
+from sandq.server.client_stats import ClientStats
+from sandq.server.connection import Connection, Gate, Session
+from sandq.server.sender import Sender
 
 log = structlog.get_logger("sandq.server")
 

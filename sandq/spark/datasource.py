@@ -38,14 +38,14 @@ except ImportError as error:
     ) from error
 
 from sandq.model.errors import InvalidSetting
-from sandq.spark.batches import plan_batch
-from sandq.spark.latest import plan_latest, read_latest
-from sandq.spark.options import LATEST_VALUES, SourceOptions, parse_options
-from sandq.spark.planning import Task
-from sandq.spark.positions import Positions
-from sandq.spark.reading import read_task
-from sandq.spark.source import ClientBrokers
-from sandq.spark.streams import Stream
+from sandq.spark.source.batches import plan_batch
+from sandq.spark.source.brokers import ClientBrokers
+from sandq.spark.source.latest import plan_latest, read_latest
+from sandq.spark.source.options import LATEST_VALUES, SourceOptions, parse_options
+from sandq.spark.source.planning import Task
+from sandq.spark.source.positions import Positions
+from sandq.spark.source.reading import read_task
+from sandq.spark.source.streams import Stream
 
 
 class SandqDataSource(DataSource):
@@ -67,12 +67,12 @@ class SandqDataSource(DataSource):
         return StreamReader(self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from sandq.spark.writers import batch_writer
+        from sandq.spark.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from sandq.spark.writers import stream_writer
+        from sandq.spark.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 

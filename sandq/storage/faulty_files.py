@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandq.model.errors import StorageFailed
-
-from .files import Buffer, File, Files, Lock, failed
-from .memory_files import MemoryFile
+from sandq.storage.files import Buffer, File, Files, Lock, failed
+from sandq.storage.memory_files import MemoryFile
 
 
 @dataclass

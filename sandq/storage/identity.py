@@ -16,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandq.model.errors import Corruption, StartupError
-
-from . import small_file
-from .files import Files
+from sandq.storage import small_file
+from sandq.storage.files import Files
 
 MAGIC = b"SANDQIDN"
 VERSION = 1

@@ -11,9 +11,8 @@ from collections.abc import Collection
 
 from sandq.model.config_schema import Address
 from sandq.model.errors import Corruption
-
-from . import small_file
-from .files import Files
+from sandq.storage import small_file
+from sandq.storage.files import Files
 
 MAGIC = b"SANDQKNA"
 VERSION = 1

@@ -16,9 +16,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from sandq.model.errors import Conflict, Corruption
-
-from . import small_file
-from .files import Files
+from sandq.storage import small_file
+from sandq.storage.files import Files
 
 MAGIC = b"SANDQKNP"
 VERSION = 1

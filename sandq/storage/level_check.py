@@ -23,9 +23,8 @@ from pathlib import Path
 from google_crc32c import value
 
 from sandq.model.errors import Corruption
-
-from . import small_file
-from .files import replace_file
+from sandq.storage import small_file
+from sandq.storage.files import replace_file
 
 MARK = "SANDQ-MARK"
 _MAGIC, _VERSION = b"SANDQMRK", 1

@@ -27,9 +27,8 @@ from pathlib import Path
 import plyvel
 
 from sandq.model.errors import ClosedError, Corruption, SandqError, StorageFailed
-
-from . import level_check
-from .files import flock, sync_directory
+from sandq.storage import level_check
+from sandq.storage.files import flock, sync_directory
 
 WRITE_BUFFER_BYTES = 16 << 20
 LOCK = "SANDQ-LOCK"

@@ -15,8 +15,7 @@ import random
 from collections.abc import Callable
 
 from sandq.model.errors import DataDirInUse
-
-from .files import TEMPORARY, Buffer
+from sandq.storage.files import TEMPORARY, Buffer
 
 SECTOR_BYTES = 512
 

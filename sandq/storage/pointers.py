@@ -18,9 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sandq.model.errors import Corruption
-
-from . import small_file
-from .files import Files
+from sandq.storage import small_file
+from sandq.storage.files import Files
 
 MAGIC = b"SANDQPTR"
 VERSION = 1

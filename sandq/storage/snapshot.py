@@ -17,10 +17,9 @@ from typing import Any
 import msgpack
 
 from sandq.model.errors import Corruption
-
-from . import small_file
-from .keys import STORE_PREFIX_BYTES, store_prefix, store_range
-from .stores import Row, Stores, StoresSnapshot
+from sandq.storage import small_file
+from sandq.storage.keys import STORE_PREFIX_BYTES, store_prefix, store_range
+from sandq.storage.stores import Row, Stores, StoresSnapshot
 
 META_MAGIC, META_VERSION = b"SANDQSNP", 1
 CHUNK_MAGIC, CHUNK_VERSION = b"SANDQCHK", 1

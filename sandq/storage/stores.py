@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sandq.model.errors import ClosedError
-
-from .level_stores import LevelStores
+from sandq.storage.level_stores import LevelStores
 
 __all__ = ["Change", "LevelStores", "MemoryStores", "Row", "Stores", "StoresSnapshot"]
 

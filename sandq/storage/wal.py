@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sandq.model.errors import Corruption, SandqError, StorageFailed
-
-from .files import File, Files
-from .wal_format import (
+from sandq.storage.files import File, Files
+from sandq.storage.wal_format import (
     RECORD_BYTES_AT_MOST,
     SEGMENT_HEADER_BYTES,
     Kind,
@@ -27,8 +26,8 @@ from .wal_format import (
     encode_pass,
     segment_name,
 )
-from .wal_groups import NO_VOTE, RecoveredGroup, Tracker
-from .wal_recovery import Recovered, recover
+from sandq.storage.wal_groups import NO_VOTE, RecoveredGroup, Tracker
+from sandq.storage.wal_recovery import Recovered, recover
 
 __all__ = ["Kind", "Record", "RecoveredGroup", "Wal"]
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from sandq.model.errors import Corruption
-
-from .wal_format import Kind, Record
+from sandq.storage.wal_format import Kind, Record
 
 NO_VOTE: bytes = msgpack.packb(None)
 NO_MEMBERS: bytes = msgpack.packb([[], []])

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sandq.model.errors import Corruption
-
-from .files import File, Files
-from .wal_format import (
+from sandq.storage.files import File, Files
+from sandq.storage.wal_format import (
     SEGMENT_HEADER_BYTES,
     Kind,
     Reader,
@@ -40,7 +39,7 @@ from .wal_format import (
     segment_name,
     segment_number,
 )
-from .wal_groups import RecoveredGroup, Replay, Tracker
+from sandq.storage.wal_groups import RecoveredGroup, Replay, Tracker
 
 
 @dataclass

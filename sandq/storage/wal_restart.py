@@ -9,8 +9,8 @@ to be committed again, with the term and the vote that were recovered, before an
 
 from __future__ import annotations
 
-from .wal_format import Kind, Record
-from .wal_groups import RecoveredGroup
+from sandq.storage.wal_format import Kind, Record
+from sandq.storage.wal_groups import RecoveredGroup
 
 
 def restart_at(

@@ -12,13 +12,13 @@ blocks here; what may be awaited there or not (acks, receipts) has a `wait()` he
 
 from __future__ import annotations
 
-from sandq.client.bridge import Confirmation
-from sandq.client.threaded import Message, MessageBatch
+from sandq.client.consumer.threaded import Message, MessageBatch
+from sandq.client.portal import Confirmation
 from sandq.sync.client import Client, connect
-from sandq.sync.faces import Admin, DeadLetters, Leases, Messages, Rows
 from sandq.sync.keys import Keys, Watch
 from sandq.sync.producer import Producer, Receipt, Receipts
 from sandq.sync.subscription import Batches, Subscription
+from sandq.sync.wrappers import Admin, DeadLetters, Leases, Messages, Rows
 
 __all__ = [
     "Admin",

@@ -20,18 +20,18 @@ from typing import Any, Final, NoReturn
 
 import anyio
 
-from sandq.client.bridge import Bridge, Pump
-from sandq.client.checks import Value
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
-from sandq.client.points import Start
-from sandq.client.running import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
+from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
+from sandq.client.portal import Bridge, Pump
+from sandq.client.positions import Start
+from sandq.client.producer.validation import Value
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
-from sandq.sync.faces import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
 from sandq.sync.keys import Keys
 from sandq.sync.producer import Producer, Receipts
 from sandq.sync.subscription import Subscription
+from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
 
 log = logging.getLogger("sandq.client")
 

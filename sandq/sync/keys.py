@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
-from sandq.client.bridge import Bridge
-from sandq.client.checks import Value
-from sandq.client.entries import Change
-from sandq.client.keys import Keys as AsyncKeys
-from sandq.client.keys import Pairs
-from sandq.client.watch import Answer
-from sandq.client.watch import Watch as AsyncWatch
-from sandq.client.watch_starts import NOW, WatchStart
-from sandq.sync.faces import BlockFace, Blocks, Face, blocking, iterating
+from sandq.client.kv.entries import Change
+from sandq.client.kv.keys import Keys as AsyncKeys
+from sandq.client.kv.keys import Pairs
+from sandq.client.kv.watch import Answer
+from sandq.client.kv.watch import Watch as AsyncWatch
+from sandq.client.kv.watch_positions import NOW, WatchStart
+from sandq.client.portal import Bridge
+from sandq.client.producer.validation import Value
+from sandq.sync.wrappers import BlockFace, Blocks, Face, blocking, iterating
 
 
 class Keys(Face[AsyncKeys]):

@@ -7,15 +7,15 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from sandq.client.batching import Batch
-from sandq.client.batching import Receipt as AsyncReceipt
-from sandq.client.batching import Receipts as AsyncReceipts
-from sandq.client.bridge import Bridge, bounded
-from sandq.client.checks import Headers, Ready, Value, refuse_later
-from sandq.client.producer import Producer as AsyncProducer
+from sandq.client.portal import Bridge, bounded
+from sandq.client.producer.batches import Batch
+from sandq.client.producer.batches import Receipt as AsyncReceipt
+from sandq.client.producer.batches import Receipts as AsyncReceipts
+from sandq.client.producer.producer import Producer as AsyncProducer
+from sandq.client.producer.validation import Headers, Ready, Value, refuse_later
 from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
-from sandq.sync.faces import BlockFace, Blocks, blocking
+from sandq.sync.wrappers import BlockFace, Blocks, blocking
 
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024

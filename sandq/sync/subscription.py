@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sandq.client.arrivals import Arrival
-from sandq.client.bridge import Bridge
-from sandq.client.subscription import Subscription as AsyncSubscription
-from sandq.client.threaded import Message, MessageBatch
-from sandq.sync.faces import BlockFace, Blocks, blocking
+from sandq.client.consumer.arrivals import Arrival
+from sandq.client.consumer.subscription import Subscription as AsyncSubscription
+from sandq.client.consumer.threaded import Message, MessageBatch
+from sandq.client.portal import Bridge
+from sandq.sync.wrappers import BlockFace, Blocks, blocking
 
 T = TypeVar("T")
 

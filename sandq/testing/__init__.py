@@ -11,6 +11,6 @@ event loop it is `async with sandq.testing.broker() as b:` and `await b.advance(
 
 from __future__ import annotations
 
-from .brokers import START, AsyncBroker, Broker, Starting, broker
+from sandq.testing.brokers import START, AsyncBroker, Broker, Starting, broker
 
 __all__ = ["START", "AsyncBroker", "Broker", "Starting", "broker"]

@@ -17,9 +17,8 @@ import sandq
 import sandq.sync
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
-
-from .loops import others_blocked
-from .node import LOOK_MOST_S, EmbeddedNode, Options, State
+from sandq.testing.loops import others_blocked
+from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, Options, State
 
 START = "2030-01-01T00:00:00Z"
 """Where virtual time begins unless a test chooses."""

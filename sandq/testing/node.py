@@ -14,16 +14,15 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import Broker
-from sandq.broker.calling import call_all
+from sandq.broker.queries.fan_out import call_all
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
-
-from .quiet import quiet_logs
-from .virtual_time import VirtualClock, VirtualTimers
+from sandq.testing.quiet import quiet_logs
+from sandq.testing.virtual_time import VirtualClock, VirtualTimers
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .brokers import AsyncBroker, Broker
+    from sandq.testing.brokers import AsyncBroker, Broker
 
 
 @pytest.fixture
 def sandq_broker() -> Iterator[Broker]:
     """A broker of the test's own, for tests without an event loop."""
-    from .brokers import broker
+    from sandq.testing.brokers import broker
 
     with broker() as started:
         yield started
@@ -23,7 +23,7 @@ def sandq_broker() -> Iterator[Broker]:
 @pytest.fixture
 def async_sandq_broker() -> Iterator[AsyncBroker]:
     """A broker of the test's own, for tests under trio or asyncio, whatever plugin runs them."""
-    from .brokers import broker
+    from sandq.testing.brokers import broker
 
     with broker() as started:
         yield started.for_async()

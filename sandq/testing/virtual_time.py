@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from sandq.broker.clock import ClockStatus, GuardedClock
+from sandq.broker.clock.guarded_clock import ClockStatus, GuardedClock
 from sandq.broker.timers import Timers
 
 

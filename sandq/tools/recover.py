@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandq.broker.engine import METADATA_GROUP, Engine
-from sandq.broker.host import GroupHost
+from sandq.broker.replication.node_log import METADATA_GROUP, Engine
+from sandq.broker.replication.raft_group import GroupHost
 from sandq.model.config import NodeConfig
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.model.members import node_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sandq.server.metrics_catalog import EVERY
+from sandq.server.metrics.catalog import EVERY
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess

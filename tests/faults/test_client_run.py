@@ -28,7 +28,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 def test_a_handler_may_take_longer_than_its_lease(node: NodeProcess) -> None:
     """The lease is longer than this machine may stand still. Several leases, and both backends:
-    tests/unit/client/test_client_run.py."""
+    tests/unit/client/consumer/test_worker.py."""
 
     async def main() -> None:
         seen: list[tuple[bytes, int, bool]] = []

@@ -11,12 +11,12 @@ import trio
 from structlog.testing import capture_logs
 
 from sandq.gossip import lzw
-from sandq.gossip.edge.gossip_backend import GossipMembership
 from sandq.gossip.keyring import Keyring
-from sandq.gossip.membership import Member, State
 from sandq.gossip.packets import PACKET_BYTES
+from sandq.membership.gossip_backend import GossipMembership
 from sandq.model.errors import Unavailable
 from sandq.model.gossip_timing import PROFILES
+from sandq.model.membership import Member, State
 from tests.support.gossip.gossip_bed import CLUSTER, QUICK, GossipBed, key_bytes
 from tests.support.gossip.membership_contract import Follower
 from tests.support.gossip.serf_agent import SerfAgent, new_key

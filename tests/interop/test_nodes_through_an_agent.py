@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.gossip.membership import State
+from sandq.model.membership import State
 from sandq.node import Serving, run_node
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 from tests.support.nodes.found import FoundNodes

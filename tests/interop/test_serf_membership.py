@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.gossip.edge.serf_backend import SerfMembership
-from sandq.gossip.membership import Member, State
 from sandq.gossip.tags import OURS
+from sandq.membership.serf_backend import SerfMembership
 from sandq.model.config_types import Address
 from sandq.model.errors import StartupError, TooLarge
+from sandq.model.membership import Member, State
 from tests.support.gossip.membership_contract import ClusterContract, Follower, ours
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 

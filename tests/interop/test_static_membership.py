@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import trio
 
-from sandq.gossip.edge.static_backend import StaticMembership
-from sandq.gossip.membership import Member, Membership, State
+from sandq.membership.static_backend import StaticMembership
 from sandq.model.config_types import Address
+from sandq.model.membership import Member, Membership, State
 from tests.support.gossip.membership_contract import MembershipContract
 
 

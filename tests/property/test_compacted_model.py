@@ -24,11 +24,10 @@ from hypothesis.stateful import (
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import compaction
-from sandq.partition import keys as key_table
 from sandq.partition.compacted import ABSENT, NO_VERSION
-from sandq.partition.log import Stored
-from sandq.partition.log_reader import LogReader
+from sandq.partition.kv import compaction, key_table
+from sandq.partition.log.message_log import Stored
+from sandq.partition.log.reader import LogReader
 from tests.support.examples import examples
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of

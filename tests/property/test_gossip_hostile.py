@@ -17,7 +17,6 @@ from sandq.gossip.broadcasts import KEPT_MOST
 from sandq.gossip.core import ASKS_MOST, Gossip
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.members import INTENTS_MOST, LTIME_JUMP
-from sandq.gossip.membership import State
 from sandq.gossip.messages import (
     VSN,
     Ack,
@@ -39,6 +38,7 @@ from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import PROFILES
+from sandq.model.membership import State
 from tests.support.examples import examples
 from tests.support.simulation.gossip_world import Member, World, acquainted
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.sequence import is_resent
-from sandq.partition import producers
-from tests.support.client.lane_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
+from sandq.partition.dedup import producers
+from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
 from tests.support.examples import examples
 
 FATES: tuple[Fate, ...] = (LOSE_LEADER, LOSE_ENTRY, Overloaded("full"), InvalidRequest("no"), StorageFailed("full"))

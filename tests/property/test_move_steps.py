@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.broker.move_steps import is_whole, news, next_step
+from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
 from sandq.metadata.records import Partition
 from sandq.model.members import has_majority, node_of
 from sandq.raft import Members, guards

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import sandctl.consume
+import sandctl.commands.consume
 import sandq
-from tests.scenarios.conftest import api, node
+from tests.integration.conftest import api, node
 
 __all__ = ["api", "node"]
 
@@ -14,14 +14,16 @@ __all__ = ["api", "node"]
 async def test_what_was_pushed_is_found_however_long_ago_this_task_yielded(
     api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandctl.consume, "PAUSE_S", 0.0)  # as if the pushes came just behind it
-    monkeypatch.setattr("sandq.client.subscription.YIELD_S", -1.0)  # as if every step took long
+    monkeypatch.setattr(sandctl.commands.consume, "PAUSE_S", 0.0)  # as if the pushes came just behind it
+    monkeypatch.setattr("sandq.client.consumer.subscription.YIELD_S", -1.0)  # as if every step took long
     await api.admin.create_topic("t")
     sent = [b"a", b"b", b"c"]
     for value in sent:
         await api.produce("t", value)
     async with api.subscribe("t", group="g") as subscription:
-        source = sandctl.consume._until_none_can_be_leased(subscription, api.leases("t", "g"), None, "earliest")
+        source = sandctl.commands.consume._until_none_can_be_leased(
+            subscription, api.leases("t", "g"), None, "earliest"
+        )
         got = []
         async for message, settle in source:
             got.append(message.value)

@@ -12,17 +12,17 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.applier import Applier
-from sandq.broker.engine import METADATA_GROUP, Engine
-from sandq.broker.steward import FAILED_S
+from sandq.broker.controller.cluster_controller import FAILED_S
+from sandq.broker.replication.applier import Applier
+from sandq.broker.replication.node_log import METADATA_GROUP, Engine
 from sandq.metadata import commands as m
 from sandq.metadata.records import REMOVING
 from sandq.model.errors import Conflict, SandqError
-from tests.scenarios.cluster import test_moves as moves
+from tests.integration.cluster import test_moves as moves
 from tests.support.nodes.found import found_nodes
 from tests.support.waiting import until_holds
-from tests.unit.broker.test_steward import AFTER_MS, Bed
-from tests.unit.test_planning import changes, node, registry, topic
+from tests.unit.broker.controller.test_cluster_controller import AFTER_MS, Bed
+from tests.unit.metadata.test_planning import changes, node, registry, topic
 
 NAMES = ("node1", "node2", "node3", "node4")
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.move_steps import next_step
-from sandq.broker.moving import Mover
+from sandq.broker.controller.rebalance_steps import next_step
+from sandq.broker.controller.rebalancer import Mover
 from sandq.metadata.planning import MOVES_MOST, next_changes
 from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
 from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
@@ -21,8 +21,8 @@ from tests.support.nodes import moved
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.three import leading
 from tests.support.waiting import until_answer, until_holds
-from tests.unit.broker.test_steward import Bed
-from tests.unit.test_planning import AFTER_MS, T, node, registry, topic
+from tests.unit.broker.controller.test_cluster_controller import Bed
+from tests.unit.metadata.test_planning import AFTER_MS, T, node, registry, topic
 
 
 @pytest.mark.parametrize(

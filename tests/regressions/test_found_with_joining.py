@@ -11,16 +11,16 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.bootstrap.joining import WELCOME, Joining
 from sandq.broker.cluster import Cluster
-from sandq.broker.host import GroupHost
-from sandq.broker.joining import WELCOME, Joining
-from sandq.broker.peer_handshake import Introduced
-from sandq.broker.peer_links import PeerLinks
-from sandq.broker.steward import Steward
+from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.peers.handshake import Introduced
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.raft_group import GroupHost
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
-from sandq.raft.passes import Passes
+from sandq.raft.group_commit import Passes
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.peer_bed import linked, new_node
 from tests.support.nodes.three import three_nodes

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.latest import Latest
-from sandq.broker.runner import Runner
+from sandq.broker.controller.metadata_barrier import Latest
+from sandq.broker.replication.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.waiting import until_holds

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from sandq.broker import broker as broker_module
-from sandq.broker.steward import Steward
+from sandq.broker.controller.cluster_controller import Steward
 from sandq.model.errors import Corruption, NotLeader, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
-from tests.scenarios.cluster.test_three_nodes import created
+from tests.integration.cluster.test_three_nodes import created
 from tests.support.nodes.three import ThreeNodes, leading, three_nodes
 from tests.support.nodes.working import take
 from tests.support.waiting import until_answer, until_holds

@@ -9,8 +9,8 @@ import pytest
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
-from sandq.partition.granting import LEASE_BYTES
-from sandq.partition.jobs import FINISHED_JOBS, OWN_IDS
+from sandq.partition.groups.lease_grants import LEASE_BYTES
+from sandq.partition.jobs.jobs import FINISHED_JOBS, OWN_IDS
 from sandq.partition.rows import LOG_HEADER
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sandq.broker.deliverer import PartitionDelivery
-from sandq.broker.host import GroupHost
-from sandq.broker.snapshots import needing
-from sandq.partition.producers import Producers
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.snapshots.snapshots import needing
+from sandq.partition.dedup.producers import Producers
 from sandq.raft import guards
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.cluster_world import ClusterWorld

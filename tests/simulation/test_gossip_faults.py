@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.gossip.membership import State
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
+from sandq.model.membership import State
 from tests.support.simulation.gossip_world import Member, World, acquainted
 from tests.support.simulation.seeds import few_of
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from sandq.gossip.keyring import Keyring
-from sandq.gossip.membership import State
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
+from sandq.model.membership import State
 from tests.support.simulation.gossip_world import Member, World, acquainted
 from tests.support.simulation.seeds import few_of
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.host import GroupHost
-from sandq.broker.replica import PartitionReplica
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import PartitionReplica
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition.producers import Producers
+from sandq.partition.dedup.producers import Producers
 from sandq.raft import Group
 from tests.support.simulation.keys_world import KeysWorld
 from tests.support.simulation.linearizable import NotLinearizable, Operation

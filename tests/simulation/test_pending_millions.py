@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.applier import Published
-from sandq.broker.engine import Engine
-from sandq.broker.host import GroupHost
-from sandq.broker.runner import CHECKPOINT_ENTRIES
+from sandq.broker.replication.applier import Published
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.runner import CHECKPOINT_ENTRIES
 from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandq.client.checks import Checks
+from sandq.client.producer.validation import Checks
 from sandq.model.errors import InvalidRequest, InvalidSetting, InvalidTime
 from sandq.model.times import instant_ms
 from sandq.spark.jobs.checking import check, own_session

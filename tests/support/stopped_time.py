@@ -20,7 +20,7 @@ import anyio
 import pytest
 import trio
 
-from sandq.broker.clock import GuardedClock
+from sandq.broker.clock.guarded_clock import GuardedClock
 
 STEP_S = 0.005
 

@@ -24,7 +24,7 @@ FLOORS = {
     "sandq.gossip": 1,
     "sandq.storage": 2,
     "sandq.raft": 3,
-    "sandq.gossip.edge": 4,
+    "sandq.membership": 4,
     "sandq.broker": 4,
     "sandq.server": 5,
     "sandq.server.http": 5,
@@ -73,8 +73,6 @@ def within(module: str, package: str) -> bool:
 def longest(module: str, table: dict[str, object]) -> str | None:
     """The longest key of the table that the module is within; "sandq" is the top alone."""
     found = [key for key in table if (module == key if key == "sandq" else within(module, key))]
-    # sandq.gossip.edge_udp is of the edge, too.
-    found += [key for key in table if key == "sandq.gossip.edge" and module.startswith(key)]
     return max(found, key=len, default=None)
 
 
@@ -159,7 +157,7 @@ def check_imports(module: str, source: str, is_package: bool = False) -> list[st
 
 
 def is_pure(module: str) -> bool:
-    return any(within(module, floor) for floor in PURE_FLOORS) and not module.startswith("sandq.gossip.edge")
+    return any(within(module, floor) for floor in PURE_FLOORS)
 
 
 def check_purity(module: str, source: str, is_package: bool = False) -> list[str]:
@@ -245,23 +243,23 @@ def test_there_is_something_to_check() -> None:
         ("sandq.model.names", "def f():\n    from sandq.storage.wal import Wal"),
         ("sandq.model.names", "if TYPE_CHECKING:\n    from sandq.raft import Group"),
         ("sandq.model.names", "importlib.import_module('sandq.broker')"),
-        ("sandq.protocol.frames", "from sandq.partition.timer import TimerPartition"),
-        ("sandq.partition.timer", "from sandq.metadata import state"),
-        ("sandq.partition.timer", "from sandq.gossip import swim"),
-        ("sandq.gossip.swim", "from sandq.gossip.edge import udp"),
-        ("sandq.gossip.swim", "from sandq.gossip.edge_udp import Socket"),
+        ("sandq.protocol.frames", "from sandq.partition.state_machine import TimerPartition"),
+        ("sandq.partition.state_machine", "from sandq.metadata import state"),
+        ("sandq.partition.state_machine", "from sandq.gossip import swim"),
+        ("sandq.gossip.swim", "from sandq.membership import udp"),
+        ("sandq.gossip.swim", "from sandq.membership.datagrams import Datagrams"),
         ("sandq.storage.wal", "from sandq.raft.group import Group"),
-        ("sandq.raft.group", "from sandq.broker.host import Host"),
-        ("sandq.broker.host", "from sandq.server import tcp"),
-        ("sandq.broker.host", "from sandq.client import Client"),
-        ("sandq.broker.host", "from sandq.errors import SandqError"),
+        ("sandq.raft.group", "from sandq.broker.replication.raft_group import Host"),
+        ("sandq.broker.replication.raft_group", "from sandq.server import tcp"),
+        ("sandq.broker.replication.raft_group", "from sandq.client import Client"),
+        ("sandq.broker.replication.raft_group", "from sandq.errors import SandqError"),
         ("sandq.server.tcp", "from sandq.node import run"),
         ("sandq.server.tcp", "import sandctl.main"),
         ("sandq.server.tcp", "import sandq"),
         ("sandq.node", "import sandctl.main"),
-        ("sandq.client.producer", "from sandq.partition import timer"),
-        ("sandq.client.producer", "from sandq.storage import keys"),
-        ("sandq.client.producer", "from sandq import connect"),
+        ("sandq.client.producer.producer", "from sandq.partition import timer"),
+        ("sandq.client.producer.producer", "from sandq.storage import keys"),
+        ("sandq.client.producer.producer", "from sandq import connect"),
         ("sandq.errors", "from sandq.client import Client"),
         ("sandctl.main", "from sandq.broker import host"),
         ("sandctl.main", "from sandq.protocol import frames"),
@@ -269,13 +267,13 @@ def test_there_is_something_to_check() -> None:
         ("sandctl.main", "from sandq.novelty import thing"),
         ("sandq.novelty", "from sandq.model import names"),
         ("sandq.node", "from sandq.novelty import thing\nimport sandctl"),
-        ("sandq.broker.host", "import pysyncobj"),
+        ("sandq.broker.replication.raft_group", "import pysyncobj"),
         ("sandctl.main", "def f():\n    from pysyncobj.node import Node"),
-        ("sandq.client.fetching", "from sandq.spark import columns"),
+        ("sandq.client.consumer.message.fetch", "from sandq.spark import columns"),
         ("sandq.sync", "from sandq.spark import reading"),
-        ("sandq.spark.reading", "from sandq.partition import log"),
-        ("sandq.client.fetching", "import pyarrow as pa"),
-        ("sandq.broker.host", "from pyspark.sql import SparkSession"),
+        ("sandq.spark.source.reading", "from sandq.partition import log"),
+        ("sandq.client.consumer.message.fetch", "import pyarrow as pa"),
+        ("sandq.broker.replication.raft_group", "from pyspark.sql import SparkSession"),
         ("sandq.raft.group", "import pickle"),
         ("sandq.testing.embedded", "from pickle import loads"),
     ],
@@ -295,21 +293,24 @@ def test_the_top_imports_the_client_only() -> None:
     [
         ("sandq.model.batch", "from sandq.model import names\nimport struct"),
         ("sandq.protocol.frames", "from sandq.model.errors import SandqError\nfrom .requests import parse"),
-        ("sandq.partition.timer", "from sandq.partition import view\nfrom sandq.model import offsets"),
+        ("sandq.partition.state_machine", "from sandq.partition import view\nfrom sandq.model import offsets"),
         ("sandq.storage.wal", "from sandq.metadata import state\nfrom sandq.model import offsets"),
         ("sandq.raft.group", "import pysyncobj.syncobj\nfrom sandq.storage.wal import Wal"),
-        ("sandq.gossip.edge_udp", "from sandq.gossip import swim\nimport trio"),
-        ("sandq.broker.host", "from sandq.raft import Group\nfrom sandq import __version__"),
-        ("sandq.server.tcp", "from sandq.broker.host import Host"),
+        ("sandq.membership.datagrams", "from sandq.gossip import swim\nimport trio"),
+        ("sandq.broker.replication.raft_group", "from sandq.raft import Group\nfrom sandq import __version__"),
+        ("sandq.server.tcp", "from sandq.broker.replication.raft_group import Host"),
         ("sandq.node", "from sandq.server import tcp\nfrom sandq.cli import main"),
         ("sandq.cli", "from sandq.client import connect\nimport sandq\nprint(sandq.__version__)"),
         (
-            "sandq.client.producer",
+            "sandq.client.producer.producer",
             "from sandq.protocol import frames\nimport anyio\nfrom sandq.model import names",
         ),
         ("sandq.sync", "from sandq.client import Client"),
-        ("sandq.spark.source", "import sandq\nfrom sandq.client import Client"),
-        ("sandq.spark.columns", "import pyarrow as pa\nfrom sandq.protocol.replies_messages import Piece"),
+        ("sandq.spark.source.brokers", "import sandq\nfrom sandq.client import Client"),
+        (
+            "sandq.spark.source.columns",
+            "import pyarrow as pa\nfrom sandq.protocol.replies_messages import Piece",
+        ),
         ("sandq.testing.embedded", "from sandq.node import run\nfrom sandctl.main import main"),
         ("sandctl.main", "import sandq\nfrom sandq import connect\nfrom sandq.model import times"),
         ("sandctl.pipeline", "def run():\n    from sandq.spark import jobs"),
@@ -340,13 +341,18 @@ def test_an_import_that_is_right_passes(module: str, source: str) -> None:
         "import datetime\ndatetime.date.today()",
     ],
 )
-@pytest.mark.parametrize("module", ["sandq.model.times", "sandq.partition.timer", "sandq.gossip.swim"])
+@pytest.mark.parametrize("module", ["sandq.model.times", "sandq.partition.state_machine", "sandq.gossip.swim"])
 def test_what_is_impure_is_found(module: str, source: str) -> None:
     assert check_purity(module, source)
 
 
 def test_purity_is_asked_of_pure_floors_only() -> None:
-    for module in ("sandq.storage.wal", "sandq.broker.host", "sandq.gossip.edge_udp", "sandq.client.client"):
+    for module in (
+        "sandq.storage.wal",
+        "sandq.broker.replication.raft_group",
+        "sandq.membership.datagrams",
+        "sandq.client.client",
+    ):
         assert check_purity(module, "import time, trio\nopen('x')") == []
     assert check_purity("sandq.model.times", "state.now()\nfrom datetime import datetime, time") == []
 

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from . import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
-from .gateway import Gateway
-from .guards import Guard, Observe, Rules
-from .strict import known_query
+from sandq.server.http import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
+from sandq.server.http.gateway import Gateway
+from sandq.server.http.guards import Guard, Observe, Rules
+from sandq.server.http.strict import known_query
 
 _DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
 

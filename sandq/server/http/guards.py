@@ -17,7 +17,7 @@ import trio
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import problems
+from sandq.server.http import problems
 
 log = structlog.get_logger("sandq.http")
 

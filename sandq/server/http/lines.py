@@ -11,8 +11,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sandq.model.errors import SandqError, Unavailable
-
-from .gateway import Found, while_connected
+from sandq.server.http.gateway import Found, while_connected
 
 T = TypeVar("T")
 

@@ -8,15 +8,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 
 from sandq.client import DeadLetter, Held
-from sandq.client.as_json import dead_json, message_json, settings_json, when
+from sandq.client.json_format import dead_json, message_json, settings_json, when
 from sandq.model.errors import LeaseLost, UnknownGroup
-
-from . import answers, bodies
-from .gateway import Found, gateway_of, while_connected
-from .lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
-from .routes_messages import After
-from .routes_topics import TopicName, settings_of
-from .strict import Route
+from sandq.server.http import answers, bodies
+from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.routes_messages import After
+from sandq.server.http.routes_topics import TopicName, settings_of
+from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["groups"])
 GroupName = Annotated[str, Path(description="The consumer group's name.")]

@@ -9,20 +9,19 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import Change, Entry, Watch
-from sandq.client.as_json import change_json, entry_json, key_fields
-from sandq.client.scanning import KeyRange
-from sandq.client.watch_starts import NOW
+from sandq.client.json_format import change_json, entry_json, key_fields
+from sandq.client.kv.scan import KeyRange
+from sandq.client.kv.watch_positions import NOW
 from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import from_text, unpack
 from sandq.model.times import duration_ms
-
-from . import answers, bodies, problems
-from .gateway import Found, gateway_of, while_connected
-from .lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
-from .paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
-from .positions import position_text, start_of
-from .routes_topics import TopicName
-from .strict import Route
+from sandq.server.http import answers, bodies, problems
+from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
+from sandq.server.http.positions import position_text, start_of
+from sandq.server.http.routes_topics import TopicName
+from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["keys"])
 

@@ -10,16 +10,15 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from sandq.client import Client, StoredMessage
-from sandq.client.as_json import at_once, content_fields, stored_json, value_fields, when, why_json
-from sandq.client.checks import Checks, time_of
+from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
+from sandq.client.producer.validation import Checks, time_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError
-
-from . import answers, bodies
-from .gateway import Found, gateway_of, while_connected
-from .lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
-from .routes_topics import TopicName
-from .strict import Route
+from sandq.server.http import answers, bodies
+from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.routes_topics import TopicName
+from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["messages"])
 

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from sandq.client.partitions import partition_rows
-
-from . import answers, bodies
-from .gateway import Found, gateway_of, while_connected
-from .problems import problem
-from .strict import Route
+from sandq.client.admin.partitions import partition_rows
+from sandq.server.http import answers, bodies
+from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.problems import problem
+from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route)
 CLUSTER: list[str | Enum] = ["cluster"]

@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 
-from sandq.client.as_json import topic_json, when
+from sandq.client.json_format import topic_json, when
 from sandq.model.errors import InvalidSetting
 from sandq.protocol.requests_messages import BUCKETS_MAX
-
-from . import answers, bodies
-from .gateway import Found, gateway_of, while_connected
-from .strict import Route
+from sandq.server.http import answers, bodies
+from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["topics"])
 TopicName = Annotated[str, Path(description="The topic's name.")]

@@ -13,11 +13,10 @@ from hypercorn.config import Config
 from sandq.client.client import connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
-
-from .app import create_app
-from .connections import HttpServer
-from .gateway import Gateway, Node
-from .guards import Observe, Rules
+from sandq.server.http.app import create_app
+from sandq.server.http.connections import HttpServer
+from sandq.server.http.gateway import Gateway, Node
+from sandq.server.http.guards import Observe, Rules
 
 GATEWAY_S = 10.0
 """A request that the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""

@@ -22,7 +22,7 @@ from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.times import Duration, duration_ms
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS
-from sandq.spark.positions import Positions
+from sandq.spark.source.positions import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -207,7 +207,7 @@ def archive_schema() -> StructType:
     from pyspark.sql.types import DateType, StringType, StructField, StructType
 
     from sandq.spark.datasource import struct_of
-    from sandq.spark.options import Extra, SourceOptions, Topics
+    from sandq.spark.source.options import Extra, SourceOptions, Topics
 
     columns = struct_of(SourceOptions(Topics(), extra=Extra(headers=True, raw=True)))
     return StructType(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.options import DEFAULT_SERVER
-from sandq.client.points import shift_ms
+from sandq.client.positions import shift_ms
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from sandq.client import Client, offset_time_ms
-from sandq.client.calls import call_leader, each
+from sandq.client.transport.requests import call_leader, each
 from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.model.times import Instant, format_instant, instant_ms
 from sandq.protocol.replies_messages import DeadRecord, page

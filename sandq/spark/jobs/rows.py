@@ -15,13 +15,13 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sandq.client.checks import Checks
+from sandq.client.producer.validation import Checks
 from sandq.model.limits import FIXED
 from sandq.spark.jobs.instants import instant, whole_number, wrong_instant
 from sandq.spark.jobs.mapping import EVERY, HEADER, RowMapping
 from sandq.spark.jobs.origins import Field, Origin
 from sandq.spark.jobs.row_headers import all_headers, named_headers, wrong_headers, wrong_named
-from sandq.spark.sink_columns import DELAY_MAX_MS
+from sandq.spark.sink.columns import DELAY_MAX_MS
 
 _BYTES: Final = ("value", "key", "unique_key")
 _NESTED: Final = ("struct", "array", "map")

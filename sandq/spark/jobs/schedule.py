@@ -21,8 +21,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sandq.client.checks import Checks
 from sandq.client.options import DEFAULT_SERVER
+from sandq.client.producer.validation import Checks
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME

@@ -134,7 +134,7 @@ def _tail(log: IO[bytes]) -> str:
 
 # ------------------------------------------------------------------------------------------------ failures
 
-_OURS: Final = re.compile(r"\bsandq\.(?:model\.errors|spark\.lanes)\.(\w+): (.*)")
+_OURS: Final = re.compile(r"\bsandq\.(?:model\.errors|spark\.sink\.partition_sender)\.(\w+): (.*)")
 
 
 def failure(error: BaseException, doing: str) -> SandqError:

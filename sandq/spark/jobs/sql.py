@@ -26,9 +26,9 @@ from sandq.protocol.replies import TopicRecord
 from sandq.spark.jobs.archive import archive_at
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS
-from sandq.spark.options import EARLIEST
-from sandq.spark.positions import Place, Positions
-from sandq.spark.streams import first_of
+from sandq.spark.source.options import EARLIEST
+from sandq.spark.source.positions import Place, Positions
+from sandq.spark.source.streams import first_of
 from sandq.sync import connect
 
 if TYPE_CHECKING:

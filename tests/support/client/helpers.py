@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandq.client.messages import Message
-from sandq.client.subscription import Subscription
+from sandq.client.consumer.message import Message
+from sandq.client.consumer.subscription import Subscription
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
 """Options of a client whose pauses a test can wait for."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import trio
 
-from sandq.gossip.edge.gossip_backend import GossipMembership
 from sandq.gossip.keyring import Keyring
-from sandq.gossip.membership import Member, State
 from sandq.gossip.tags import judge_of
+from sandq.membership.gossip_backend import GossipMembership
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES
+from sandq.model.membership import Member, State
 from tests.support.gossip.serf_agent import SerfAgent
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S

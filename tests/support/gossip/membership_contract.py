@@ -12,9 +12,9 @@ from typing import Protocol
 import pytest
 import trio
 
-from sandq.gossip.membership import Change, Changes, Member, Membership, State
 from sandq.model.config_types import Address
 from sandq.model.errors import TooLarge, Unavailable
+from sandq.model.membership import Change, Changes, Member, Membership, State
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S
 

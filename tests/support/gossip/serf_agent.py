@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from sandq.gossip.edge.serf_rpc import SerfRpc
+from sandq.membership.serf_rpc import SerfRpc
 from sandq.model.config_types import Address
 from sandq.model.errors import Unavailable
 from tests.support.ports import free_port

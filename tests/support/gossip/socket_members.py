@@ -9,12 +9,12 @@ from typing import Any
 
 import trio
 
-from sandq.gossip.edge.gossip_backend import GossipMembership
 from sandq.gossip.keyring import Keyring
-from sandq.gossip.membership import Member, State
 from sandq.gossip.tags import judge_of
+from sandq.membership.gossip_backend import GossipMembership
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import Timing
+from sandq.model.membership import Member, State
 from tests.support.waiting import until_holds
 
 QUICK = Timing(

@@ -13,9 +13,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from sandq.broker.forming import Forming
-from sandq.gossip.membership import State
+from sandq.broker.bootstrap.bootstrap import Forming
 from sandq.model.config import NodeConfig, load_config
+from sandq.model.membership import State
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import ThreeNodes
 from tests.support.ports import free_port

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.engine import METADATA_GROUP
-from sandq.broker.following import Following
-from sandq.broker.host import GroupHost
-from sandq.broker.moving import Mover
-from sandq.broker.runner import Runner
-from sandq.broker.snapshots import _Store
-from sandq.broker.traffic import Traffic
+from sandq.broker.controller.rebalancer import Mover
+from sandq.broker.controller.reconciler import Following
+from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.replication.node_log import METADATA_GROUP
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.runner import Runner
+from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata.records import Topic
 from sandq.model.members import node_of
 

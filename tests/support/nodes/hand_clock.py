@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sandq.broker.clock import GuardedClock
+from sandq.broker.clock.guarded_clock import GuardedClock
 from tests.support.stopped_time import time_of_this_test
 
 

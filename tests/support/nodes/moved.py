@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 
 import sandq
-from sandq.broker.host import GroupHost
+from sandq.broker.replication.raft_group import GroupHost
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, Partition
 from sandq.model.errors import NotLeader, TimedOut, Unavailable

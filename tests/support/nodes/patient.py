@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 import sandq
-from sandq.client.admin import Admin
+from sandq.client.admin.admin import Admin
 from sandq.errors import (
     ConnectionLost,
     NotFound,

@@ -9,10 +9,10 @@ from typing import Any
 
 import trio
 
-from sandq.broker.peer_greeting import shake_hands
-from sandq.broker.peer_handshake import LINK, Introduced, Peer, PeerIdentity, Terms, dial
-from sandq.broker.peer_links import PeerLinks
-from sandq.broker.peer_stream import PeerStream
+from sandq.broker.peers.greeting import shake_hands
+from sandq.broker.peers.handshake import LINK, Introduced, Peer, PeerIdentity, Terms, dial
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.stream import PeerStream
 from sandq.model.config import Address
 from sandq.storage.files import Files
 from sandq.storage.known_peers import KnownPeers

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from sandq.broker.host import GroupHost
+from sandq.broker.replication.raft_group import GroupHost
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
 from tests.support.nodes.patient import patient_client

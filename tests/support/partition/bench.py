@@ -9,12 +9,13 @@ from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.settings import TIMER, parse_settings
 from sandq.partition import commands as c
-from sandq.partition import dead, rows
-from sandq.partition.delivery import Message, Reader
-from sandq.partition.holdings import Lease
-from sandq.partition.log import Stored
+from sandq.partition import rows
+from sandq.partition.groups import dead_letters
+from sandq.partition.groups.leases import Lease
+from sandq.partition.log.message_log import Stored
+from sandq.partition.log.pieces import Message, Reader
 from sandq.partition.rows import Range
-from sandq.partition.timer import Status, TimerPartition
+from sandq.partition.state_machine import Status, TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 
@@ -222,10 +223,10 @@ class Bench:
     def status(self) -> Status:
         return self.machine.status(self.view)
 
-    def dead(self, group: str = "g") -> list[dead.DeadMessage]:
+    def dead(self, group: str = "g") -> list[dead_letters.DeadMessage]:
         """The dead of a group, and their counts as its row has them."""
         found = self.machine.book.group(group)
-        listed = dead.scan(found.group_id, None, ALL, ALL, self.view)
+        listed = dead_letters.scan(found.group_id, None, ALL, ALL, self.view)
         assert +found.dead == {r: n for r in found.dead if (n := sum(m.reason == r for m in listed))}
         return listed
 

@@ -10,8 +10,8 @@ from sandq.model.settings import COMPACTED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.compacted import CompactedPartition
-from sandq.partition.keys import Value
-from sandq.partition.log import Stored
+from sandq.partition.kv.key_table import Value
+from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import ALL, Bench, T
 
 Write = tuple[str, str | None]

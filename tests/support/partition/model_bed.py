@@ -13,9 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import counts, forget, jobs, log_reader, rows, trim
-from sandq.partition.log_reader import LogReader
-from sandq.partition.timer import GroupStatus, Status
+from sandq.partition import rows
+from sandq.partition.dedup import expiring_rows
+from sandq.partition.jobs import jobs
+from sandq.partition.log import counts, reader, trim
+from sandq.partition.log.reader import LogReader
+from sandq.partition.state_machine import GroupStatus, Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
 
@@ -28,10 +31,10 @@ SMALL = (
     (trim, "TRIM_ROWS", 3),
     (trim, "UNPIN_MESSAGES", 2),
     (trim, "FILL_TOMBSTONES", BATCH + 1),
-    (log_reader, "FILL_TOMBSTONES", BATCH + 1),
+    (reader, "FILL_TOMBSTONES", BATCH + 1),
     (jobs, "STEP_MESSAGES", STEP),
     (jobs, "WAITING_RANGES", 1 << 30),
-    (forget, "SWEEP_ROWS", 2),
+    (expiring_rows, "SWEEP_ROWS", 2),
     (counts, "HOT_HOURS", 2),
     (counts, "FOLD_ROWS", 3),
     (counts, "COUNTED_HOURS", 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sandq.partition.holdings import Lease
+from sandq.partition.groups.leases import Lease
 from tests.support.partition.bench import Bench
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")

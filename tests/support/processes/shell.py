@@ -2,7 +2,7 @@
 
 Starting Python and loading the client takes a third of a second of CPU time, twenty times what a command does. So what
 needs no shell runs in this process, by the same entry point; what a process adds (signals, pipes, exit) has its tests
-in tests/unit/sandctl/test_sandctl_process.py.
+in tests/unit/sandctl/test_process.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import anyio.to_thread
 import sniffio
 from click.testing import CliRunner
 
-from sandctl import settings
 from sandctl.main import main
+from sandctl.options import common
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.sandctl.patient import patient
@@ -59,7 +59,7 @@ class Done:
 def run_here(args: Sequence[str], environ: Mapping[str, str], directory: Path, stdin: str = "") -> Done:
     """Run sandctl in this process, with the patience of the tests."""
     patience = dict.fromkeys(("CONNECT_S", "REQUEST_S", "DELIVERY_S"), PATIENCE_S)
-    with contextlib.chdir(directory), mock.patch.multiple(settings, **patience):
+    with contextlib.chdir(directory), mock.patch.multiple(common, **patience):
         result = CliRunner(env=environ).invoke(main, list(args), input=stdin.encode())
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

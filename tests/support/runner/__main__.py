@@ -21,12 +21,12 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.runner.costs import FILE
 
-SUITES = ("e2e", "faults", "simulation", "property", "scenarios", "regressions", "interop", "unit")
+SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions", "interop", "unit")
 """Those with long tests first: what is short fills the end."""
 BUDGETS_S = {
     "unit": 130,
     "property": 45,
-    "scenarios": 200,
+    "integration": 200,
     "simulation": 40,
     "faults": 120,
     "interop": 10,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from click.testing import Result
 
 from sandq.client import Forecast, TopicRecord
-from sandq.client.stored import Attempt, DeadLetter, JobResult, StoredMessage
+from sandq.client.messages.stored_message import Attempt, DeadLetter, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
 from sandq.model.errors import NotFound, TooLate, UnknownTopic
@@ -221,7 +221,7 @@ class FakeAdmin:
 
 
 def connected_to(client: FakeClient) -> Callable[[], Any]:
-    """What stands for `sandctl.settings.connected`."""
+    """What stands for `sandctl.options.common.connected`."""
 
     @asynccontextmanager
     async def connected() -> AsyncIterator[FakeClient]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from sandq.client import Change, Entries, Entry
-from sandq.client.pieces import LogPiece
+from sandq.client.messages.log_page import LogPiece
 from sandq.model import offsets
 from sandq.model.batch import Column, encode, headers_pack
 from sandq.model.errors import UnknownTopic, VersionChanged

@@ -8,17 +8,17 @@ LONG_S = 1000.0
 
 _CODE = f"""
 import functools
-import sandctl.__main__, sandctl.interrupts, sandctl.names, sandctl.settings
+import sandctl.__main__, sandctl.interrupts, sandctl.options.names, sandctl.options.common
 import sandq.client.options as options
-from sandq.client import subscription
+from sandq.client.consumer import subscription
 
 options.Options = functools.partial(options.Options, close_timeout_s={LONG_S}, cancel_timeout_s={LONG_S})
-sandctl.settings.CONNECT_S = sandctl.settings.REQUEST_S = sandctl.settings.DELIVERY_S = {LONG_S}
+sandctl.options.common.CONNECT_S = sandctl.options.common.REQUEST_S = sandctl.options.common.DELIVERY_S = {LONG_S}
 sandctl.interrupts.CLEAN_UP_S = sandctl.interrupts.IMPATIENT_S = {LONG_S}
 """
 _BENCH = f"""
-import sandctl.loads
-sandctl.loads.CLEAN_UP_S = {LONG_S}
+import sandctl.bench_loads
+sandctl.bench_loads.CLEAN_UP_S = {LONG_S}
 """
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sandq.broker.applier import Ask
-from sandq.broker.replica import Delivery
-from sandq.broker.subscription import Subscription
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.applier import Ask
+from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c

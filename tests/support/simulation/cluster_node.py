@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sandq.broker.applier import Apply
-from sandq.broker.deliverer import PartitionDelivery
-from sandq.broker.engine import Engine
-from sandq.broker.replica import PartitionReplica
-from sandq.broker.routes import Route, Routes
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.peers.routes import Route, Routes
+from sandq.broker.replication.applier import Apply
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.replica import PartitionReplica
 from sandq.metadata.state import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
 from sandq.model.limits import Limits

@@ -1,11 +1,11 @@
-"""Snapshots on their way from one simulated node to another: what `broker/snapshots.py` does in threads, in steps."""
+"""Snapshots on their way from one simulated node to another: what `snapshots.py` does in threads, in steps."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
 
-from sandq.broker.snapshots import needing
+from sandq.broker.snapshots.snapshots import needing
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.model.members import incarnation_of, node_of
 from sandq.storage.files import may_have_happened

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from sandq.broker import engine
-from sandq.broker.applier import Apply
+from sandq.broker.replication import node_log
+from sandq.broker.replication.applier import Apply
 from sandq.metadata.records import Topic
 from sandq.model.errors import StorageFailed
 from sandq.model.members import node_of
@@ -44,8 +44,8 @@ class ClusterWorld:
         undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
         self._undo = [undo_time]
         self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
-        self.set(engine, "KEPT_BYTES", rng.choice((100, 2000)))
-        self.set(engine, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
+        self.set(node_log, "KEPT_BYTES", rng.choice((100, 2000)))
+        self.set(node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
         self._pace = rng.choice((0.3, 0.6, 0.9))
         """How likely a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))

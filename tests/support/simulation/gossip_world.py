@@ -14,12 +14,12 @@ from typing import Any
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.members import Record
-from sandq.gossip.membership import State
 from sandq.gossip.nodes import Node, Standing
 from sandq.gossip.packets import Packets
 from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing
+from sandq.model.membership import State
 
 
 class Keyed(Enum):

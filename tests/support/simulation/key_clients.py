@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from sandq.broker.applier import Ask
+from sandq.broker.replication.applier import Ask
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.sequence import RESENT
 from sandq.partition import commands as c
 from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
-from sandq.partition.keys import Value
-from sandq.partition.log import Stored
+from sandq.partition.kv.key_table import Value
+from sandq.partition.log.message_log import Stored
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.linearizable import Operation
 from tests.support.simulation.stepped import SteppedEvent, VirtualClock

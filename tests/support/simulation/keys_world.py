@@ -5,17 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sandq.broker import host as group_host
+from sandq.broker.replication import raft_group as group_host
 from sandq.metadata.records import Topic
 from sandq.model.batch import Batch, Column
 from sandq.model.settings import COMPACTED, parse_settings
 from sandq.partition import commands as c
-from sandq.partition import compaction, rows
-from sandq.partition import keys as key_table
+from sandq.partition import rows
 from sandq.partition.compacted import CompactedPartition
-from sandq.partition.delivery import Reader
-from sandq.partition.keys import Value
-from sandq.partition.log import Stored
+from sandq.partition.kv import compaction, key_table
+from sandq.partition.kv.key_table import Value
+from sandq.partition.log.message_log import Stored
+from sandq.partition.log.pieces import Reader
 from sandq.partition.view import View
 from sandq.raft import core
 from sandq.storage.stores import MemoryStores

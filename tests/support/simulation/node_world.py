@@ -11,11 +11,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from sandq.broker.deliverer import PartitionDelivery
-from sandq.broker.engine import Engine
-from sandq.broker.host import GroupHost
-from sandq.broker.replica import Delivery, PartitionReplica
-from sandq.broker.subscription import Subscription
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode

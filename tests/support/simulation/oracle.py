@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sandq.broker.replica import Delivery
+from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
 from sandq.model.batch import Batch
 from sandq.model.errors import NotLeader, StorageFailed, TimedOut

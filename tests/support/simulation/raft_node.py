@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sandq.broker.journals import open_journal
+from sandq.broker.replication.journals import open_journal
 from sandq.model.members import member_id, node_of
 from sandq.raft import Committed, Group, Members, Passes
 from sandq.storage.memory_files import MemoryFiles

@@ -10,9 +10,9 @@ from itertools import count
 from types import coroutine
 from typing import Any
 
-from sandq.broker.applier import Published
-from sandq.broker.engine import Engine
-from sandq.broker.replica import PartitionReplica
+from sandq.broker.replication.applier import Published
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import StorageFailed
 from sandq.partition.view import View
 

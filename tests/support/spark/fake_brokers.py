@@ -10,9 +10,9 @@ from typing import TypeVar
 from sandq.errors import Conflict, UnknownTopic
 from sandq.model import offsets
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.options import Topics
-from sandq.spark.positions import Place
-from sandq.spark.source import TIMER, Found
+from sandq.spark.source.brokers import TIMER, Found
+from sandq.spark.source.options import Topics
+from sandq.spark.source.positions import Place
 
 MS = 1_700_000_000_000
 K = TypeVar("K")

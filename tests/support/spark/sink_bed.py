@@ -12,24 +12,24 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.client.checks import Checks
-from sandq.client.connection import Build, OnReply
 from sandq.client.options import Options
+from sandq.client.producer.validation import Checks
+from sandq.client.transport.connection import Build, OnReply
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import ConnectionLost, SandqError
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.log import Stored
+from sandq.partition.log.message_log import Stored
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.replies import Partition, TopicRecord
 from sandq.protocol.requests import IGNORE, Produce
-from sandq.spark import chunks as chunks_module
-from sandq.spark.chunks import Chunk, Chunker, blocks
-from sandq.spark.identity import Identity
-from sandq.spark.lanes import QUESTION, Lane
-from sandq.spark.routing import Router
-from sandq.spark.sink_columns import Columns, RowErrors
+from sandq.spark.sink import chunks as chunks_module
+from sandq.spark.sink.chunks import Chunk, Chunker, blocks
+from sandq.spark.sink.columns import Columns, RowErrors
+from sandq.spark.sink.identity import Identity
+from sandq.spark.sink.partition_sender import QUESTION, Lane
+from sandq.spark.sink.partitioner import Router
 from tests.support.partition.bench import Bench
 
 LOSE_ANSWER = "lose answer"

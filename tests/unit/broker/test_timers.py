@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from sandq.broker.clock import GuardedClock
+from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.timers import Timers
 
 HOUR_MS = 3_600_000

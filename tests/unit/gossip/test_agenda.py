@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandq.gossip.agenda import SWEEP_TASKS, Agenda
-from sandq.gossip.edge.awake import STALL_S, AwakeClock
+from sandq.membership.awake_clock import STALL_S, AwakeClock
 
 
 def test_what_is_due_is_done_in_order() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from sandq.gossip.core import ASKS_MOST, Gossip
 from sandq.gossip.keyring import Keyring
-from sandq.gossip.membership import State
 from sandq.gossip.messages import VSN, Ack, Alive, Dead, Ping, Suspect, User, encode
 from sandq.gossip.packets import PACKET_BYTES, Packets
 from sandq.gossip.serf_messages import encode_tags
@@ -19,6 +18,7 @@ from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.errors import ProtocolError, TooLarge
 from sandq.model.gossip_timing import PROFILES, Timing
+from sandq.model.membership import State
 
 LAN = PROFILES["lan"]
 QUIET = dataclasses.replace(LAN, probe_interval_s=1e6, push_pull_interval_s=1e6, reconnect_interval_s=1e6)

@@ -7,10 +7,10 @@ import pytest
 from sandq.gossip import members
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.members import INTENTS_MOST, JOIN_STEP, LTIME_JUMP, LTIME_LAST, Members
-from sandq.gossip.membership import State
 from sandq.gossip.messages import Alive, Dead, Suspect, User, decode
 from sandq.gossip.nodes import Node, Standing
 from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf
+from sandq.model.membership import State
 from tests.support.gossip.swim_bench import LAN, SwimBench, alive, dead, left, suspect, tags_of
 
 FORGET_S = LAN.forget_s

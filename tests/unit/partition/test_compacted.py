@@ -9,9 +9,9 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest
 from sandq.model.settings import COMPACTED, parse_settings
 from sandq.partition import commands as c
-from sandq.partition import compaction
 from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
-from sandq.partition.keys import Value
+from sandq.partition.kv import compaction
+from sandq.partition.kv.key_table import Value
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of
 
@@ -130,7 +130,7 @@ class TestTimeToLive:
         assert bench.all(at=1000) == {"b": "1"}
 
     def test_many_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sandq.partition.keys.SWEEP_KEYS", 3)
+        monkeypatch.setattr("sandq.partition.kv.key_table.SWEEP_KEYS", 3)
         bench = KeyBench()
         bench.write(*[(f"k{n}", "x") for n in range(10)], ttls=[1000 + n % 3 for n in range(10)])
         bench.trim(at=1001)

@@ -15,21 +15,22 @@ from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
-from sandq.partition import keys, rows
+from sandq.partition import rows
 from sandq.partition.compacted import COMPACTION, CompactedPartition
-from sandq.partition.counts import Counts
-from sandq.partition.dead import bury
-from sandq.partition.dead import load as load_dead
-from sandq.partition.delivery import Message, kept_messages, load_message
-from sandq.partition.forget import CANCEL_MEMORY_MS, Forgetter
-from sandq.partition.groups import Group
-from sandq.partition.holdings import Lease, Waiting
-from sandq.partition.holds import Hold
-from sandq.partition.jobs import Job
-from sandq.partition.producers import Producers
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.dedup.producers import Producers
+from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
+from sandq.partition.groups.dead_letters import bury
+from sandq.partition.groups.dead_letters import load as load_dead
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.jobs.jobs import Job
+from sandq.partition.kv import key_table
+from sandq.partition.log.counts import Counts
+from sandq.partition.log.holds import Hold
+from sandq.partition.log.pieces import Message, kept_messages, load_message
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
-from sandq.partition.timer import TimerPartition
-from sandq.partition.unique import DELIVERED, HELD, Named, UniqueKeys
+from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_key
@@ -220,10 +221,10 @@ def test_state() -> None:
 
 def test_keys() -> None:
     row = example("value-row")
-    value = keys.Value(OFFSET, b"on", b"\x80", T + 60_000)
-    assert keys.Value.load(row) == value and value.row() == row
+    value = key_table.Value(OFFSET, b"on", b"\x80", T + 60_000)
+    assert key_table.Value.load(row) == value and value.row() == row
     view = view_of()
-    table = keys.KeyTable()
+    table = key_table.KeyTable()
     table.put(b"lamp", value, view)
     assert dict(view.drain()) == {b"vlamp": row, example("expiry-key"): b""}
     partition = CompactedPartition.load(
@@ -231,7 +232,7 @@ def test_keys() -> None:
         {},
         view_of(
             (rows.STATE_KEY, example("state-row")),
-            (keys.STATE, example("keys-row")),
+            (key_table.STATE, example("keys-row")),
             (COMPACTION, example("compaction-row")),
         ),
     )
@@ -256,7 +257,7 @@ def test_keys() -> None:
     again = view_of()
     partition.write_state(again)
     written = dict(again.drain())
-    assert (written[keys.STATE], written[COMPACTION]) == (example("keys-row"), example("compaction-row"))
+    assert (written[key_table.STATE], written[COMPACTION]) == (example("keys-row"), example("compaction-row"))
 
 
 def test_producers() -> None:
@@ -319,7 +320,7 @@ def test_the_page_has_every_row_and_command() -> None:
     """What the code knows stands on the page under its tag and number."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
-    tags |= {keys.VALUE, keys.EXPIRY, keys.STATE, COMPACTION}
+    tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
     assert len(tags) == 23
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from sandq.model import offsets
-from sandq.partition import log_reader, rows
+from sandq.partition import rows
+from sandq.partition.log import reader
 from tests.support.partition.bench import Bench
 
 HOUR_MS = 3_600_000
@@ -25,7 +26,7 @@ def test_groups_that_look_ahead_see_what_is_put_among_it(
     """Of several groups, one has taken a part, one none; the look-ahead is short, so that much lies beyond it."""
     rng = random.Random(seed)
     bench = Bench()
-    monkeypatch.setattr(log_reader, "FEW", 3)
+    monkeypatch.setattr(reader, "FEW", 3)
     bench.open("g")
     bench.open("h")
     due: dict[str, int] = {}

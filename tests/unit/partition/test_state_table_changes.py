@@ -11,8 +11,8 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.forget import CANCEL_MEMORY_MS
-from sandq.partition.trim import PIN_MS
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.log.trim import PIN_MS
 from tests.support.partition.bench import Bench, T, by_key
 from tests.support.partition.scenes import NOBODY, Scene, scene
 

@@ -51,9 +51,9 @@ def server() -> Iterator[FakeServer]:
 def ctl(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`ctl("topic", "list")`: sandctl in this process, talking to the server."""
     for name in ("CONNECT_S", "REQUEST_S", "DELIVERY_S"):
-        monkeypatch.setattr(f"sandctl.settings.{name}", LONG_S)
+        monkeypatch.setattr(f"sandctl.options.common.{name}", LONG_S)
     # The server's groups always have something ready, whatever was pushed.
-    monkeypatch.setattr("sandctl.consume.ASKED_AT_MOST", 2)
+    monkeypatch.setattr("sandctl.commands.consume.ASKED_AT_MOST", 2)
 
     def invoke(*args: str, input: bytes | None = None, env: dict[str, str] | None = None) -> Result:
         runner = CliRunner(env={"SANDCTL_SERVERS": server.address, **(env or {})})
@@ -89,8 +89,8 @@ def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What sandctl talks to in `offline`. No clock goes on there."""
     made = FakeClient()
-    monkeypatch.setattr("sandctl.settings.connected", connected_to(made))
-    for module in ("sandctl.times", "sandctl.changes", "sandctl.messages"):
+    monkeypatch.setattr("sandctl.options.common.connected", connected_to(made))
+    for module in ("sandctl.options.times", "sandctl.commands.message_changes", "sandctl.commands.messages"):
         monkeypatch.setattr(f"{module}.now_ms", lambda: NOW_MS)
     return made
 
@@ -104,4 +104,4 @@ def offline(client: FakeClient) -> Ctl:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody sits at the terminal: `input` is what is typed."""
-    monkeypatch.setattr("sandctl.asking.can_ask", lambda: True)
+    monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)

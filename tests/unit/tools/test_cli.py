@@ -153,9 +153,9 @@ def test_a_reader_that_leaves_and_a_full_disk_are_quiet(tmp_path: Path) -> None:
 def test_interrupted(tmp_path: Path) -> None:
     """Ctrl-C while it works: 130, and not a word."""
     code = (
-        "import os, signal, sandq.tools.check_machine as machine\n"
+        "import os, signal, sandq.tools.doctor.check_machine as machine\n"
         "machine.check_python = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
-        "import sandq.tools.doctor as doctor\n"
+        "import sandq.tools.doctor.doctor as doctor\n"
         "from sandq.cli import main\n"
         "main(['doctor'])\n"
     )

@@ -1,0 +1,1 @@
+"""The commands of sandctl, a module for each group."""

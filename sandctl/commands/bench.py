@@ -1,0 +1,172 @@
+"""`sandctl bench`: how fast and how punctual a cluster is, as this client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.names import topic_option
+from sandctl.options.times import DURATION, RATE
+from sandctl.output.results import say, show_one
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MESSAGES = 100_000
+MESSAGES_MAX = 5_000_000
+DURATION_S = 60
+LATENESS_RATE = 200
+RATE_S = 10
+"""With a rate and no number, messages for so long."""
+SPARE_S = 2.0
+"""The time is to be enough for them."""
+STAMP_CHARS = 16
+"""What a message of `lateness` has to hold."""
+
+
+@click.group()
+def bench() -> None:
+    """Measure how fast and how punctual a cluster is.
+
+    \b
+      sandctl bench produce
+      sandctl bench lateness --rate 1000 --duration 5s
+
+    Each makes a topic of its own and deletes it at the end, also when it is interrupted with Ctrl-C; what was measured
+    by then is printed.
+    """
+
+
+def _options(least_size: int) -> Callable[[F], F]:
+    options = (
+        topic_option("A topic that is there, and stays.  [default: one is made and deleted again]"),
+        click.option(
+            "--partitions",
+            type=click.IntRange(1, 4096),
+            default=4,
+            show_default=True,
+            help="Of the topic that is made.",
+        ),
+        click.option(
+            "--messages", type=click.IntRange(1, MESSAGES_MAX), metavar="N", help="How many, if the time is enough."
+        ),
+        click.option(
+            "--size",
+            type=click.IntRange(least_size, 8 << 20),
+            default=100,
+            show_default=True,
+            metavar="BYTES",
+            help="Of a message.",
+        ),
+        click.option(
+            "--duration", type=DURATION, metavar="DURATION", help=f"End after so long.  [default: {DURATION_S}s]"
+        ),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _batch_option(default: int, text: str) -> Callable[[F], F]:
+    return click.option(
+        "--batch", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N", help=text
+    )
+
+
+def _rate_option(text: str, default: float | None = None) -> Callable[[F], F]:
+    return click.option(
+        "--rate",
+        type=RATE,
+        default=default,
+        show_default=default is not None,
+        metavar="R",
+        help=text,
+    )
+
+
+@bench.command()
+@_options(0)
+@_batch_option(1, "Messages that are handed to the client in one call.")
+@_rate_option("So many messages a second; then latency counts from when each was meant to be sent.")
+@common_options
+def produce(**options: Any) -> None:
+    """Produce messages as fast as they are stored, or at a rate.
+
+    \b
+      sandctl bench produce
+      sandctl bench produce --rate 2000 --duration 10s -o json
+      sandctl bench produce --batch 1000 --size 1000 --messages 500000
+
+    Latency is from the call, or with --rate from the moment at which the message was meant to be sent, until it is
+    confirmed as stored.
+    """
+    _measure("produce", options)
+
+
+@bench.command()
+@_options(0)
+@_batch_option(1000, "Messages that are stored, and delivered, together.")
+@common_options
+def consume(**options: Any) -> None:
+    """Store messages, then consume and ack them as fast as they come; only this is measured.
+
+    \b
+      sandctl bench consume --messages 200000
+
+    "ack" is how long acks of batches take to be confirmed. A topic that is named must be empty.
+    """
+    _measure("consume", {**options, "rate": None})
+
+
+@bench.command()
+@_options(STAMP_CHARS)
+@_rate_option("So many messages come due in a second.", LATENESS_RATE)
+@common_options
+def lateness(**options: Any) -> None:
+    """Schedule messages evenly over time, and tell how late each arrives; below zero: early.
+
+    \b
+      sandctl bench lateness
+      sandctl bench lateness --rate 5000 --duration 20s -o json
+
+    Lateness is this machine's clock at arrival less the time that was asked for: on another machine than the node's,
+    the difference of the two clocks is in it. A topic that is named must be empty.
+    """
+    _measure("lateness", {**options, "batch": 1})
+
+
+def _measure(what: str, options: dict[str, Any]) -> None:
+    from sandctl.bench_loads import Load, Plan
+
+    duration: timedelta | None = options.pop("duration")
+    seconds = float(DURATION_S if duration is None else duration.total_seconds())
+    if not seconds:
+        raise click.UsageError("--duration: longer than nothing")
+    messages, rate = options.pop("messages"), options["rate"]
+    if messages is None:
+        messages = MESSAGES
+        if rate is not None:
+            messages = max(1, round(rate * (RATE_S if duration is None else seconds)))
+            seconds += SPARE_S
+        elif duration is not None and what == "produce":
+            messages = MESSAGES_MAX
+    if messages > MESSAGES_MAX:
+        raise click.UsageError(f"{messages:,} messages are meant by that; {MESSAGES_MAX:,} is the most")
+    load = Load(what, Plan(messages=messages, duration_s=seconds, **options))
+    try:
+        run(load.run)
+    finally:
+        # However it ended: what was measured by then.
+        if load.measured.messages:
+            if settings().output == "table":
+                for line in load.measured.lines():
+                    say(line)
+            else:
+                show_one(load.measured.record())

@@ -1,0 +1,216 @@
+"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock; `drain`, `remove` and `transfer` stand in
+`sandctl.commands.cluster_moves`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.commands.cluster_moves import drain, remove, transfer
+from sandctl.options.common import common_options, run
+from sandctl.options.confirmation import confirm, need_yes, yes_option
+from sandctl.options.names import topic_option
+from sandctl.options.times import limit_option
+from sandctl.output.results import done, show_one, show_rows
+
+if TYPE_CHECKING:
+    from sandq.client import Client, TopicRecord
+
+
+@click.group()
+def cluster() -> None:
+    """Look at the cluster, found it, drain and remove nodes; clocks."""
+
+
+@cluster.command()
+@common_options
+def info() -> None:
+    """Show the cluster as the server sees it.
+
+    \b
+      sandctl cluster info
+    """
+
+    show_one(run(_info))
+
+
+async def _info(client: Client) -> dict[str, Any]:
+    return await client.admin.cluster()
+
+
+@cluster.command()
+@yes_option
+@common_options
+def init(yes: bool) -> None:
+    """Found the cluster with the node that is asked, alone and now.
+
+    \b
+      sandctl cluster init --server node1:7170
+
+    It is for nodes that have seeds and wait, because none of them is to found it (cluster.bootstrap). The others join.
+    It cannot be undone: nodes that belong to another cluster of this name never join this one.
+    """
+    if not yes:
+        need_yes("founding a cluster cannot be undone")
+    found = run(_info)
+    if found.get("waiting") and not yes:
+        met = ", ".join(str(row.get("node")) for row in found.get("others") or ()) or "nobody"
+        confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Go on?", "founded")
+
+    async def work(client: Client) -> str:
+        if (await _info(client)).get("node") != found.get("node"):  # of several servers another one may answer now
+            raise click.ClickException(f"{found.get('node')} does not answer any more: nothing was founded")
+        return await client.admin.init_cluster()
+
+    uuid = run(work)
+    told = {"node": found.get("node"), "cluster": found.get("cluster"), "cluster_uuid": uuid}
+    done(f"{told['node']} has founded cluster {uuid}", told)
+
+
+@cluster.command()
+@limit_option
+@common_options
+def nodes(limit: int | None) -> None:
+    """List the nodes: what the one asked believes of each and since when, whether it is linked with it (UP), where it
+    serves, how many partitions it leads, how many replicas it holds, and whether it votes in the metadata group.
+
+    STANDING is what is written down of it: in, draining, removing; failed. A member that is no node of the cluster, or
+    not yet, has none.
+
+    \b
+      sandctl cluster nodes
+    """
+
+    async def work(client: Client) -> tuple[dict[str, Any], list[TopicRecord]]:
+        return await client.admin.cluster(), await client.admin.list_topics()
+
+    from sandq.model.times import format_instant
+
+    found, topics = run(work)
+    leads = Counter(row.leader for record in topics for row in record.partitions)
+    rows = [
+        {
+            **row,
+            **{
+                name: format_instant(row[f"{name}_ms"]) if isinstance(row.get(f"{name}_ms"), int) else None
+                for name in ("since", "failed_since")
+            },
+            "condition": _condition(row),
+            "leads": leads[row.get("node")],
+            "asked": row.get("node") == found.get("node"),
+        }
+        for row in [*(found.get("nodes") or ()), *(found.get("others") or ())]
+    ]
+    columns = {
+        "node": "NODE",
+        "member": "MEMBER",
+        "since": "SINCE",
+        "up": "UP",
+        "condition": "STANDING",
+        "zone": "ZONE",
+        "client": "CLIENTS",
+        "http": "HTTP",
+        "leads": "LEADS",
+        "replicas": "REPLICAS",
+        "voter": "VOTER",
+    }
+    show_rows(rows, columns, limit)
+
+
+def _condition(row: dict[str, Any]) -> str | None:
+    """What is written down of a node."""
+    if row.get("standing") is None or row.get("failed_since_ms") is None:
+        return row.get("standing")
+    return "failed" if row["standing"] == "in" else f"{row['standing']}, failed"
+
+
+@cluster.command()
+@topic_option("Only those of this topic.")
+@limit_option
+@common_options
+def partitions(topic: str | None, limit: int | None) -> None:
+    """List the partitions of all topics, or of one: who leads each, which nodes are to hold it (the first one is to
+    lead), what is still under way to there, and what it holds.
+
+    \b
+      sandctl cluster partitions
+      sandctl cluster partitions --topic orders -o json
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        from sandq.client.admin.partitions import partition_rows
+
+        # One more tells that there is more.
+        return await partition_rows(client.admin, topic, None if limit is None else limit + 1)
+
+    columns = {
+        "topic": "TOPIC",
+        "partition": "PARTITION",
+        "leader": "LEADER",
+        "nodes": "NODES",
+        "steps": "MOVING",
+        "replicas": "REPLICAS",
+        "messages": "MESSAGES",
+        "delayed": "DELAYED",
+        "bytes": "BYTES",
+    }
+    show_rows(run(work), columns, limit)
+
+
+cluster.add_command(drain)
+cluster.add_command(remove)
+cluster.add_command(transfer)
+
+
+@cluster.group(invoke_without_command=True)
+@common_options
+@click.pass_context
+def clock(context: click.Context) -> None:
+    """Show the node's guarded clock, or accept a step of its wall clock.
+
+    \b
+      sandctl cluster clock
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(show)
+
+
+@clock.command()
+@common_options
+def show() -> None:
+    """Show the guarded clock beside the wall clock, and how far the other nodes' clocks are ahead of it.
+
+    \b
+      sandctl cluster clock show
+    """
+    show_one(_clock(accept=False))
+
+
+@clock.command()
+@common_options
+def accept() -> None:
+    """Follow the wall clock although it stepped: it is right, and the guarded clock was wrong.
+
+    \b
+      sandctl cluster clock accept
+    """
+    state = _clock(accept=True)
+    stays = f"; the alarm stays: {state['reason']}" if state.get("reason") else ""
+    done(f"the guarded clock is now {state['guarded']}{stays}", state)
+
+
+def _clock(*, accept: bool) -> dict[str, Any]:
+    from sandq.model.times import format_instant
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.admin.clock(accept=accept)
+
+    state = run(work)
+    instants = {
+        name: format_instant(state[f"{name}_ms"])
+        for name in ("guarded", "wall")
+        if isinstance(state.get(f"{name}_ms"), int)
+    }
+    return {"guarded": None, **instants, **state}

@@ -1,0 +1,225 @@
+"""`sandctl cluster drain`, `remove` and `transfer`: who holds and who leads what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.options.confirmation import confirm_name, need_yes, yes_option
+from sandctl.options.names import node_argument, topic_argument
+from sandctl.options.times import DURATION
+from sandctl.output.progress import Progress
+from sandctl.output.results import counted, done, say
+
+if TYPE_CHECKING:
+    from sandq.client import Client
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOOK_S: Final = 0.3
+"""How often it is looked how far it is."""
+LEADER_S: Final = 5.0
+"""So long the node that led the metadata group last may take to answer; then another one is asked."""
+
+
+def wait_options(command: F) -> F:
+    """`--wait/--no-wait`, `--timeout`."""
+    command = click.option(
+        "--timeout",
+        type=DURATION,
+        metavar="DURATION",
+        help="Wait so long at most; what was begun goes on all the same.  [default: for ever]",
+    )(command)
+    return click.option("--wait/--no-wait", default=True, show_default=True, help="Whether to wait until it is done.")(
+        command
+    )
+
+
+@click.command()
+@node_argument
+@click.option("--undo", is_flag=True, help="Let it take part again.")
+@wait_options
+@common_options
+def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
+    """Let NODE hold nothing: its replicas move to the other nodes, and it leads nothing and has no vote any more.
+
+    \b
+      sandctl cluster drain node4
+      sandctl cluster drain node4 --undo
+
+    It stays registered, serves clients, and can be stopped or removed when this is done.
+    """
+
+    async def work(client: Client) -> Standing | None:
+        if undo or not wait:
+            await client.admin.drain_node(node, undo=undo)
+            return None
+        leader = _Leader(client)
+        before = _standing(node, await leader.look())
+        await client.admin.drain_node(node)
+        return await _until(leader, node, before, timeout, _is_drained)
+
+    left = run(work)
+    record: dict[str, Any] = {"node": node, "standing": "in" if undo else "draining"}
+    if undo:
+        done(f"{node} takes part again", record)
+    elif not wait:
+        done(f"{node} is being drained", record)
+    elif left is None:
+        done(f"{node} was removed meanwhile", {**record, "standing": None})
+    else:
+        done(f"{node} is drained: it holds nothing any more", {**record, "replicas": left.replicas})
+
+
+@click.command()
+@node_argument
+@yes_option
+@wait_options
+@common_options
+def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
+    """Let the cluster forget NODE, which was drained, or has failed.
+
+    \b
+      sandctl cluster remove node4 --yes
+
+    What a failed one held is made anew on the other nodes first. Its data directory must not come back: to add the
+    machine again, start it with an empty one.
+    """
+    if not yes:
+        need_yes("removing a node cannot be undone")
+        confirm_name(node, f"The cluster forgets {node}, and its data directory is of no use any more", "removed")
+
+    async def work(client: Client) -> None:
+        if not wait:
+            return await client.admin.remove_node(node)
+        leader = _Leader(client)
+        before = _standing(node, await leader.look())
+        await client.admin.remove_node(node)
+        await _until(leader, node, before, timeout, lambda standing: False)
+
+    run(work)
+    done(f"{node} is {'' if wait else 'being '}removed", {"node": node, "standing": None if wait else "removing"})
+
+
+@click.command()
+@topic_argument()
+@click.argument("partition", type=int)
+@node_argument
+@common_options
+def transfer(topic: str, partition: int, node: str) -> None:
+    """Let NODE, which holds PARTITION of TOPIC, lead it.
+
+    \b
+      sandctl cluster transfer orders 0 node2
+    """
+
+    async def work(client: Client) -> None:
+        await client.admin.transfer(topic, partition, node)
+
+    run(work)
+    done(f"{node} leads partition {partition} of {topic}", {"topic": topic, "partition": partition, "leader": node})
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+class Standing(NamedTuple):
+    """A node, as the cluster has it written down."""
+
+    standing: str
+    replicas: int
+    """That it is to hold, or may still hold."""
+    votes: bool
+    store: str | None
+    """Of its data directory: another one under its name is another node."""
+
+
+def _is_drained(node: Standing) -> bool:
+    return node.standing == "draining" and not node.replicas and not node.votes
+
+
+async def _until(
+    leader: _Leader,
+    node: str,
+    before: Standing | None,
+    patience: timedelta | None,
+    is_done: Callable[[Standing], bool],
+) -> Standing | None:
+    """Look at a node until `is_done`, or (None) it is registered no more, or anew; show how far it is. ClickException
+    when that takes too long, or somebody undoes it. `before`: what it was before the change."""
+    import anyio
+
+    seconds = math.inf if patience is None else patience.total_seconds()
+    most, begun, told = 0, False, False
+    found: Standing | None = None
+    with anyio.move_on_after(seconds), Progress() as progress:
+        while True:
+            seen = await leader.look()
+            found = _standing(node, seen)
+            if found is None or (before is not None and found.store != before.store):
+                return None
+            if is_done(found):
+                return found
+            if begun and found.standing == "in":
+                raise click.ClickException(f"{node} takes part again: somebody undid it")
+            begun = begun or found.standing != "in"
+            most = max(most, found.replicas)
+            progress.tell(_left(node, found, most))
+            if not told and _too_many_failed(seen):
+                told = True
+                say("sandctl: nothing moves while more than a third of the nodes are failed", err=True)
+            await anyio.sleep(LOOK_S)
+    still = _left(node, found, most) if found is not None else "nobody could be asked"
+    raise click.ClickException(f"not done within {seconds:g} s, and it goes on: {still} (see cluster nodes)")
+
+
+def _left(node: str, found: Standing, most: int) -> str:
+    if found.replicas:
+        return f"{found.replicas:,} of {counted(most, 'replica')} left on {node}"
+    return f"{node} has a vote in the metadata group still" if found.votes else f"{node} holds nothing any more"
+
+
+def _standing(node: str, seen: dict[str, Any]) -> Standing | None:
+    for row in seen.get("nodes") or ():
+        if row.get("node") == node:
+            replicas = int(row.get("replicas") or 0)
+            return Standing(str(row.get("standing")), replicas, bool(row.get("voter")), row.get("store_uuid"))
+    return None
+
+
+def _too_many_failed(seen: dict[str, Any]) -> bool:
+    rows = seen.get("nodes") or ()
+    return 3 * sum(row.get("failed_since_ms") is not None for row in rows) > len(rows)
+
+
+class _Leader:
+    """The node that leads the metadata group: it knows best. One that is removed may never hear of it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._node: str | None = None
+
+    async def look(self) -> dict[str, Any]:
+        seen = await self._ask()
+        leader = seen.get("metadata_leader")
+        if leader is not None and leader != seen.get("node"):
+            self._node = leader
+            seen = await self._ask()
+        return seen
+
+    async def _ask(self) -> dict[str, Any]:
+        import anyio
+
+        from sandq.errors import SandqError
+
+        if self._node is not None:
+            with suppress(SandqError), anyio.move_on_after(LEADER_S):
+                return await self._client.admin.cluster(self._node)
+            self._node = None
+        return await self._client.admin.cluster()

@@ -1,0 +1,181 @@
+"""`sandctl consume`: print messages as a consumer of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.options.names import group_option, topic_argument
+from sandctl.options.times import DURATION, EARLIEST, PLACE
+from sandctl.output.escaping import value_text
+from sandctl.output.jsonl import message_record
+from sandctl.output.printing import Printer
+
+if TYPE_CHECKING:
+    from sandq.client import Client, LeasedMessage, Leases, Message, Subscription
+
+CREDIT = 1000
+NO_ACK_CREDIT = 10_000
+PAUSE_S = 0.02
+"""When nothing came for so long, the server is asked whether there is anything."""
+ASKED_AT_MOST = 50
+"""With --no-ack: so often, while it says that there is something and nothing comes."""
+
+
+@click.command()
+@topic_argument()
+@group_option
+@click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
+@click.option("--follow", is_flag=True, help="Go on until interrupted.")
+@click.option("--no-ack", is_flag=True, help="Look only: at the end the messages are given back to the group.")
+@click.option("--lease", type=DURATION, metavar="DURATION", help="How long messages are held.  [default: the topic's]")
+@click.option(
+    "--start",
+    type=PLACE,
+    default=EARLIEST,
+    show_default=True,
+    metavar="PLACE",
+    help="Where a new group begins: earliest, latest, an instant, or an offset.",
+)
+@common_options
+def consume(
+    topic: str, group: str, maximum: int | None, follow: bool, no_ack: bool, lease: timedelta | None, start: str | int
+) -> None:
+    """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
+
+    Without --max and --follow: what is ready now, then exit. Each message is printed as its bytes and a line feed (on a
+    terminal with escapes for control characters), a deletion in a compacted topic as "(deleted: KEY)"; with -o jsonl as
+    an object that `produce --jsonl` takes.
+
+    \b
+      sandctl consume orders --group billing
+      sandctl consume orders --group audit --start -1h --follow -o jsonl
+
+    With --no-ack at most 10,000 messages are held, and it ends there. --start of a group that is there already does
+    nothing: see `group seek`.
+    """
+    if maximum is not None and follow:
+        raise click.UsageError("--max and --follow: one of them, not both")
+    if no_ack and maximum is not None and maximum > NO_ACK_CREDIT:
+        raise click.UsageError(f"--no-ack holds {NO_ACK_CREDIT:,} messages at most")
+    wanted = math.inf if maximum is None else maximum
+    credit = int(min(wanted, NO_ACK_CREDIT if no_ack else CREDIT))
+
+    async def work(client: Client) -> None:
+        async with client.subscribe(topic, group=group, credit=credit, lease=lease, start=start) as subscription:
+            if follow or maximum is not None:
+                source = _as_they_come(subscription)
+            elif no_ack:
+                source = _until_the_group_has_none(subscription, client, topic, group)
+            else:
+                source = _until_none_can_be_leased(subscription, client.leases(topic, group), lease, start)
+            limit = min(wanted, NO_ACK_CREDIT) if no_ack else wanted
+            taken = await _print_messages(source, limit, ack=not no_ack)
+        if no_ack and taken == NO_ACK_CREDIT and maximum is None:
+            click.echo(f"sandctl: stopped after {taken:,} messages, which nobody acked", err=True)
+
+    run(work)
+
+
+_Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]
+"""A message, and what acks it."""
+
+
+async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *, ack: bool) -> int:
+    """How many were printed: `limit`, or fewer when `source` ends."""
+    printer = Printer()
+    escapes = sys.stdout.isatty()
+    count = 0
+    try:
+        async with contextlib.aclosing(source):
+            async for message, settle in source:
+                await printer.show(partial(message_record, message), partial(_text, message, escapes))
+                if ack:
+                    await settle()
+                count += 1
+                if count >= limit:
+                    break
+    finally:
+        await printer.close()
+    return count
+
+
+def _text(message: Message | LeasedMessage, escapes: bool) -> bytes:
+    """A message for people: its value; of a deletion, which has none, the key."""
+    if message.deleted:
+        return b"(deleted: %b)\n" % value_text(message.key or b"")
+    return (value_text(message.value) if escapes else message.value) + b"\n"
+
+
+async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, None]:
+    async for message in subscription:
+        yield message, _acking(message)
+
+
+async def _until_none_can_be_leased(
+    subscription: Subscription, leases: Leases, lease: timedelta | None, start: str | int
+) -> AsyncGenerator[_Found, None]:
+    """What is ready now. The subscription holds and extends; when it is quiet, an attempt to lease one message more
+    tells for certain whether there is any. (What it was pushed stands before that answer.)"""
+    while True:
+        while (message := await _next(subscription, PAUSE_S)) is not None:
+            yield message, _acking(message)
+        found = await leases.take(1, wait=0, lease=lease, start=start)
+        for taken in found:
+            yield taken, partial(_ack_taken, leases, taken)
+        if found:
+            continue
+        message = subscription.take_arrived()
+        if message is None:
+            return
+        yield message, _acking(message)
+
+
+async def _until_the_group_has_none(
+    subscription: Subscription, client: Client, topic: str, group: str
+) -> AsyncGenerator[_Found, None]:
+    """As before for who will not ack: asking must not lease, for that cannot be undone without counting an attempt.
+
+    The group's row tells whether anything is ready. What is, and does not come (the group is stopped, others take it),
+    ends it as well.
+    """
+    asked = 0
+    while True:
+        while (message := await _next(subscription, PAUSE_S)) is not None:
+            asked = 0
+            yield message, _acking(message)
+        rows = [row for row in await client.admin.groups(topic) if row.get("group") == group]
+        asked += 1
+        message = subscription.take_arrived()
+        if message is not None:
+            yield message, _acking(message)
+        elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
+            return
+
+
+def _acking(message: Message) -> Callable[[], Awaitable[None]]:
+    async def settle() -> None:
+        message.ack()  # queued: it is confirmed by the time the subscription is left
+
+    return settle
+
+
+async def _ack_taken(leases: Leases, message: LeasedMessage) -> None:
+    await leases.ack([message])
+
+
+async def _next(subscription: Subscription, wait_s: float) -> Message | None:
+    """The next message; None when none comes for so long."""
+    import anyio
+
+    with anyio.move_on_after(wait_s):
+        return await subscription.__anext__()
+    return None

@@ -1,0 +1,164 @@
+"""`sandctl dead`: the dead letters of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.options.confirmation import confirm, need_yes, yes_option
+from sandctl.options.names import group_option, topic_argument
+from sandctl.options.times import Window, limit_option, window_options
+from sandctl.output.progress import Progress
+from sandctl.output.records import CELL_CHARS, dead_record, key_cell, value_cell, when
+from sandctl.output.results import counted, done, shortened, show_stream
+
+if TYPE_CHECKING:
+    from sandq.client import Client, JobResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REASONS = ("nacked", "lease_expired", "expired")
+
+
+@click.group()
+def dead() -> None:
+    """Look at dead letters, deliver them again, or purge them.
+
+    A message is dead for a group when its last attempt failed (nacked), when that attempt's lease ended without an
+    ack (lease_expired), or when nobody took it within its ttl (expired).
+    """
+
+
+def _which_options(command: F) -> F:
+    command = click.option("--reason", type=click.Choice(REASONS), help="Only those that died of this.")(command)
+    return topic_argument()(group_option(command))
+
+
+@dead.command("list")
+@_which_options
+@click.option("--values", is_flag=True, help="Show values, too.")
+@limit_option
+@common_options
+def list_(topic: str, group: str, reason: str | None, values: bool, limit: int | None) -> None:
+    """List the dead letters of a group, and on standard error how many died of what.
+
+    \b
+      sandctl dead list orders --group billing
+      sandctl dead list orders -g billing --reason nacked --values -o jsonl
+
+    With --values -o jsonl each line is valid input of `produce --jsonl`.
+    """
+    columns: dict[str, Any] = {
+        "ID": lambda row: row.id,
+        "REASON": lambda row: row.reason,
+        "ATTEMPTS": lambda row: row.attempts,
+        "DEAD SINCE": lambda row: when(row.dead_ms),
+        "KEY": lambda row: key_cell(row.key),
+        "BYTES": lambda row: row.size,
+        "ERROR": lambda row: None if row.error is None else shortened(row.error, CELL_CHARS),
+        **({"VALUE": lambda row: value_cell(row.value)} if values else {}),
+    }
+
+    async def work(client: Client) -> dict[str, int]:
+        letters = client.dead(topic, group)
+        counts = await letters.counts()
+        asked = None if limit is None else limit + 1
+        rows = letters.list(reason=reason, limit=asked, values=values)
+        await show_stream(rows, lambda row: dead_record(row, value=values), columns, limit)
+        return counts
+
+    counts = {name: count for name, count in run(work).items() if count}
+    if counts:
+        parts = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
+        click.echo(f"{sum(counts.values()):,} dead in group {group}: {parts}", err=True)
+
+
+@dead.command()
+@_which_options
+@window_options("Dead", keys=False)
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="So many messages a second at most.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@common_options
+def redrive(
+    topic: str,
+    group: str,
+    reason: str | None,
+    since: int | None,
+    until: int | None,
+    rate: int | None,
+    dry_run: bool,
+) -> None:
+    """Deliver dead letters to their group again, with all attempts before them.
+
+    \b
+      sandctl dead redrive orders --group billing --reason nacked --since -1d
+      sandctl dead redrive orders --group billing --rate 50
+
+    Interrupted, it stops; what was redriven by then stays so.
+    """
+    window = Window.of(since, until)
+    arguments = {"reason": reason, **window.arguments()}
+
+    async def work(client: Client) -> JobResult:
+        letters = client.dead(topic, group)
+        if dry_run:
+            return await letters.redrive(**arguments, dry_run=True)
+        with Progress("redriven") as progress:
+            return await letters.redrive(**arguments, rate=rate, progress=progress)
+
+    result = run(work)
+    if dry_run:
+        _would(result, "redriven")
+    else:
+        _did(result, "redriven")
+
+
+@dead.command()
+@_which_options
+@window_options("Dead", keys=False)
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@yes_option
+@common_options
+def purge(
+    topic: str, group: str, reason: str | None, since: int | None, until: int | None, dry_run: bool, yes: bool
+) -> None:
+    """Delete dead letters of a group for good.
+
+    \b
+      sandctl dead purge orders --group billing --reason expired --until -7d --dry-run
+      sandctl dead purge orders --group billing --yes
+    """
+    arguments = {"reason": reason, **Window.of(since, until).arguments()}
+
+    async def count(client: Client) -> JobResult:
+        return await client.dead(topic, group).purge(**arguments, dry_run=True)
+
+    if dry_run:
+        _would(run(count), "purged")
+        return
+    total: int | None = None
+    if not yes:
+        need_yes("purging deletes dead letters for good")
+        matched = total = run(count).matched
+        if not matched:
+            done("no dead letters", {"matched": 0, "done": 0, "too_late": 0})
+            return
+        confirm(f"Delete {counted(matched, 'dead letter')} of group {group} for good?", "purged")
+
+    async def work(client: Client) -> JobResult:
+        with Progress("purged", total) as progress:
+            return await client.dead(topic, group).purge(**arguments, progress=progress)
+
+    _did(run(work), "purged")
+
+
+def _would(result: JobResult, verb: str) -> None:
+    done(f"{counted(result.matched, 'dead letter')} would be {verb}", {"matched": result.matched, "dry_run": True})
+
+
+def _did(result: JobResult, verb: str) -> None:
+    record = {"matched": result.matched, "done": result.done, "too_late": result.too_late}
+    done(f"{verb} {result.done:,} of {counted(result.matched, 'dead letter')}", record)

@@ -1,0 +1,203 @@
+"""`sandctl group`: the consumer groups of a topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
+from sandctl.options.names import group_argument, topic_argument
+from sandctl.options.times import PLACE, limit_option
+from sandctl.options.topic_settings import retry_options, settings_of, shown
+from sandctl.output.results import done, show_one, show_rows
+
+if TYPE_CHECKING:
+    from sandq.client import Client
+
+_COUNTS = ("ready", "leased", "waiting", "dead")
+_COLUMNS = {
+    "group": "GROUP",
+    "partition": "PARTITION",
+    "cursor": "CURSOR",
+    "committed": "COMMITTED",
+    "ready": "READY",
+    "leased": "LEASED",
+    "waiting": "WAITING",
+    "dead": "DEAD",
+    "consumers": "CONSUMERS",
+    "reason": "STOPPED BECAUSE",
+}
+
+
+@click.group()
+def group() -> None:
+    """Look at consumer groups, seek, change and delete them.
+
+    A group exists from its first subscribe on (`sandctl consume TOPIC --group NAME`).
+    """
+
+
+@group.command("list")
+@topic_argument()
+@limit_option
+@common_options
+def list_(topic: str, limit: int | None) -> None:
+    """List the groups of TOPIC, a row for each partition.
+
+    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked.
+
+    \b
+      sandctl group list orders
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return await client.admin.groups(topic)
+
+    show_rows([_readable(row) for row in run(work)], _COLUMNS, limit)
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@common_options
+def show(topic: str, name: str) -> None:
+    """Show one group of TOPIC: its settings, what it has before it, and where it stands in each partition.
+
+    \b
+      sandctl group show orders billing
+    """
+    rows = _rows_of(topic, name)
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        reasons.update(row.get("dead_reasons") or {})
+    own = next((row["settings"] for row in rows if row.get("settings")), None)
+    record = {
+        "group": name,
+        "topic": topic,
+        "settings": "the topic's" if own is None and settings().output == "table" else own,
+        "consumers": sum(row.get("consumers") or 0 for row in rows),
+        **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
+        "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,
+        "partitions": [
+            {key: row.get(key) for key in _COLUMNS if key != "group"}
+            if settings().output == "table"
+            else {key: value for key, value in row.items() if key not in ("group", "settings")}
+            for row in rows
+        ],
+    }
+    show_one(record)
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@click.option(
+    "--to", type=PLACE, required=True, metavar="PLACE", help="earliest, latest, an instant, or an offset to begin with."
+)
+@yes_option
+@common_options
+def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
+    """Have a group begin at another place of TOPIC, in all partitions.
+
+    \b
+      sandctl group seek orders billing --to earliest
+      sandctl group seek orders billing --to -2h
+      sandctl group seek orders billing --to 2030-01-31T08:00:00Z --yes
+
+    Back: what it had acked since is delivered again, as far as it is still stored. Forward: what it passes counts as
+    acked. What its consumers hold is taken from them.
+    """
+    if not yes:
+        need_yes("a seek delivers messages again, or passes over them")
+        where = _place(to)
+        confirm(f"Have group {name} of {topic} begin at {where}? What it holds is taken from it.", "changed")
+
+    async def work(client: Client) -> dict[int, str]:
+        return await client.admin.seek_group(topic, name, to)
+
+    rows = [{"partition": partition, "cursor": cursor} for partition, cursor in run(work).items()]
+    if settings().output == "table":
+        click.echo(f"group {name} begins at {_place(to)}", err=True)
+    show_rows(rows, {"partition": "PARTITION", "cursor": "CURSOR"})
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@retry_options(False)
+@click.option("--reset", is_flag=True, help="No settings of its own: the topic's again.")
+@common_options
+def update(topic: str, name: str, reset: bool, **options: Any) -> None:
+    """Give a group settings of its own; what is not named is the topic's.
+
+    \b
+      sandctl group update orders billing --max-attempts 3 --backoff fixed --backoff-first 5s
+      sandctl group update orders billing --reset
+
+    A back-off is its own as a whole: what it does not name has the default (exponential, 1s, factor 2, cap 10m, 20%).
+    """
+    given = settings_of(options)
+    if reset and given:
+        raise click.UsageError("--reset goes without settings")
+    if not reset and not given:
+        raise click.UsageError("nothing to change: give settings, or --reset")
+
+    async def work(client: Client) -> None:
+        await client.admin.update_group(topic, name, **given)
+
+    run(work)
+    done(f"updated group {name} of {topic}", {"group": name, "topic": topic, "settings": given or None})
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@yes_option
+@common_options
+def delete(topic: str, name: str, yes: bool) -> None:
+    """Delete a group of TOPIC: where it stood, what it holds, its dead letters. The messages stay.
+
+    \b
+      sandctl group delete orders billing
+
+    It is refused while the group has consumers. One that subscribes afterwards makes a new group, which begins where
+    its --start says.
+    """
+    if not yes:
+        need_yes("deleting a group deletes its place and its dead letters")
+        confirm_name(name, f"This deletes group {name} of {topic} with its place and its dead letters", "deleted")
+
+    async def work(client: Client) -> None:
+        await client.admin.delete_group(topic, name)
+
+    run(work)
+    done(f"deleted group {name} of {topic}", {"deleted": name, "topic": topic})
+
+
+def _rows_of(topic: str, name: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of one group; UnknownGroup when there is none of this name."""
+    from sandq.errors import UnknownGroup
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return await client.admin.groups(topic)
+
+    rows = [_readable(row) for row in run(work) if row.get("group") == name]
+    if not rows:
+        raise UnknownGroup(f"topic {topic!r} has no group {name!r}")
+    return rows
+
+
+def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its settings as they are given."""
+    own = row.get("settings")
+    return {**row, "settings": shown(own) if own else None}
+
+
+def _place(to: str | int) -> str:
+    from sandq.model.times import format_instant
+
+    return format_instant(to) if isinstance(to, int) else to

@@ -1,0 +1,213 @@
+"""`sandctl message cancel` and `move`: of named messages, or of all in a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.options.confirmation import confirm, need_yes, yes_option
+from sandctl.options.names import topic_argument
+from sandctl.options.targets import Target, change_each, named_or_window, show_outcomes
+from sandctl.options.times import DURATION, ID, INSTANT, SHIFT, Window, now_ms, window_options
+from sandctl.output.progress import Progress
+from sandctl.output.results import counted, done
+
+if TYPE_CHECKING:
+    from sandq.client import Client, JobResult, Messages
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _which_options(command: F) -> F:
+    command = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(command)
+    command = topic_argument()(command)
+    for option in reversed(
+        (
+            click.option("--unique-key", metavar="K", help="The message that has this unique key."),
+            window_options("Due"),
+            click.option("--all", "everything", is_flag=True, help="Everything that is pending."),
+            click.option("--dry-run", is_flag=True, help="Only count what is in the window."),
+            yes_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_which_options
+@common_options
+def cancel(
+    topic: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    since: int | None,
+    until: int | None,
+    key_prefix: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Cancel pending messages of TOPIC: they are never delivered.
+
+    \b
+      sandctl message cancel orders 01HN7K2B6R0000000001000000
+      sandctl message cancel orders --unique-key order-17
+      sandctl message cancel orders --since now --until +1h --dry-run
+      sandctl message cancel orders --key-prefix customer-7 --yes
+
+    What a group has taken already (leased, waiting for a retry, acked or dead) is too late to cancel. Of messages named
+    by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a window, how many
+    there were. A window asks before it cancels; interrupted, it stops where it is.
+    """
+    which = named_or_window(ids, unique_key, everything, Window.of(since, until, key_prefix))
+    if isinstance(which, Window):
+        _window(topic, which, _Cancel(), dry_run, yes)
+        return
+    _no_dry_run(dry_run)
+
+    async def change(messages: Messages, target: Target) -> dict[str, Any]:
+        found = await messages.cancel(**target.arguments)
+        return {"id": found, "outcome": "cancelled"}
+
+    show_outcomes(which, run(lambda client: change_each(client, topic, which, change)), "cancelled")
+
+
+@click.command()
+@_which_options
+@click.option("--at", type=INSTANT, metavar="INSTANT", help="To this moment.")
+@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="To so long from now.")
+@click.option("--shift", type=SHIFT, metavar="[+|-]DURATION", help="By so much later, or (-1h) earlier.")
+@common_options
+def move(
+    topic: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    since: int | None,
+    until: int | None,
+    key_prefix: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    at: int | None,
+    delay: timedelta | None,
+    shift: timedelta | None,
+) -> None:
+    """Move pending messages of TOPIC to another time; they keep their ids.
+
+    \b
+      sandctl message move orders 01HN7K2B6R0000000001000000 --at 2030-01-31T08:00:00Z
+      sandctl message move orders --unique-key order-17 --in 10m
+      sandctl message move orders --since +0s --until +1d --shift +1h --dry-run
+      sandctl message move orders --key-prefix customer-7 --shift -30m --yes
+
+    To a moment that has passed means: now. What a group has taken already is too late to move. Of messages named by ID
+    or key the outcome of each is printed, and the exit code is 1 unless all were moved; of a window, how many there
+    were. A window asks before it moves; interrupted, it stops where it is.
+    """
+    if sum(value is not None for value in (at, delay, shift)) != 1:
+        raise click.UsageError("say where to: --at INSTANT, --in DURATION or --shift DURATION; one of them")
+    which = named_or_window(ids, unique_key, everything, Window.of(since, until, key_prefix))
+    if isinstance(which, Window):
+        to_ms = at if delay is None else now_ms() + round(delay / timedelta(milliseconds=1))
+        _window(topic, which, _Move(to_ms, shift), dry_run, yes)
+        return
+    _no_dry_run(dry_run)
+
+    async def change(messages: Messages, target: Target) -> dict[str, Any]:
+        offset = await messages.move(**target.arguments, **await _where_to(messages, target, at, delay, shift))
+        return {"outcome": "moved", "offset": offset, "deliver_at": _time_of(offset)}
+
+    show_outcomes(which, run(lambda client: change_each(client, topic, which, change)), "moved")
+
+
+async def _where_to(
+    messages: Messages, target: Target, at: int | None, delay: timedelta | None, shift: timedelta | None
+) -> dict[str, Any]:
+    if at is not None:
+        return {"deliver_at": at}
+    if delay is not None:
+        return {"delay": delay}
+    from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
+
+    assert shift is not None
+    found = await messages.get(**target.arguments)
+    moved_ms = found.deliver_at_ms + shift // timedelta(milliseconds=1)
+    return {"deliver_at": min(max(moved_ms, LEAST_INSTANT_MS), TIME_MAX_MS)}
+
+
+def _time_of(offset: str) -> str:
+    from sandq.client import offset_time_ms
+    from sandq.model.times import format_instant
+
+    return format_instant(offset_time_ms(offset))
+
+
+def _no_dry_run(dry_run: bool) -> None:
+    if dry_run:
+        raise click.UsageError("--dry-run counts what is in a window; of one message, `message get` tells its state")
+
+
+class _Cancel:
+    """What a window is asked for, and the words for it."""
+
+    verb = "cancelled"
+    question = "Cancel"
+    tail = ""
+
+    async def run(self, messages: Messages, arguments: dict[str, Any]) -> JobResult:
+        return await messages.cancel_all(**arguments)
+
+
+class _Move:
+    """The same, to another time."""
+
+    verb = "moved"
+    question = "Move"
+
+    def __init__(self, to_ms: int | None, shift: timedelta | None) -> None:
+        from sandq.model.times import format_duration, format_instant
+
+        self._to: dict[str, Any] = {"to": to_ms} if shift is None else {"shift": shift}
+        if to_ms is not None:
+            self.tail = f" to {format_instant(to_ms)}"
+        elif shift is not None:
+            size = format_duration(abs(shift) // timedelta(milliseconds=1))
+            self.tail = f" {size} {'earlier' if shift < timedelta() else 'later'}"
+
+    async def run(self, messages: Messages, arguments: dict[str, Any]) -> JobResult:
+        return await messages.move_all(**self._to, **arguments)
+
+
+def _window(topic: str, window: Window, job: _Cancel | _Move, dry_run: bool, yes: bool) -> None:
+    """Count, ask, do, tell."""
+
+    async def count(client: Client) -> JobResult:
+        return await job.run(client.messages(topic), {**window.arguments(), "dry_run": True})
+
+    total: int | None = None
+    what = f"of {topic}{window.text('due')}{job.tail}"
+    if dry_run:
+        matched = run(count).matched
+        done(f"{counted(matched, 'message')} {what} would be {job.verb}", {"matched": matched, "dry_run": True})
+        return
+    if not yes:
+        need_yes(f"this may change many messages of {topic}")
+        matched = total = run(count).matched
+        if not matched:
+            done(f"no pending messages {what}", {"matched": 0, "done": 0, "too_late": 0})
+            return
+        confirm(f"{job.question} {counted(matched, 'message')} {what}?", job.verb)
+
+    async def work(client: Client) -> JobResult:
+        with Progress(job.verb, total) as progress:
+            return await job.run(client.messages(topic), {**window.arguments(), "progress": progress})
+
+    result = run(work)
+    late = f"; too late for {result.too_late:,}" if result.too_late else ""
+    record = {"matched": result.matched, "done": result.done, "too_late": result.too_late}
+    done(f"{job.verb} {result.done:,} of {counted(result.matched, 'message')} {what}{late}", record)

@@ -1,0 +1,133 @@
+"""`sandctl message list`, `get` and `why`; `cancel` and `move` stand in `sandctl.commands.message_changes`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.commands.message_changes import cancel, move
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.names import topic_argument
+from sandctl.options.targets import one
+from sandctl.options.times import ID, Window, limit_option, now_ms, window_options
+from sandctl.output.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
+from sandctl.output.results import say, show_one, show_stream
+
+if TYPE_CHECKING:
+    from sandq.client import Client, StoredMessage
+
+STATES = ("delayed", "ready", "leased", "waiting", "acked")
+
+
+@click.group()
+def message() -> None:
+    """Look at stored messages; cancel and move those that are pending.
+
+    A message is named by its ID (26 characters, printed by `produce` and `message list`; it keeps it when it is moved)
+    or by its unique key, when its producer gave it one.
+    """
+
+
+@message.command("list")
+@topic_argument()
+@click.option(
+    "--state",
+    type=click.Choice(STATES),
+    help="Only these. What any group did with a message counts. Dead ones: see `dead list`.",
+)
+@window_options("Due")
+@click.option("--values", is_flag=True, help="Show values, too.")
+@limit_option
+@common_options
+def list_(
+    topic: str,
+    state: str | None,
+    since: int | None,
+    until: int | None,
+    key_prefix: str | None,
+    values: bool,
+    limit: int | None,
+) -> None:
+    """List messages of TOPIC in order of time, from all its partitions.
+
+    \b
+      sandctl message list orders --state delayed --until +1h
+      sandctl message list orders --key-prefix customer-7 --values -o jsonl > saved.jsonl
+
+    With --values -o jsonl each line is valid input of `produce --jsonl`. An INSTANT is 2030-01-31T08:00:00Z, epoch
+    milliseconds, or a duration from now with its sign: +5m, -1h.
+    """
+    window = Window.of(since, until, key_prefix)
+    columns: dict[str, Any] = {
+        "ID": lambda row: row.id,
+        "STATE": lambda row: row.state,
+        "DELIVER AT": lambda row: when(row.deliver_at_ms),
+        "KEY": lambda row: key_cell(row.key),
+        "UNIQUE KEY": lambda row: key_cell(row.unique_key),
+        "BYTES": lambda row: row.size,
+        **({"VALUE": lambda row: value_cell(row.value)} if values else {}),
+    }
+
+    async def work(client: Client) -> None:
+        asked = None if limit is None else limit + 1
+        rows = client.messages(topic).list(state=state, limit=asked, values=values, **window.arguments())
+        await show_stream(rows, lambda row: stored_record(row, value=values), columns, limit)
+
+    run(work)
+
+
+@message.command()
+@topic_argument()
+@click.argument("message_id", metavar="ID", type=ID, required=False)
+@click.option("--unique-key", metavar="K", help="The message that has this unique key.")
+@common_options
+def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
+    """Show one message of TOPIC, with its value.
+
+    \b
+      sandctl message get orders 01HN7K2B6R0000000001000000
+      sandctl message get orders --unique-key order-17 -o json
+
+    A value that is long is cut short in the table; -o json has all of it.
+    """
+    target = one(message_id, unique_key)
+
+    async def work(client: Client) -> StoredMessage:
+        return await client.messages(topic).get(**target.arguments)
+
+    record = stored_record(run(work), value=True)
+    show_one(without_long_value(record) if settings().output == "table" else record)
+
+
+@message.command()
+@topic_argument()
+@click.argument("message_id", metavar="ID", type=ID, required=False)
+@click.option("--unique-key", metavar="K", help="The message that has this unique key.")
+@common_options
+def why(topic: str, message_id: str | None, unique_key: str | None) -> None:
+    """Tell the life of one message of TOPIC: why it was, or was not, delivered.
+
+    \b
+      sandctl message why orders --unique-key order-17
+
+    When it was created, moved and due; and of each group: each attempt, by whom, and how it ended; who holds it until
+    when; what it waits for.
+    """
+    target = one(message_id, unique_key)
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.messages(topic).why(**target.arguments)
+
+    found = run(work)
+    if settings().output != "table":
+        show_one(biography_record(found))
+        return
+    from sandctl.output.biography import biography
+
+    for line in biography(found, topic, now_ms()):
+        say(line)
+
+
+message.add_command(cancel)
+message.add_command(move)

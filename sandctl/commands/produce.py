@@ -1,0 +1,277 @@
+"""`sandctl produce`: one message, a message a line, or a JSON object a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.names import topic_argument
+from sandctl.options.payload import headers_of, open_source, whole
+from sandctl.options.times import DURATION, INSTANT, RATE, now_ms, raw
+from sandctl.output.jsonl import LINE_BYTES_MAX, BadLine, parse_line
+from sandctl.output.progress import Progress
+from sandctl.output.results import counted, to_json
+from sandctl.pacing import Pacer
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from sandq.client import Client, Producer, Receipt
+
+_UNCONFIRMED = 10_000  # receipts that wait for being printed
+
+
+@click.command()
+@topic_argument()
+@click.argument("payload", required=False)
+@click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
+@click.option("--lines", is_flag=True, help="Each line is a message (without its line feed).")
+@click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
+@click.option("--key", help="Messages of one key go to one partition.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
+@click.option("--at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, never before.")
+@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="Deliver after this delay.")
+@click.option(
+    "--ttl",
+    type=DURATION,
+    metavar="DURATION",
+    help="Dead when nobody took it so long after its time.  [default: the topic's]",
+)
+@click.option("--unique-key", metavar="K", help="Only one pending message of TOPIC may have it.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["reject", "replace", "ignore"]),
+    default="reject",
+    show_default=True,
+    help="When the unique key is taken: fail, cancel the other message, or keep the other one.",
+)
+@click.option("--partition", type=int, help="Send to this partition.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
+@click.option(
+    "--rate",
+    type=RATE,
+    metavar="R",
+    help="So many messages a second; with --count, --lines or --jsonl.",
+)
+@common_options
+def produce(
+    topic: str,
+    payload: str | None,
+    path: str | None,
+    lines: bool,
+    jsonl: bool,
+    key: str | None,
+    headers: tuple[str, ...],
+    at: int | None,
+    delay: timedelta | None,
+    ttl: timedelta | None,
+    unique_key: str | None,
+    on_conflict: str,
+    partition: int | None,
+    count: int | None,
+    rate: float | None,
+) -> None:
+    """Send messages to TOPIC, and print the offset of each once it is stored.
+
+    PAYLOAD is one message. So is --file, its bytes as they are, unless --lines or --jsonl say that it holds many (then
+    standard input is read when no file is named).
+
+    \b
+      sandctl produce orders '{"order": 17}' --key customer-7 --in 2h
+      sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
+      sandctl produce orders tick --count 600 --rate 10
+      sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
+
+    A JSON object has the value as "text", as "value" (base64) or as "json" (a "value" of null deletes the key, in a
+    compacted topic); and may have "key", "headers",
+    "deliver_at" or "delay", "ttl" and "unique_key" ("key_base64" and "unique_key_base64" where they are no text). What
+    `consume -o jsonl` prints is such an object. --key, --header, --at, --in and --ttl hold for those that do not say
+    otherwise.
+    """
+    if lines and jsonl:
+        raise click.UsageError("--lines and --jsonl: one of them, not both")
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --in: one of them, not both")
+    if payload is not None and (path is not None or lines or jsonl):
+        raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
+    if payload is None and path is None and not (lines or jsonl):
+        raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
+    if unique_key is not None and (lines or jsonl):
+        raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
+    if count is not None and (lines or jsonl):
+        raise click.UsageError("--count repeats one message: it does not go with --lines or --jsonl")
+    if count is not None and unique_key is not None:
+        raise click.UsageError("--unique-key names one message: it does not go with --count")
+    if rate is not None and not (lines or jsonl or count):
+        raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
+    options = {
+        "key": raw(key),
+        "headers": headers_of(headers),
+        "deliver_at": at,
+        "delay": delay,
+        "ttl": ttl,
+        "unique_key": raw(unique_key),
+        "partition": partition,
+    }
+    common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    common["on_conflict"] = on_conflict
+    with open_source(path, needed=payload is None) as source:
+        if lines or jsonl:
+            run(lambda client: _send_lines(client, topic, source, jsonl, common, rate))
+            return
+        value = os.fsencode(payload) if payload is not None else whole(source)
+        if count is not None:
+            again = _repeated({"value": value, **common}, count)
+            run(lambda client: _send_many(client, topic, again, rate, count))
+        else:
+            offset = run(lambda client: client.produce(topic, value, **common))
+            with _Offsets("message", None) as offsets:
+                offsets.stored_at(offset)
+
+
+async def _send_lines(
+    client: Client, topic: str, source: BinaryIO, jsonl: bool, common: dict[str, Any], rate: float | None
+) -> None:
+    compacted = jsonl and (await client.admin.topic(topic)).kind == "compacted"
+    await _send_many(client, topic, _of_lines(source, jsonl, common, compacted), rate, None)
+
+
+async def _send_many(
+    client: Client, topic: str, messages: AsyncIterator[dict[str, Any] | BadLine], rate: float | None, total: int | None
+) -> None:
+    """`total`: how many there will be, when that is known; they are not lines then."""
+    import anyio
+
+    failure: Exception | None = None
+    async with AsyncExitStack() as stack:
+        offsets = stack.enter_context(_Offsets("line" if total is None else "message", total))
+        producer = await stack.enter_async_context(client.producer(topic))
+        sender, receiver = anyio.create_memory_object_stream[tuple[int, "Receipt"]](_UNCONFIRMED)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_confirm, receiver, offsets)
+            try:
+                failure = await _send_all(producer, sender, messages, rate, offsets.what)
+            finally:
+                sender.close()
+    if failure is None:
+        failure = offsets.failure
+    if failure is not None:
+        more = f"; {offsets.failed - 1:,} more failed" if offsets.failed > 1 else ""
+        raise click.ClickException(f"{failure}{more}; {counted(offsets.stored, 'message')} sent")
+
+
+class _Offsets:
+    """What was stored so far, printed as it comes; the JSON is whole also when it ends early."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what = what
+        self.stored = 0
+        self.failed = 0
+        self.failure: Exception | None = None
+        self._output = settings().output
+        # Beside offsets that scroll by, a line that is written over is of no use.
+        self._progress = Progress("sent", total) if total is not None and not sys.stdout.isatty() else None
+        self._whole = True
+
+    def __enter__(self) -> _Offsets:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, traceback)
+        if self._output == "json" and self._whole and (self.stored or error is None):
+            click.echo("\n]" if self.stored else "[]")
+
+    def stored_at(self, offset: str) -> None:
+        self._whole = False
+        if self._output == "json":
+            click.echo(("[\n  " if not self.stored else ",\n  ") + to_json({"offset": offset}), nl=False)
+        else:
+            click.echo(to_json({"offset": offset}) if self._output == "jsonl" else offset)
+        self._whole = True
+        self.stored += 1
+        if self._progress is not None:
+            self._progress.at(self.stored)
+
+
+async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], offsets: _Offsets) -> None:
+    """Print offsets in the order of the messages; note the first that failed."""
+    from sandq.errors import SandqError
+
+    with receiver:
+        async for number, receipt in receiver:
+            try:
+                offset = await receipt
+            except SandqError as error:
+                offsets.failed += 1
+                offsets.failure = offsets.failure or BadLine(f"{offsets.what} {number}: {error.message}")
+            else:
+                offsets.stored_at(offset)
+
+
+async def _send_all(
+    producer: Producer,
+    sender: MemoryObjectSendStream[tuple[int, Receipt]],
+    messages: AsyncIterator[dict[str, Any] | BadLine],
+    rate: float | None,
+    what: str,
+) -> Exception | None:
+    """Send one after another; what was wrong with the first one that could not be sent."""
+    from sandq.errors import SandqError
+
+    pacer = None if rate is None else Pacer(rate, slip=True)
+    number = 0
+    async for arguments in messages:
+        number += 1
+        try:
+            if isinstance(arguments, BadLine):
+                raise arguments
+            if pacer is not None:
+                await pacer.wait()
+            receipt = await producer.send(arguments.pop("value"), **arguments)
+        except (BadLine, SandqError) as error:
+            return BadLine(f"{what} {number}: {error}")
+        await sender.send((number, receipt))
+    return None
+
+
+async def _repeated(message: dict[str, Any], count: int) -> AsyncIterator[dict[str, Any] | BadLine]:
+    for _ in range(count):
+        yield dict(message)
+
+
+async def _of_lines(
+    source: BinaryIO, jsonl: bool, common: dict[str, Any], compacted: bool
+) -> AsyncIterator[dict[str, Any] | BadLine]:
+    """For each line the arguments of `send`, or why there are none."""
+    from sandctl.streams import read_lines
+    from sandq.client.json_format import at_once
+
+    async for line in read_lines(source, LINE_BYTES_MAX):
+        if line is None:
+            yield BadLine(f"longer than {LINE_BYTES_MAX >> 20} MiB")
+            return
+        if not jsonl:
+            yield {"value": line, **common}
+            continue
+        try:
+            own = parse_line(line)
+        except BadLine as error:
+            yield error
+            return
+        yield {**common, **_without_times(own), **(at_once(own, now_ms()) if compacted else own)}
+
+
+def _without_times(own: dict[str, Any]) -> dict[str, Any]:
+    """What a line with a time of its own has instead of the options'."""
+    return {"deliver_at": None, "delay": None} if "deliver_at" in own or "delay" in own else {}

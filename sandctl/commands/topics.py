@@ -1,0 +1,221 @@
+"""`sandctl topic`: create, list, show, update, purge, delete; `forecast` stands in `sandctl.commands.forecast`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.commands.forecast import forecast
+from sandctl.options.common import common_options, run
+from sandctl.options.confirmation import confirm_name, need_yes, yes_option
+from sandctl.options.names import topic_argument
+from sandctl.options.times import limit_option
+from sandctl.options.topic_settings import settings_of, settings_options, shown
+from sandctl.output.progress import Progress
+from sandctl.output.results import counted, done, show_one, show_rows
+
+if TYPE_CHECKING:
+    from sandq.client import Client, JobResult, TopicRecord
+
+_COLUMNS = {
+    "name": "TOPIC",
+    "kind": "KIND",
+    "partition_count": "PARTITIONS",
+    "replicas": "REPLICAS",
+    "lease": "LEASE",
+    "max_attempts": "MAX ATTEMPTS",
+    "without_leader": "WITHOUT LEADER",
+}
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, show, change, purge and delete topics; see when their messages are due."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(["timer", "compacted"]),
+    default="timer",
+    show_default=True,
+    help="timer: messages, each at its time; compacted: the last value of each key.",
+)
+@click.option("--partitions", type=int, default=1, show_default=True)
+@click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition.")
+@settings_options(update=False)
+@common_options
+def create(name: str, kind: str, partitions: int, replicas: int, **options: Any) -> None:
+    """Create the topic NAME.
+
+    \b
+      sandctl topic create orders --partitions 4 --lease 1m --max-attempts 5
+      sandctl topic create log --retain --retain-for 30d --retain-bytes 10GiB
+      sandctl topic create config --kind compacted --partitions 3 --history 10m
+
+    A compacted topic has --lease, --max-attempts, --backoff..., --ttl, --group-ttl, --history and
+    --tombstone-retention.
+    """
+    given = settings_of(options)
+
+    async def work(client: Client) -> TopicRecord:
+        return await client.admin.create_topic(name, kind=kind, partitions=partitions, replicas=replicas, **given)
+
+    record = run(work)
+    done(f"created topic {name} ({counted(len(record.partitions), 'partition')})", _row(record))
+
+
+@topic.command()
+@topic_argument("name")
+@click.option("--partitions", type=int, metavar="N", help="Have so many; they cannot become fewer.")
+@click.option("--replicas", type=int, metavar="N", help="Copies of each partition.")
+@settings_options(update=True)
+@common_options
+def update(name: str, partitions: int | None, replicas: int | None, **options: Any) -> None:
+    """Change settings of the topic NAME, or how many partitions or replicas it has; what is not named stays.
+
+    \b
+      sandctl topic update orders --ttl 1h --backoff-cap 1m
+      sandctl topic update orders --ttl none
+      sandctl topic update orders --partitions 12 --replicas 3
+
+    Settings hold from now on; what has a lease or waits for a retry keeps its times. With more partitions some keys
+    choose another one than before (a compacted topic keeps its number). Replicas come and go in the background: cluster
+    partitions shows it.
+    """
+    given = settings_of(options)
+    if not given and partitions is None and replicas is None:
+        raise click.UsageError("nothing to change: give at least one setting, --partitions or --replicas")
+
+    async def work(client: Client) -> TopicRecord:
+        return await client.admin.update_topic(name, partitions=partitions, replicas=replicas, **given)
+
+    record = run(work)
+    done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings, record.kind)})
+
+
+@topic.command("list")
+@limit_option
+@common_options
+def list_(limit: int | None) -> None:
+    """List all topics.
+
+    \b
+      sandctl topic list -o json
+    """
+
+    async def work(client: Client) -> list[TopicRecord]:
+        return await client.admin.list_topics()
+
+    show_rows([_row(record) for record in run(work)], _COLUMNS, limit)
+
+
+@topic.command()
+@topic_argument("name")
+@common_options
+def show(name: str) -> None:
+    """Show the topic NAME: settings, partitions, what they hold.
+
+    \b
+      sandctl topic show orders
+    """
+
+    async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
+        return await client.admin.topic(name), await client.admin.stats(name)
+
+    record, stats = run(work)
+    held = {row.get("partition"): row for row in stats}
+    rows = [
+        {
+            "partition": row.partition,
+            "leader": row.leader,
+            "nodes": list(row.nodes),
+            "moving": row.moving,
+            "group_number": row.group_number,
+            **{key: value for key, value in held.get(row.partition, {}).items() if key not in ("groups", "members")},
+        }
+        for row in record.partitions
+    ]
+    show_one({**_row(record), "settings": shown(record.settings, record.kind), "partitions": rows})
+
+
+@topic.command()
+@topic_argument("name")
+@yes_option
+@common_options
+def delete(name: str, yes: bool) -> None:
+    """Delete the topic NAME and all its messages.
+
+    \b
+      sandctl topic delete orders
+    """
+    if not yes:
+        need_yes("deleting a topic deletes its messages")
+        confirm_name(name, f"This deletes {name} and all its messages", "deleted")
+
+    async def work(client: Client) -> None:
+        await client.admin.delete_topic(name)
+
+    run(work)
+    done(f"deleted topic {name}", {"deleted": name})
+
+
+@topic.command()
+@topic_argument("name")
+@click.option("--dead", is_flag=True, help="Purge the dead letters of all groups, too.")
+@yes_option
+@common_options
+def purge(name: str, dead: bool, yes: bool) -> None:
+    """Cancel all that is pending in the topic NAME; with --dead, delete its dead letters as well.
+
+    \b
+      sandctl topic purge orders
+      sandctl topic purge orders --dead --yes
+
+    The topic, its settings and its groups stay. What a group holds at that moment is not touched.
+    """
+    if not yes:
+        need_yes("purging a topic cancels its pending messages")
+        confirm_name(
+            name, f"This cancels all pending messages of {name}{' and purges its dead letters' * dead}", "purged"
+        )
+
+    async def work(client: Client) -> tuple[JobResult, int]:
+        with Progress("cancelled") as progress:
+            cancelled = await client.messages(name).cancel_all(progress=progress)
+        purged = 0
+        if dead:
+            for group in sorted({str(row["group"]) for row in await client.admin.groups(name)}):
+                with Progress(f"purged dead letters of group {group}:") as progress:
+                    purged += (await client.dead(name, group).purge(progress=progress)).done
+        return cancelled, purged
+
+    cancelled, purged = run(work)
+    text = f"cancelled {counted(cancelled.done, 'message')} of {name}"
+    if dead:
+        text += f", purged {counted(purged, 'dead letter')}"
+    record = {"matched": cancelled.matched, "done": cancelled.done, "too_late": cancelled.too_late}
+    done(text, {**record, "dead_purged": purged} if dead else record)
+
+
+topic.add_command(forecast)
+
+
+def _row(record: TopicRecord) -> dict[str, Any]:
+    from sandq.model.times import format_duration
+
+    settings = record.settings
+    lease_ms = settings.get("lease_ms")
+    return {
+        "name": record.name,
+        "number": record.number,
+        "kind": record.kind,
+        "partition_count": len(record.partitions),
+        "initial_partitions": record.initial_partitions,
+        "replicas": record.replicas,
+        "lease": format_duration(lease_ms) if isinstance(lease_ms, int) else None,
+        "max_attempts": settings.get("max_attempts"),
+        "without_leader": sum(1 for row in record.partitions if row.leader is None),
+    }

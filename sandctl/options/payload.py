@@ -1,0 +1,41 @@
+"""What is sent, from the command line or a file, and its headers."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO, cast
+
+import click
+
+from sandctl.output.jsonl import LINE_BYTES_MAX
+
+
+def open_source(path: str | None, *, needed: bool) -> BinaryIO:
+    """The source of what is sent; one that must not be closed is wrapped by click so that it is not."""
+    if not needed:
+        return io.BytesIO()
+    try:
+        return cast(BinaryIO, click.open_file(path or "-", "rb"))
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
+def whole(source: BinaryIO) -> bytes:
+    """All of it; UsageError when no message can be as large."""
+    data = source.read(LINE_BYTES_MAX + 1)
+    if len(data) > LINE_BYTES_MAX:
+        raise click.UsageError(
+            f"--file is one message, and this one is larger than {LINE_BYTES_MAX >> 20} MiB; --lines or --jsonl?"
+        )
+    return data
+
+
+def headers_of(headers: tuple[str, ...]) -> dict[str, str] | None:
+    """Those of `--header NAME=VALUE`; UsageError says which one is none."""
+    found = {}
+    for header in headers:
+        name, separator, value = header.partition("=")
+        if not separator or not name:
+            raise click.UsageError(f"--header {header}: NAME=VALUE is expected")
+        found[name] = value
+    return found or None

@@ -1,0 +1,121 @@
+"""Which messages a command is about: named ones, or a window of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.options.common import settings
+from sandctl.options.times import Window, raw
+from sandctl.output.results import say, show_rows
+
+if TYPE_CHECKING:
+    from sandq.client import Client, Messages
+
+_TOGETHER = 1000
+"""Changes of named messages that are under way at a time: they share frames."""
+
+EXIT_FAILED = 1
+
+_WHICH = "say which messages: ID..., --unique-key K, a window (--since, --until, --key-prefix), or --all"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One message, by its id or by its unique key."""
+
+    id: str | None
+    unique_key: bytes | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As the client's methods take them."""
+        return {"id": self.id} if self.unique_key is None else {"unique_key": self.unique_key}
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        if self.unique_key is None:
+            return str(self.id)
+        return f"unique key {self.unique_key.decode('utf-8', 'backslashreplace')!r}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        from sandctl.output.records import key_record
+
+        return {"id": self.id} if self.unique_key is None else key_record("unique_key", self.unique_key)
+
+
+def one(message_id: str | None, unique_key: str | None) -> Target:
+    """The one that is named; UsageError unless it is named once."""
+    if (message_id is None) == (unique_key is None):
+        raise click.UsageError("say which message: its ID, or --unique-key K; one of them")
+    return Target(message_id, raw(unique_key))
+
+
+def named_or_window(
+    ids: Sequence[str], unique_key: str | None, everything: bool, window: Window
+) -> list[Target] | Window:
+    """What is meant; UsageError unless it is said in one way."""
+    ways = (bool(ids), unique_key is not None, everything, not window.is_open)
+    if sum(ways) != 1:
+        raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")
+    if ids:
+        return [Target(one_id, None) for one_id in dict.fromkeys(ids)]
+    return [Target(None, raw(unique_key))] if unique_key is not None else window
+
+
+Change = Callable[["Messages", Target], Awaitable[dict[str, Any]]]
+
+
+async def change_each(client: Client, topic: str, targets: Sequence[Target], change: Change) -> list[dict[str, Any]]:
+    """The outcome of each, in their order. What cannot be done to one message does not stop the others."""
+    import anyio
+
+    from sandq.errors import NotFound, TooLate, UnknownPartition, UnknownTopic
+
+    messages = client.messages(topic)
+    outcomes: list[dict[str, Any]] = [{} for _ in targets]
+    room = anyio.CapacityLimiter(_TOGETHER)
+
+    async def do(number: int, target: Target) -> None:
+        async with room:
+            try:
+                outcomes[number] = {**target.record, **await change(messages, target)}
+            except TooLate as error:
+                outcomes[number] = {**target.record, "outcome": "too_late", "state": error.details.get("state")}
+            except (UnknownTopic, UnknownPartition):
+                raise
+            except NotFound:
+                outcomes[number] = {**target.record, "outcome": "not_found"}
+
+    async with anyio.create_task_group() as tasks:
+        for number, target in enumerate(targets):
+            tasks.start_soon(do, number, target)
+    return outcomes
+
+
+def show_outcomes(targets: Sequence[Target], outcomes: Sequence[dict[str, Any]], wanted: str) -> None:
+    """A line each: on standard output what was done, on standard error what was not; then exit code 1."""
+    failed = [row for row in outcomes if row["outcome"] != wanted]
+    if settings().output == "table":
+        for target, row in zip(targets, outcomes, strict=True):
+            say(_sentence(target, row), err=row["outcome"] != wanted)
+    else:
+        show_rows(outcomes, {})
+    if failed:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _sentence(target: Target, row: dict[str, Any]) -> str:
+    if row["outcome"] == "too_late":
+        return f"{target.name}: too late, it is {row['state']}"
+    if row["outcome"] == "not_found":
+        return f"{target.name}: not found"
+    if row["outcome"] == "moved":
+        return f"moved {target.name} to {row['deliver_at']} ({row['offset']})"
+    return f"{row['outcome']} {target.name}"

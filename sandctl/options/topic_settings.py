@@ -1,0 +1,141 @@
+"""The settings of topics and groups as options, and as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BACKOFF_KEYS = {
+    "backoff": "kind",
+    "backoff_first": "first",
+    "backoff_factor": "factor",
+    "backoff_cap": "cap",
+    "backoff_jitter": "jitter_percent",
+}
+# Option -> setting, of those whose text the broker reads.
+_PLAIN = {
+    "lease": "lease",
+    "delete_on_ack": "delete_on_ack",
+    "ttl": "ttl",
+    "retention": "retention",
+    "retain_for": "retain",
+    "retain_bytes": "retain_bytes",
+    "group_ttl": "group_ttl",
+    "dedup_window": "dedup_window",
+    "ordering": "ordering",
+    "history": "history",
+    "tombstone_retention": "tombstone_retention",
+}
+
+
+def _option(default: str | None, name: str, help_text: str, **more: Any) -> Callable[[F], F]:
+    """An option whose default the broker knows; an update has none."""
+    return click.option(name, default=None, help=f"{help_text}  [default: {default}]" if default else help_text, **more)
+
+
+def retry_options(defaults: bool) -> Callable[[F], F]:
+    """Attempts and back-off: what a topic and a group may have."""
+
+    def default(text: str) -> str | None:
+        return text if defaults else None
+
+    options = (
+        _option(default("10"), "--max-attempts", "After so many deliveries a message is dead.", metavar="N|none"),
+        _option(
+            default("exponential"),
+            "--backoff",
+            "How long a nacked message waits.",
+            type=click.Choice(["exponential", "fixed", "linear", "none"]),
+        ),
+        _option(default("1s"), "--backoff-first", "The wait after the first attempt.", metavar="DURATION"),
+        _option(default("2"), "--backoff-factor", "Of exponential.", type=float, metavar="NUMBER"),
+        _option(default("10m"), "--backoff-cap", "The longest wait.", metavar="DURATION"),
+        _option(default("20"), "--backoff-jitter", "Spread around the wait.", type=int, metavar="PERCENT"),
+    )
+    return _all(options)
+
+
+def settings_options(*, update: bool) -> Callable[[F], F]:
+    """All settings of a topic; `update`: those that can be changed, without defaults."""
+
+    def default(text: str) -> str | None:
+        return None if update else text
+
+    lease = _option(default("30s"), "--lease", "How long a consumer may hold a message.", metavar="DURATION")
+    rest = [
+        _option(
+            default("none"),
+            "--ttl",
+            "So long after its time a message that nobody took is dead; compacted: so long a value stays.",
+            metavar="DURATION|none",
+        ),
+        _option(
+            default("delete-on-ack"),
+            "--delete-on-ack/--retain",
+            "Whether messages go once every group acked them, or stay.",
+        ),
+        _option(
+            default("1m"),
+            "--history",
+            "Compacted: how long every write can be read, also one that a later one came after.",
+            metavar="DURATION",
+        ),
+        _option(
+            default("24h"),
+            "--tombstone-retention",
+            "Compacted: how long it can be read that a key was deleted.",
+            metavar="DURATION",
+        ),
+        _option(default("0s"), "--retention", "How long what every group acked is kept still.", metavar="DURATION"),
+        _option(default("none"), "--retain-for", "With --retain: for so long.", metavar="DURATION|none"),
+        _option(
+            default("none"), "--retain-bytes", "With --retain: so much a partition, like 10GiB.", metavar="SIZE|none"
+        ),
+        _option(default("7d"), "--group-ttl", "A group without consumers goes after so long.", metavar="DURATION|none"),
+        _option(
+            default("10m"),
+            "--dedup-window",
+            "How long a unique key stays taken after its delivery.",
+            metavar="DURATION",
+        ),
+    ]
+    if not update:
+        ordering = "key: one message of a key at a time. It cannot be changed later."
+        rest.append(_option("none", "--ordering", ordering, type=click.Choice(["none", "key"])))
+    return _all((lease, retry_options(not update), *rest))
+
+
+def _all(options: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given, by the names of a topic's settings; the broker checks their values."""
+    settings: dict[str, Any] = {
+        setting: options[option] for option, setting in _PLAIN.items() if options.get(option) is not None
+    }
+    backoff = {key: options[option] for option, key in _BACKOFF_KEYS.items() if options.get(option) is not None}
+    if backoff:
+        settings["backoff"] = backoff
+    attempts = options.get("max_attempts")
+    if attempts is not None:
+        if attempts != "none" and not (attempts.isascii() and attempts.isdecimal()):
+            raise click.BadParameter(f"{attempts!r} is neither a number nor none", param_hint="--max-attempts")
+        settings["max_attempts"] = None if attempts == "none" else int(attempts)
+    return settings
+
+
+def shown(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
+    """Settings of a record under the names and in the units in which they are given."""
+    from sandq.client.json_format import settings_json
+
+    return settings_json(record, kind)

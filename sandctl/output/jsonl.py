@@ -1,0 +1,45 @@
+"""Messages as lines of JSON: what `consume -o jsonl` writes is what `produce --jsonl` reads.
+
+The fields are those of HTTP (`sandq/client/json_format.py`, docs/sandctl.md). `consume`, `message list --values` and
+`dead list --values` add what they know (offset, id, state, ...); `produce` passes over that and refuses every other
+name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandq.client import LeasedMessage, Message
+
+LINE_BYTES_MAX = 256 << 20
+"""Nothing is read further to find the end of a line, or of a file that is one message."""
+
+
+class BadLine(Exception):
+    """A line that is no message; the text says why."""
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """A line's message as arguments of `Producer.send`; BadLine when it is none."""
+    from sandq.client.json_format import read_message
+    from sandq.errors import InvalidRequest
+
+    try:
+        found = json.loads(line)
+    except ValueError as error:  # JSONDecodeError, and UnicodeDecodeError
+        raise BadLine(f"not JSON: {error}") from None
+    except RecursionError:
+        raise BadLine("not JSON: nested too deep") from None
+    try:
+        return read_message(found)
+    except InvalidRequest as error:
+        raise BadLine(error.message) from None
+
+
+def message_record(message: Message | LeasedMessage) -> dict[str, Any]:
+    """A delivered message as an object for JSON."""
+    from sandq.client.json_format import message_json
+
+    return message_json(message)

@@ -1,0 +1,40 @@
+"""Printing what comes one by one, for as long as it comes: out of this process before the next one is taken."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandctl.options.common import settings
+from sandctl.output.results import to_json
+
+
+class Printer:
+    """Prints rows in the chosen output. Made within the event loop."""
+
+    def __init__(self) -> None:
+        from sandctl.streams import Writer
+
+        self._writer = Writer(sys.stdout.buffer)
+        self._output = settings().output
+        self._count = 0
+
+    async def show(self, record: Callable[[], Mapping[str, Any]], text: Callable[[], bytes]) -> None:
+        """`record` for programs or `text`, with its line feed, for people. Out of this process when it returns."""
+        if self._output == "table":
+            data = text()
+        else:
+            data = to_json(record()).encode("utf-8", "surrogatepass")
+            data = data + b"\n" if self._output == "jsonl" else (b",\n  " if self._count else b"[\n  ") + data
+        self._count += 1
+        await self._writer.write(data)
+
+    async def close(self) -> None:
+        """End what was begun: a row that is half out, a JSON array. Unless nobody reads any more."""
+        import anyio
+
+        with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+            await self._writer.finish()
+            if self._output == "json" and not self._writer.is_broken:
+                await self._writer.write(b"\n]\n" if self._count else b"[]\n")

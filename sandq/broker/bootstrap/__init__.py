@@ -1,0 +1,1 @@
+"""Bootstrap of a cluster: electing a founder, founding, joining."""

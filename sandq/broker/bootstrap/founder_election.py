@@ -1,0 +1,118 @@
+"""That of nodes which see each other only one founds the cluster.
+
+Who wants to found says so to every node that it is linked with, and begins once each of them has agreed. A node that
+belongs to a cluster, founds one or knows of one refuses; so does one that wants to found it as well and has the smaller
+id. Any other agrees, and wants to no more if it did. It may want to again, but then asks whom it has agreed with. So of
+two nodes that are linked never both found, whatever was said in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.peers.handshake import Peer
+from sandq.model.errors import Conflict, Unavailable
+
+FOUND: Final = 8
+"""A frame: one of the three words."""
+ASKS: Final = "asks"
+AGREES: Final = "agrees"
+REFUSES: Final = "refuses"
+ANSWER_S: Final = 3.0
+LOOK_PAUSE_S: Final = 0.1
+
+log = structlog.get_logger("sandq.cluster")
+
+
+class Founding:
+    """`links`: node id -> peer, of those linked. `send(node id, kind, body)`: to one of them. `knows`: whether this
+    node knows of a cluster."""
+
+    def __init__(
+        self,
+        own_node: str,
+        links: Callable[[], Mapping[str, Peer]],
+        send: Callable[[str, int, Any], object],
+        knows: Callable[[], bool],
+    ) -> None:
+        self.decided = False
+        """This node founds a cluster, or belongs to one: from now on it refuses everybody."""
+        self._own_node = own_node
+        self._links = links
+        self._send = send
+        self._knows = knows
+        self._wants = False
+        self._agreed: set[str] = set()
+        self._refused_by: str | None = None
+        self._heard = trio.Event()
+        self._deciding = trio.Lock()
+
+    def on_frame(self, node: str, kind: int, body: Any) -> bool:
+        """Whether it was one of these."""
+        if kind != FOUND or body not in (ASKS, AGREES, REFUSES):
+            return False
+        if body == ASKS:
+            self._answer(node)
+        elif self._wants and body == AGREES:
+            self._agreed.add(node)
+        elif self._wants:
+            self._give_way_to(node)
+        self._heard.set()
+        return True
+
+    async def decide(self, seen: Callable[[], Collection[str]]) -> str | None:
+        """None: this node founds the cluster, and `decided` holds. A node id: that one does, or knows of one.
+
+        `seen()`: who must be asked even if the link is not there yet. Raises Unavailable when somebody does not answer;
+        Conflict when it was decided before.
+        """
+        async with self._deciding:
+            if self.decided:
+                raise Conflict("this node founds a cluster, or joins one, at this moment")
+            self._wants, self._agreed, self._refused_by = True, set(), None
+            try:
+                return await self._ask_all(seen)
+            finally:
+                self._wants = False
+
+    async def _ask_all(self, seen: Callable[[], Collection[str]]) -> str | None:
+        asked: dict[str, Peer] = {}
+        missing: set[str] = set()
+        with trio.move_on_after(ANSWER_S):
+            while True:
+                for node, peer in self._links().items():
+                    if asked.get(node) is not peer:  # what was said on an earlier link may be lost
+                        asked[node] = peer
+                        self._agreed.discard(node)
+                        self._send(node, FOUND, ASKS)
+                if self._refused_by is not None:
+                    return self._refused_by
+                # Who has agreed and is not linked any more may not be able to ask before it founds one itself.
+                missing = {*self._links(), *seen()} - (self._agreed & self._links().keys())
+                if not missing:
+                    self.decided = True
+                    return None
+                self._heard = trio.Event()
+                with trio.move_on_after(LOOK_PAUSE_S):
+                    await self._heard.wait()
+        raise Unavailable(
+            f"{', '.join(sorted(missing))} did not say within {ANSWER_S:g} s whether this node may found the cluster: "
+            "see that they can be reached at their peer addresses, or stop them"
+        )
+
+    def _answer(self, node: str) -> None:
+        still_wants = self._wants and self._refused_by is None
+        if self.decided or self._knows() or (still_wants and self._own_node < node):
+            self._send(node, FOUND, REFUSES)
+            return
+        self._give_way_to(node)
+        self._send(node, FOUND, AGREES)
+
+    def _give_way_to(self, node: str) -> None:
+        if self._wants and self._refused_by is None:
+            self._refused_by = node
+            log.info("another node founds the cluster, or knows of one", other=node)

@@ -1,0 +1,1 @@
+"""Cluster metadata: changing it, following it, and placing replicas by it."""

@@ -1,0 +1,326 @@
+"""Topics made, changed and deleted, and nodes drained and removed: changes of metadata, by the node that leads it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.controller.reconciler import Following
+from sandq.broker.peers.routes import Routes
+from sandq.broker.queries.fan_out import call_all
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import MetadataView
+from sandq.metadata import commands as m
+from sandq.metadata.placement import Candidate, place
+from sandq.metadata.planning import candidates, slots
+from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Topic
+from sandq.metadata.state import holds
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    NotLeader,
+    SandqError,
+    TimedOut,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+)
+from sandq.model.limits import Limits
+from sandq.model.members import node_of
+from sandq.model.names import check_name
+from sandq.model.settings import CLASSES, COMPACTED, parse_settings, update_settings
+from sandq.partition import commands as c
+
+log = structlog.get_logger("sandq.broker")
+T = TypeVar("T")
+
+LEADERS_WAIT_S = 10.0
+"""For all partitions of a new topic to be led, or one by the node that is to."""
+OTHERS_WAIT_S = 2.0
+"""For the other nodes to know of a change before it is answered."""
+
+
+class Administration:
+    """Every change is made from its start to its end, one at a time, whatever becomes of who asked for it. All raise
+    NotLeader, StorageFailed, and TimedOut where the outcome is unknown."""
+
+    def __init__(
+        self,
+        metadata: GroupHost,
+        catalog: Catalog,
+        following: Following,
+        routes: Routes,
+        limits: Limits,
+        up: Callable[[], Collection[str]],
+        until_others_followed: Callable[[int], Awaitable[None]],
+        nursery: trio.Nursery,
+    ) -> None:
+        """`up`: the nodes that can be reached, this one included."""
+        self._metadata = metadata
+        self._catalog = catalog
+        self._following = following
+        self._routes = routes
+        self._limits = limits
+        self._up = up
+        self._until_others_followed = until_others_followed
+        self._nursery = nursery
+        self._one = trio.Lock()
+
+    @property
+    def _view(self) -> MetadataView:
+        view: MetadataView = self._metadata.status
+        return view
+
+    def _check_ready(self) -> None:
+        """Raises NotLeader; Unavailable while nobody can change anything."""
+        try:
+            self._metadata.check_ready()
+        except NotLeader:
+            leader, up = self._metadata.leader, set(self._up())
+            voters = [node_of(voter) for voter in self._metadata.members.voters]
+            there = [node for node in voters if node in up]
+            if leader not in up and 2 * len(there) <= len(voters):
+                raise Unavailable(
+                    f"nothing can be changed: of the {len(voters)} nodes that vote on what the cluster is, "
+                    f"{len(voters) - len(there)} cannot be reached from here, and a majority must be there"
+                ) from None
+            raise
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, kind: str, partitions: int, replicas: int, settings: Mapping[str, Any]
+    ) -> Topic:
+        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists."""
+        check_name("topic", name)
+        if kind not in CLASSES:
+            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
+        self._check_partitions(partitions)
+        self._check_ready()
+        self._check_replicas(replicas)
+        record = parse_settings(settings, kind).record()
+
+        async def create() -> Topic:
+            if name in self._view.topics:
+                raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            placement = await self._place(partitions, replicas)
+            topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record))
+            await self._until_led(topic)
+            log.info("topic created", topic=name, partitions=partitions, replicas=replicas)
+            return topic
+
+        return await self._whole(create)
+
+    async def update_topic(
+        self, name: str, settings: Mapping[str, Any], partitions: int | None = None, replicas: int | None = None
+    ) -> Topic:
+        """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
+        InvalidSetting, InvalidRequest."""
+        self._check_ready()
+        if partitions is not None:
+            self._check_partitions(partitions)
+        if replicas is not None:
+            self._check_replicas(replicas)
+
+        async def update() -> Topic:
+            old = self._catalog.topic(name).record
+            record = update_settings(old.settings, settings, old.kind).record()
+            there, copies = len(old.partitions), replicas or old.replicas
+            more = (partitions or there) - there
+            if more and old.kind == COMPACTED:
+                raise InvalidRequest(
+                    f"topic {name!r} has {there} partitions for ever: it is compacted, and its keys are where they "
+                    "were put; make another topic and copy what this one holds",
+                    topic=name,
+                )
+            if more < 0:
+                raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
+            added = await self._place(more, copies) if more else []
+            topic: Topic = await self._change(m.UpdateTopic(name, record, copies, there, added))
+            hosts = [delivery.host for delivery in self._catalog.topic(name).led().values()]
+            await call_all([(h, c.Configure(record)) for h in hosts if h.status.settings != record])
+            await self._until_led(topic)
+            log.info("topic updated", topic=name, partitions=len(topic.partitions), replicas=copies)
+            return topic
+
+        return await self._whole(update)
+
+    async def delete_topic(self, name: str) -> None:
+        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic."""
+        self._check_ready()
+
+        async def delete() -> None:
+            await self._change(m.DeleteTopic(name))
+            log.info("topic deleted", topic=name)
+
+        await self._whole(delete)
+
+    def _check_partitions(self, partitions: int) -> None:
+        if not 1 <= partitions <= self._limits.partitions_per_topic:
+            raise InvalidRequest(f"{partitions} partitions; 1 to {self._limits.partitions_per_topic} are allowed")
+
+    def _check_replicas(self, replicas: int) -> None:
+        nodes = self._view.nodes
+        # One that cannot be reached may never be registered.
+        voters = {node_of(member) for member in self._metadata.group.members.voters}
+        absent = sorted(voters & set(self._up()) - nodes.keys())
+        if absent:
+            raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
+        able = [node for node in nodes.values() if node.standing == IN]
+        if not 1 <= replicas <= len(able):
+            leaving = f", {len(nodes) - len(able)} of which leave" if len(able) < len(nodes) else ""
+            raise InvalidRequest(
+                f"{replicas} replicas, and {len(nodes)} nodes are registered{leaving}: a node holds one at most"
+            )
+
+    async def _place(self, partitions: int, replicas: int) -> list[list[str]]:
+        """Where new partitions go."""
+        view = self._view
+        # However long a node has failed: if there are too few others it is to hold them when it is back.
+        there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1) if not found.leaves]
+        groups = range(view.next_group, view.next_group + partitions)
+        if len(there) < replicas:
+            raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes are there to hold them: add some first")
+        there_slots = slots(view.topics.values(), ())
+        return await trio.to_thread.run_sync(partial(place, there_slots, there, groups, replicas))
+
+    async def _until_led(self, topic: Topic) -> None:
+        with trio.move_on_after(LEADERS_WAIT_S):
+            await self._routes.until_led([partition.group for partition in topic.partitions])
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    async def drain(self, node: str, *, undo: bool = False) -> None:
+        """Let a node hold nothing, or (`undo`) again. Returns when it is written down: the moves come after. Raises
+        NotFound, Conflict, InvalidRequest when those that remain would be too few."""
+        self._check_ready()
+
+        async def change() -> None:
+            self._node(node)
+            if not undo:
+                self._check_without(node)
+            await self._change(m.ChangeStanding(node, IN if undo else DRAINING))
+            log.info("a node takes part again" if undo else "a node is being drained", drained=node)
+
+        await self._whole(change)
+
+    async def remove(self, node: str) -> None:
+        """Let the cluster forget a node that holds nothing, or that has failed. Returns when it is written down: it is
+        forgotten once nothing depends on it. Raises NotFound, Conflict."""
+        self._check_ready()
+
+        async def change() -> None:
+            record = self._node(node)
+            if record.standing != REMOVING:
+                self._check_removable(record)
+                await self._change(m.ChangeStanding(node, REMOVING))
+                log.info("a node is being removed", removed=node)
+
+        await self._whole(change)
+
+    async def transfer(self, topic: str, partition: int, node: str) -> None:
+        """Let a node that holds a partition lead it. Returns when it does. Raises UnknownTopic, UnknownPartition,
+        InvalidRequest when it does not hold it; TimedOut when it does not come to lead it."""
+        self._check_ready()
+
+        async def change() -> int:
+            record = self._catalog.topic(topic).record
+            if not 0 <= partition < len(record.partitions):
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition}", topic=topic)
+            placed = record.partitions[partition]
+            if node not in placed.nodes:
+                holders = ", ".join(placed.nodes)
+                raise InvalidRequest(f"{node} does not hold partition {partition} of {topic!r}; it is on {holders}")
+            order = [node, *[other for other in placed.nodes if other != node]]
+            if order != list(placed.nodes):
+                await self._change(m.Assign(placed.group, placed.epoch, order))
+            return placed.group
+
+        group = await self._whole(change)
+        with trio.move_on_after(LEADERS_WAIT_S):
+            await self._routes.until_led_by(group, node)
+        if self._routes.leader(group) != node:
+            raise TimedOut(
+                f"{node} does not lead partition {partition} of {topic!r} yet: "
+                "it will once it can be reached and has caught up"
+            )
+
+    def _node(self, node: str) -> NodeRecord:
+        record = self._view.nodes.get(node)
+        if record is None:
+            known = ", ".join(sorted(self._view.nodes))
+            raise NotFound(f"no node {node!r:.80} is registered; there are: {known}", node=node)
+        return record
+
+    def _check_without(self, node: str) -> None:
+        """Whether the others are enough to hold everything."""
+        others = sum(record.standing == IN for record in self._view.nodes.values() if record.node_id != node)
+        for topic in self._view.topics.values():
+            if topic.replicas > others:
+                raise InvalidRequest(
+                    f"topic {topic.name!r} has {topic.replicas} replicas, and without {node} {others} nodes would be "
+                    "left: add a node first, or lower its replicas",
+                    topic=topic.name,
+                )
+        if not others:
+            raise InvalidRequest(f"{node} is the only node: there is nowhere to go")
+
+    def _check_removable(self, node: NodeRecord) -> None:
+        view = self._view
+        held = holds(view.topics.values(), node.node_id)
+        if node.failed_since_ms is None and held:
+            raise Conflict(
+                f"{node.node_id} is there and holds {held} replicas: drain it first (or end it: a node is taken for "
+                "failed some seconds after it is gone)",
+                node=node.node_id,
+            )
+        if all(other.standing != IN for other in view.nodes.values() if other.node_id != node.node_id):
+            raise Conflict(f"{node.node_id} is the only node that is to stay", node=node.node_id)
+        for topic in view.topics.values():
+            for at, placed in enumerate(topic.partitions):
+                # Whoever leads it has a majority, and a failed node is no part of it.
+                if node.node_id in placed.nodes and self._routes.leader(placed.group) is None:
+                    raise Conflict(
+                        f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: give that back, "
+                        "or delete the topic",
+                        node=node.node_id,
+                        topic=topic.name,
+                    )
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    async def _change(self, command: m.Command) -> Any:
+        """Change metadata; returns once this node has done what it says then."""
+        result = await self._metadata.call(command)
+        index = self._view.applied_index
+        # The others learn with the next message what is committed: now, not with the next heartbeat.
+        self._metadata.hurry()
+        with trio.move_on_after(LEADERS_WAIT_S):
+            await self._following.until_followed(index)
+        with trio.move_on_after(OTHERS_WAIT_S):
+            await self._until_others_followed(index)
+        return result
+
+    async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:
+        answer: list[T | SandqError] = []
+        finished = trio.Event()
+
+        async def run() -> None:
+            try:
+                async with self._one:
+                    answer.append(await change())
+            except SandqError as error:
+                answer.append(error)
+            finished.set()
+
+        self._nursery.start_soon(run)
+        await finished.wait()
+        if isinstance(answer[0], SandqError):
+            raise answer[0]
+        return answer[0]

@@ -1,0 +1,224 @@
+"""What the leader of the metadata group sees to: who is registered, who has failed, who votes, and who is to hold what.
+
+It looks, and changes one thing after the other; whoever leads next goes on from what is written down. All of it is
+made in `tend`, which is called again and again while this node leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.bootstrap.joining import VOTERS_MOST, Joining
+from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
+from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.queries.fan_out import answers_of
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import MetadataView
+from sandq.metadata import commands as m
+from sandq.metadata.planning import is_lost, next_changes, next_voters
+from sandq.metadata.records import REMOVING, NodeRecord
+from sandq.metadata.state import holds
+from sandq.model.errors import SandqError
+from sandq.model.members import has_majority, incarnation_of, member_id, node_of, own_member
+from sandq.raft import Members
+
+log = structlog.get_logger("sandq.cluster")
+
+FAILED_S: Final = 5.0
+"""So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
+SICK_S: Final = 3.0
+"""A node that has said so lately cannot write: it counts as one that is not there."""
+LOOKED_AWAY_S: Final = 10.0
+"""Who has not looked for so long does not know since when a node is missing."""
+
+
+class Steward:
+    def __init__(
+        self,
+        linked: Callable[[], Sequence[PeerIdentity]],
+        seen: Callable[[], Collection[tuple[str, str]]],
+        is_led: Callable[[int], bool],
+        now_ms: Callable[[], int],
+        reassign_after_ms: int,
+    ) -> None:
+        """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
+        alive by gossip. `is_led`: whether a group has a leader, as far as is known here."""
+        self.may_lead: Callable[[str], bool] = lambda node: True
+        """Whether leadership may be given to a node."""
+        self.joining: Joining
+        """Set by who has links."""
+        self._linked = linked
+        self._seen = seen
+        self._is_led = is_led
+        self._now_ms = now_ms
+        self._reassign_after_ms = reassign_after_ms
+        self._settled: dict[int, tuple[int, bool]] = {}
+        self._missing: dict[str, float] = {}
+        """Since when, on trio's clock."""
+        self._sick: dict[str, float] = {}
+        """Since when, likewise, it has not said so again."""
+        self._looked_s = 0.0
+        self._not_before_s = 0.0
+        """When it is tried again to let another node lead metadata, which did not come about."""
+        self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
+        """For what it was found last that nothing is to be changed."""
+
+    def settled(self, reports: Sequence[Any]) -> None:
+        """What leaders of groups say: (group, epoch, whole), see `metadata.commands.Settle`."""
+        for group, epoch, whole in reports:
+            self._settled[group] = epoch, whole
+
+    def sick(self, node: str) -> None:
+        """A node says that it cannot write any more."""
+        self._sick[node] = trio.current_time()
+
+    async def tend(self, metadata: GroupHost) -> None:
+        """Raises SandqError when something could not be done now."""
+        await self.joining.take_in(metadata)
+        await self.register(metadata)
+        self.joining.welcome(metadata)
+        await self._keep_members(metadata)
+        await self._mark(metadata)
+        await self._settle(metadata)
+        await self._plan(metadata)
+        await self._remove(metadata)
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    async def register(self, metadata: GroupHost) -> None:
+        """Write down the members that are connected, as they are now."""
+        for peer in self._linked():
+            members = metadata.members
+            member = own_member(peer.node_id, (*members.voters, *members.learners))
+            if member is None:
+                continue
+            # As it is now: while the one before was registered another node may have led.
+            record = metadata.status.nodes.get(peer.node_id)
+            if record is not None and record.store_uuid != peer.store_uuid:
+                continue  # it lost its disk, and waits until it is removed and comes anew
+            incarnation = incarnation_of(member)
+            found = (peer.addresses, peer.zone, peer.weight, incarnation)
+            if record is None or (record.addresses, record.zone, record.weight, record.incarnation) != found:
+                await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses), *found[1:]))
+
+    async def _mark(self, metadata: GroupHost) -> None:
+        """Who has failed, and who is back."""
+        now_s = trio.current_time()
+        if now_s - self._looked_s > LOOKED_AWAY_S:
+            self._missing.clear()
+        self._looked_s = now_s
+        there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
+        self._sick = {node: told_s for node, told_s in self._sick.items() if now_s - told_s < SICK_S}
+        self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
+        commands: list[m.Command] = []
+        for node in self._view(metadata).nodes.values():
+            if (node.node_id, node.store_uuid) in there and node.node_id not in self._sick:
+                self._missing.pop(node.node_id, None)
+                if node.failed_since_ms is not None:
+                    log.info("a node is back", back=node.node_id)
+                    commands.append(m.MarkNode(node.node_id, None))
+                continue
+            missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
+            if node.failed_since_ms is None and missing_s >= FAILED_S:
+                log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
+                commands.append(m.MarkNode(node.node_id, self._now_ms() - round(missing_s * 1000)))
+        await _all(metadata, commands)
+
+    async def _remove(self, metadata: GroupHost) -> None:
+        """Forget those that are to be, and that nothing depends on any more."""
+        view, members = self._view(metadata), metadata.members
+        for node in list(view.nodes.values()):
+            is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
+            if not is_member and self._is_leaving(node.node_id, view):
+                await metadata.call(m.RemoveNode(node.node_id, node.store_uuid))
+                log.info("a node is removed", removed=node.node_id)
+
+    # -- members of the metadata group ----------------------------------------------------------------------------
+
+    async def _keep_members(self, metadata: GroupHost) -> None:
+        """One step towards: all registered nodes are members, and the right ones vote."""
+        group, view = metadata.group, self._view(metadata)
+        voters, learners = metadata.members
+        wanted = self._wanted_voters(metadata)
+        voting = {node_of(voter) for voter in voters}
+        if group.is_changing:
+            return
+        for node in self.joining.linked_as_registered(view):
+            record = view.nodes[node]
+            if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
+                learner = member_id(node, record.incarnation)
+                return await metadata.change_members(Members(voters, (*learners, learner)))
+        ready = {learner for learner in learners if group.has_caught_up(learner)}
+        for learner in learners:
+            node, rest = node_of(learner), tuple([other for other in learners if other != learner])
+            if node in wanted and learner in ready and node in self.joining.linked_as_registered(view):
+                return await metadata.change_members(Members((*voters, learner), rest))
+            if self._is_leaving(node, view):
+                return await metadata.change_members(Members(voters, rest))
+        going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
+        now_s = trio.current_time()
+        if going and wanted - self._lost(view.nodes.values()) <= voting:
+            up = {peer.node_id for peer in self._linked()}
+            others = sorted([v for v in going if v != group.member], key=lambda voter: node_of(voter) in up)
+            if others:
+                rest = tuple([voter for voter in voters if voter != others[0]])
+                if has_majority(rest, up):  # else nothing could be changed any more
+                    await metadata.change_members(Members(rest, learners))
+                return
+            if now_s >= self._not_before_s:
+                able = {node for node in wanted & up if self.may_lead(node)}
+                if await hand_over(lambda: [metadata], able):
+                    self._not_before_s = trio.current_time() + AGAIN_S
+
+    def _wanted_voters(self, metadata: GroupHost) -> set[str]:
+        nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
+        return next_voters(nodes, voting, VOTERS_MOST, self._lost(nodes.values()))
+
+    def _is_leaving(self, node: str, view: MetadataView) -> bool:
+        """It is to be forgotten, and nothing depends on it; or it was gone before it was registered."""
+        record = view.nodes.get(node)
+        if record is None:
+            return all(node != peer.node_id for peer in self._linked())
+        return record.standing == REMOVING and not holds(view.topics.values(), node)
+
+    # -- who holds what -------------------------------------------------------------------------------------------
+
+    async def _settle(self, metadata: GroupHost) -> None:
+        reports, self._settled = self._settled, {}
+        await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
+
+    async def _plan(self, metadata: GroupHost) -> None:
+        view = self._view(metadata)
+        now_ms = self._now_ms()
+        led = frozenset([group for group in view.places if self._is_led(group)])
+        case = (view.applied_index, self._lost(view.nodes.values()), led)
+        if case == self._planned:
+            return
+        plan = partial(next_changes, view.topics, view.nodes, view.balanced, led, now_ms, self._reassign_after_ms)
+        changes = await trio.to_thread.run_sync(plan)
+        if changes:
+            log.info("partitions are assigned anew", partitions=sum(isinstance(c, m.Assign) for c in changes))
+            await _all(metadata, changes)
+        else:
+            self._planned = case
+
+    def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:
+        now_ms = self._now_ms()
+        return frozenset(node.node_id for node in nodes if is_lost(node, now_ms, self._reassign_after_ms))
+
+    @staticmethod
+    def _view(metadata: GroupHost) -> MetadataView:
+        view: MetadataView = metadata.status
+        return view
+
+
+async def _all(metadata: GroupHost, commands: Sequence[m.Command]) -> None:
+    """Those that came too late are refused, and looked at again."""
+    for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
+        if isinstance(result, SandqError):
+            log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

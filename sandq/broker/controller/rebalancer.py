@@ -1,0 +1,236 @@
+"""Groups led here, brought step by step (`rebalance_steps.py`) to what metadata wants of them: one learner, voter or
+leader at a time.
+
+The committed configuration is what counts, so whoever leads next goes on from there. When it is what is wanted,
+metadata is told (`Settle`), and nodes that are not named any more forget what they hold.
+
+A leader may know less of metadata than the one before it: it would go back to an older assignment. So before its first
+step it asks how far metadata is (`Latest`), once in each term. What comes later than that only it can act upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
+from sandq.broker.controller.metadata_barrier import ANSWER_S
+from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.metadata.planning import too_many_failed
+from sandq.metadata.records import Partition
+from sandq.model.errors import SandqError
+from sandq.model.members import node_of
+from sandq.raft import Members
+
+log = structlog.get_logger("sandq.moving")
+
+LOOK_S: Final = 0.2
+"""How often it is looked what is to be done."""
+MOVES_AT_ONCE: Final = 8
+"""Groups led here that get another replica at once."""
+LEADERS_AT_ONCE: Final = 4
+LED_S: Final = 5.0
+"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked.
+And so long that one is there: who has just come has not all its links, and may not be elected."""
+HAND_OVER_S: Final = 1.0
+
+Report = tuple[int, int, bool]
+"""(group, epoch, whole): of the committed configuration of a group led here, see `metadata.commands.Settle`."""
+Settled = Callable[[list[Report]], None]
+"""Told again, until metadata knows."""
+
+
+@dataclass(slots=True)
+class _Led:
+    """A group that this node leads, and is ready to answer for; forgotten when it is not any more."""
+
+    host: GroupHost
+    wanted: Partition
+    since_s: float
+    first_then: str
+    """Who was to lead it since then."""
+    fresh_in: int | None = None
+    """The term in which metadata is known to be new enough for it."""
+    busy: bool = False
+    """A step is being made, or reported."""
+    leaving: bool = False
+    """It is being handed over."""
+    not_before_s: float = 0.0
+    """When it is handed over at the earliest: the last time it did not come about."""
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.fresh_in == self.host.group.term
+
+    @property
+    def is_odd(self) -> bool:
+        return self.wanted.moving or not is_whole(self.wanted, self.host.members)
+
+
+class Mover:
+    def __init__(self, engine: Engine, catalog: Catalog, up: Callable[[], Collection[str]], settled: Settled) -> None:
+        """`up`: the nodes that can be reached, this one included."""
+        self.may_lead: Callable[[str], bool] = lambda node: True
+        """Whether leadership may be given to a node."""
+        self._engine = engine
+        self._catalog = catalog
+        self._up = up
+        self._settled = settled
+        self._led: dict[int, _Led] = {}
+        self._up_since: dict[str, float] = {}
+        """Of the nodes that can be reached."""
+        self._asking = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(LOOK_S)
+                self._look(nursery)
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        self._up_since = {node: self._up_since.get(node, now_s) for node in self._up()}
+        self._led = self._led_now(now_s)
+        if self._engine.failed is not None:
+            return
+        halted = too_many_failed(self._catalog.view.nodes)
+        odd = [led for led in self._led.values() if led.is_odd]
+        if not self._asking and not all(led.is_fresh for led in odd):
+            self._asking = True
+            nursery.start_soon(self._ask, odd)
+        self._move([led for led in odd if led.is_fresh], 0 if halted else MOVES_AT_ONCE, nursery)
+        if not halted:
+            self._balance(now_s, nursery)
+
+    def _led_now(self, now_s: float) -> dict[int, _Led]:
+        view, found = self._catalog.view, {}
+        for number in self._catalog.led_here:
+            host, wanted = self._engine.hosts.get(number), view.partition(number)
+            if host is None or wanted is None or not host.works:
+                continue
+            led = self._led.get(number)
+            if led is None or led.host is not host:
+                led = _Led(host, wanted, now_s, wanted.members[0])
+            led.wanted = wanted
+            found[number] = led
+        return found
+
+    async def _ask(self, odd: Sequence[_Led]) -> None:
+        """Know at least as much of metadata as those that led these groups before."""
+        terms = [(led, led.host.group.term) for led in odd]
+        try:
+            with trio.move_on_after(ANSWER_S) as within:
+                await self._catalog.until_followed(await self._catalog.latest.index())
+                for led, term in terms:
+                    led.fresh_in = term
+            if within.cancelled_caught:
+                log.info("nothing is moved now, and it is tried again: who leads the metadata has not answered")
+        except SandqError as error:
+            log.info("nothing is moved now; it is tried again", error=error.message)
+        finally:
+            self._asking = False
+
+    # -- members --------------------------------------------------------------------------------------------------
+
+    def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
+        """A step of each, where one can be made; not more than `most` of them have learners when another one comes:
+        those that cannot be reached are not counted, they may stay for long."""
+        up = self._up()
+        learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
+        for led in odd:
+            if led.busy or led.host.group.is_changing:
+                continue
+            if news(led.wanted, led.host.members) is not None:
+                led.busy = True
+                nursery.start_soon(self._report, led)
+                continue
+            step = self._step(led, up)
+            if isinstance(step, str):
+                self._hand_over(led, step, nursery)
+            elif step is not None and (learning < most or not _begins(led.host.members, step)):
+                learning += _begins(led.host.members, step)
+                led.busy = True
+                nursery.start_soon(self._change, led, step)
+
+    def _step(self, led: _Led, up: Collection[str]) -> Members | str | None:
+        group, members, wanted = led.host.group, led.host.members, led.wanted
+        caught_up = [learner for learner in members.learners if group.has_caught_up(learner)]
+        able = [
+            node_of(member)
+            for member in wanted.members
+            if node_of(member) in up and self.may_lead(node_of(member)) and group.has_caught_up(member)
+        ]
+        return next_step(wanted.members, members, group.member, caught_up, up, able)
+
+    async def _change(self, led: _Led, step: Members) -> None:
+        host = led.host
+        before = host.members
+        try:
+            await host.change_members(step)
+            log.info("members changed", group=host.number, **_difference(before, step))
+        except SandqError as error:
+            log.info("the members were not changed; it is tried again", group=host.number, error=error.message)
+        finally:
+            led.busy = False
+
+    async def _report(self, led: _Led) -> None:
+        """Once it is certain that this node leads still: the group of one that was deposed, and does not know it yet,
+        may be another by now."""
+        host, wanted = led.host, led.wanted
+        try:
+            await host.read()
+            whole = news(wanted, host.members)
+            if whole is not None and not host.group.is_changing:
+                self._settled([(host.number, wanted.epoch, whole)])
+        except SandqError as error:
+            log.info("it is not reported yet that a partition has moved", group=host.number, error=error.message)
+        finally:
+            led.busy = False
+
+    # -- leaders --------------------------------------------------------------------------------------------------
+
+    def _balance(self, now_s: float, nursery: trio.Nursery) -> None:
+        """Let those lead that are to."""
+        up = {node for node, since_s in self._up_since.items() if now_s - since_s >= LED_S}
+        for led in self._led.values():
+            first = led.wanted.members[0]
+            if first == led.host.group.member or led.busy or led.wanted.moving:
+                continue
+            if first == led.first_then and now_s - led.since_s < LED_S:
+                continue  # but whoever was named just now leads at once
+            if first in led.host.members.voters and node_of(first) in up:
+                self._hand_over(led, first, nursery)
+
+    def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
+        node = node_of(member)
+        leaving = sum(other.leaving for other in self._led.values())
+        if led.leaving or leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
+            return
+        if self.may_lead(node) and led.host.group.has_caught_up(member):
+            led.leaving = True
+            nursery.start_soon(self._give, led, node)
+
+    async def _give(self, led: _Led, node: str) -> None:
+        if await hand_over(lambda: [led.host], {node}, HAND_OVER_S):
+            log.info("another node was to lead, and has not taken over", group=led.host.number, to=node)
+            led.not_before_s = trio.current_time() + AGAIN_S
+        led.leaving = False
+
+
+def _begins(members: Members, step: Members) -> bool:
+    """Whether a learner comes."""
+    return len(step.learners) > len(members.learners)
+
+
+def _difference(before: Members, after: Members) -> dict[str, list[str]]:
+    named = {"voter": set(after.voters) - set(before.voters), "learner": set(after.learners) - set(before.learners)}
+    named["gone"] = {*before.voters, *before.learners} - {*after.voters, *after.learners}
+    return {what: sorted(members) for what, members in named.items() if members}

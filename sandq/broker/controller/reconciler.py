@@ -1,0 +1,236 @@
+"""What metadata says about this node, done: replicas that are to be here are opened, those that need not be any more
+are removed.
+
+A replica goes only when metadata says so for good: its topic was deleted, or its group has become an assignment that
+does not name it (`Partition.may_have`). And only once this node knows as much of metadata as it has acted upon before
+(`Pointers.metadata_index`): after a crash it may learn last year's news first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog, OpenTopic
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.produce_validation import Place
+from sandq.broker.replication.node_log import METADATA_GROUP, Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import MetadataView
+from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.store_compaction import Reclaiming
+from sandq.broker.stats import NodeStats, TopicStats
+from sandq.broker.timers import Timers
+from sandq.metadata.records import Partition, Topic
+from sandq.model.config import NodeConfig
+from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
+from sandq.model.settings import COMPACTED
+from sandq.raft import Members
+
+log = structlog.get_logger("sandq.broker")
+
+FOLLOW_AGAIN_S = 1.0
+
+
+class Following:
+    def __init__(
+        self,
+        catalog: Catalog,
+        engine: Engine,
+        runner: Runner,
+        clock: GuardedClock,
+        timers: Timers,
+        config: NodeConfig,
+        stats: NodeStats,
+    ) -> None:
+        self.index = 0
+        """What metadata had applied when this node did last what it says."""
+        self.on_followed: Callable[[int], None] = lambda index: None
+        self._catalog = catalog
+        self._engine = engine
+        self._runner = runner
+        self._clock = clock
+        self._timers = timers
+        self._config = config
+        self._stats = stats
+        self._nursery: trio.Nursery
+        self._changed = trio.Event()
+        self._followed = trio.Event()
+        self._done: dict[str, Topic] | None = None
+        """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
+        catalog.until_followed = self.until_followed
+
+    async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
+        """Do what metadata says, now and whenever it changes. `nursery` outlives every connection."""
+        self._nursery = nursery
+        self._catalog.metadata = metadata
+        metadata.on_status = self._on_metadata
+        await self._follow()
+        alone = [d.host for d in self._catalog.by_group.values() if d.host.group.is_only_voter]
+        await self._catalog.until_ready(alone)
+        nursery.start_soon(self._keep_following)
+
+    async def until_followed(self, index: int) -> None:
+        """Wait until this node has done what metadata said at an index."""
+        while self.index < index:
+            await self._followed.wait()
+
+    def _on_metadata(self) -> None:
+        self._changed.set()
+
+    async def _keep_following(self) -> None:
+        while self._engine.failed is None:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            try:
+                await self._follow()
+            except StorageFailed as error:
+                log.error("what metadata says could not be done; it is tried again", error=error.message)
+                self._changed.set()
+                await trio.sleep(FOLLOW_AGAIN_S)
+
+    async def _follow(self) -> None:
+        view = self._catalog.view
+        # A record is replaced whenever it changes: who has ten thousand partitions does not look at all of them then.
+        done = self._done if self._done is not None else {}
+        changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
+        if changed or done.keys() - view.topics.keys() or self._done is None:
+            await self._do(view, changed)
+        self.index = view.applied_index
+        self.on_followed(self.index)
+        self._followed.set()
+        self._followed = trio.Event()
+
+    async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
+        is_news = view.applied_index >= self._engine.pointers.metadata_index
+        for name, opened in list(self._catalog.topics.items()):
+            topic = view.topics.get(name)
+            if topic is None or topic.number != opened.record.number:
+                await self._close_topic(opened)
+        if is_news:
+            await self._remove_obsolete(view)
+            await self._install_missing(changed, view.applied_index)
+        for topic in changed:
+            self._open(topic)
+        if is_news:
+            self._done = dict(view.topics)
+
+    # -- what is to be here ---------------------------------------------------------------------------------------
+
+    async def _remove_obsolete(self, view: MetadataView) -> None:
+        """Replicas that no group counts on any more. A group that metadata does not know yet is another matter."""
+        gone = []
+        for pointer in self._engine.pointers.all():
+            if not METADATA_GROUP < pointer.group < view.next_group:
+                continue
+            wanted = view.partition(pointer.group)
+            if wanted is None or not wanted.may_have(self._engine.node_id, pointer.incarnation):
+                gone.append(pointer.group)
+        moved = NotLeader("the partition has moved to other nodes")
+        for group in gone:
+            delivery = self._catalog.by_group.get(group)
+            if delivery is not None:
+                self._close(delivery, moved)
+            else:
+                self._engine.close_group(group, moved)  # what its log held must not come back with it
+        await self._remove(gone, view.applied_index)
+
+    async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
+        new = []
+        for topic in topics:
+            for partition in topic.partitions:
+                member = partition.wanted_on(self._engine.node_id)
+                if member is not None and self._engine.pointers.get(partition.group) is None:
+                    new.append((partition.group, member, beginning(partition, member)))
+        if new:
+            await self._runner.on_maintenance(partial(self._engine.install, new, metadata_index))
+
+    def _open(self, topic: Topic) -> None:
+        """Run what is installed here of a topic, and runs not yet."""
+        opened = self._catalog.topics.get(topic.name)
+        is_new = opened is None
+        if opened is None:
+            opened = OpenTopic(topic, {}, {}, TopicStats(self._stats))
+        before, opened = opened.record, opened._replace(record=topic)
+        self._catalog.topics[topic.name] = opened
+        fresh = []
+        for at, partition in enumerate(topic.partitions):
+            if at not in opened.partitions and self._engine.pointers.get(partition.group) is not None:
+                delivery = opened.partitions[at] = self._deliver(topic, at, opened.stats)
+                ordered, compacted = topic.settings["ordering"] == "key", topic.kind == COMPACTED
+                opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted)
+                fresh.append(delivery)
+        for delivery in fresh:
+            self._catalog.opened(topic.name, delivery)
+        if is_new:
+            count = len(topic.partitions)
+            log.info("topic opened", topic=topic.name, partitions=count, replicas_here=len(opened.partitions))
+        elif fresh:
+            log.info("replicas opened", topic=topic.name, partitions=[delivery.partition for delivery in fresh])
+        if before is not topic:
+            self._catalog.changed(before, opened)
+
+    def _deliver(self, topic: Topic, partition: int, stats: TopicStats) -> PartitionDelivery:
+        host = self._engine.open_partition(topic, partition)
+        return PartitionDelivery(
+            host,
+            partition,
+            self._clock,
+            self._timers,
+            self._config.delivery.lease_ahead_ms,
+            Reclaiming(host, self._engine, self._runner, self._nursery).look,
+            stats,
+        )
+
+    # -- what is not to be here -----------------------------------------------------------------------------------
+
+    async def _close_topic(self, opened: OpenTopic) -> None:
+        """The topic is no more, or another one has its name."""
+        name = opened.record.name
+        gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
+        del self._catalog.topics[name]
+        for delivery in list(opened.partitions.values()):
+            self._close(delivery, gone)
+        log.info("topic closed", topic=name)
+
+    def _close(self, delivery: PartitionDelivery, error: SandqError) -> None:
+        self._catalog.closed(delivery)
+        delivery.close(error)
+        self._engine.close_group(delivery.host.number, error)
+
+    async def _remove(self, groups: list[int], metadata_index: int) -> None:
+        """Groups that run here no more."""
+        if not groups:
+            return
+        # The apply thread may still hold entries of these groups; their rows go only after it is through.
+        await self._runner.ask(lambda: None)
+        await self._runner.on_maintenance(partial(self._engine.uninstall, groups, metadata_index))
+        await self._runner.on_wal(partial(self._engine.forget, groups))
+        self.sweep_soon()
+
+    # -- space ----------------------------------------------------------------------------------------------------
+
+    def sweep_soon(self) -> None:
+        self._nursery.start_soon(self.sweep)
+
+    async def sweep(self) -> None:
+        """Reclaim the space of deleted stores, in bounded steps."""
+        start: bytes | None = self._engine.SWEEP_START
+        with suppress(StorageFailed):
+            while start is not None:
+                start, range_done = await self._runner.ask(partial(self._engine.sweep, start))
+                if range_done is not None:
+                    await self._runner.on_maintenance(partial(self._engine.stores.compact, *range_done))
+
+
+def beginning(partition: Partition, member: str) -> Members:
+    """The configuration that a new replica starts with, before it has got any of the log. Who was there at the founding
+    is a voter; who comes later learns first, and gets to know the group by its log."""
+    if member in partition.first:
+        return Members(partition.first)
+    return Members(tuple([other for other in partition.members if other != member]), (member,))

@@ -1,0 +1,1 @@
+"""Delivery to consumers by the leader of a partition."""

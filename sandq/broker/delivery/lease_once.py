@@ -1,0 +1,187 @@
+"""Leasing once, without a subscription: for HTTP, scripts, and whoever asks what is ready now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionDelivery
+from sandq.broker.queries.fan_out import answers_of
+from sandq.broker.replication.replica import Delivery
+from sandq.broker.timers import Timers
+from sandq.model.errors import SandqError, Unavailable, UnknownTopic
+from sandq.partition import commands as c
+
+TAKE_BYTES = 8 << 20
+"""No further lease is asked for beyond."""
+
+Taken = tuple[PartitionDelivery, Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """What a LEASE asks for. `consumer` is of this request alone: what it holds can be given back as a whole."""
+
+    topic: str
+    group: str
+    consumer: str
+    limit: int
+    wait_ms: int
+    lease_ms: int | None
+    start: c.Position
+    ack: bool
+
+
+def release(deliveries: Iterable[PartitionDelivery], asked: Taker) -> None:
+    """Nobody is there any more to get what was leased, or is being leased."""
+    for delivery in deliveries:
+        with suppress(SandqError):  # it runs out then
+            delivery.host.submit(c.Release(asked.group, asked.consumer), lambda result: None)
+
+
+class _Bell:
+    """What timers ring. They cannot be taken back: once nobody listens, a bell holds nothing."""
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+
+    def __call__(self) -> None:
+        self.event.set()
+
+
+class Taking:
+    """One LEASE on its way through the partitions of a topic.
+
+    It looks at all of them once; then only at those in which something changed, or came due.
+    """
+
+    def __init__(
+        self,
+        asked: Taker,
+        deliveries: Sequence[PartitionDelivery],
+        lease_ms: int,
+        clock: GuardedClock,
+        timers: Timers,
+        turn: int,
+        congested: Callable[[], bool],
+    ) -> None:
+        """`turn`: another one for each, so that no partition is always the last. `congested()`: the connection takes
+        nothing now."""
+        self._asked = asked
+        self._lease_ms = lease_ms
+        self._clock = clock
+        self._timers = timers
+        self._congested = congested
+        self._bell = _Bell()
+        self._armed_ms: int | None = None
+        """For when a timer is set."""
+        first = turn % len(deliveries)
+        self._deliveries = [*deliveries[first:], *deliveries[:first]]
+        self._changed: dict[PartitionDelivery, None] = dict.fromkeys(self._deliveries)
+        self._due_ms: dict[PartitionDelivery, int] = {}
+        """When to look at a partition again, changed or not."""
+
+    async def run(self) -> list[Taken]:
+        """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
+        deadline_ms = self._clock.now_ms() + self._asked.wait_ms
+        for delivery in self._deliveries:
+            delivery.watchers[self._look_at] = None
+        try:
+            self._touch()
+            if self._asked.wait_ms:
+                self._timers.at(deadline_ms, self._bell)
+            while True:
+                self._bell.event = trio.Event()
+                taken = await self._lease_due()
+                if taken or self._clock.now_ms() >= deadline_ms:
+                    break
+                self._set_timer(min(deadline_ms, self._touch()))
+                await self._bell.event.wait()
+        finally:
+            for delivery in self._deliveries:
+                delivery.watchers.pop(self._look_at, None)
+        return await self._acked(taken) if self._asked.ack and taken else taken
+
+    def _look_at(self, delivery: PartitionDelivery) -> None:
+        """Something happened there."""
+        group = delivery.groups.get(self._asked.group)
+        if group is not None and not delivery.closed and delivery.host.ready:
+            if group.next_ms is None:
+                self._due_ms.pop(delivery, None)
+                return
+            if group.next_ms > self._clock.now_ms():
+                self._due_ms[delivery] = group.next_ms
+                if self._armed_ms is not None and self._armed_ms <= group.next_ms:
+                    return
+        self._changed[delivery] = None
+        self._bell()
+
+    def _set_timer(self, latest_ms: int) -> None:
+        now_ms = self._clock.now_ms()
+        if self._armed_ms is not None and self._armed_ms <= now_ms:
+            self._armed_ms = None
+        at_ms = min(latest_ms, min(self._due_ms.values(), default=latest_ms))
+        if self._armed_ms is None or at_ms < self._armed_ms:
+            self._armed_ms = at_ms
+            self._timers.at(at_ms, self._bell)
+
+    def _touch(self) -> int:
+        """A group that somebody takes from is in use, whether or not there is anything. When to say so again."""
+        return min(delivery.touch(self._asked.group) for delivery in self._deliveries)
+
+    async def _lease_due(self) -> list[Taken]:
+        """What could be leased of the partitions to look at."""
+        asked = self._asked
+        left, left_bytes = asked.limit, TAKE_BYTES
+        now_ms = self._clock.now_ms()
+        self._changed.update(dict.fromkeys(at for at, due_ms in self._due_ms.items() if due_ms <= now_ms))
+        taken: list[Taken] = []
+        while self._changed and left > 0 and left_bytes > 0:
+            delivery = next(iter(self._changed))
+            if self._congested():
+                self._due_ms[delivery] = self._clock.now_ms() + RETRY_MS
+                break
+            del self._changed[delivery]
+            for lease in await self._lease(delivery, left):
+                taken.append((delivery, lease))
+                left -= lease.count
+                left_bytes -= sum(len(piece.batch) for piece in lease.pieces)
+        return taken
+
+    async def _lease(self, delivery: PartitionDelivery, limit: int) -> list[Delivery]:
+        asked = self._asked
+        if delivery.closed:
+            raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
+        delivery.host.check_ready()
+        group = delivery.groups.get(asked.group)
+        if group is None:
+            raise Unavailable(f"group {asked.group!r} was deleted; ask again", group=asked.group)
+        self._due_ms.pop(delivery, None)
+        now_ms = self._clock.now_ms()
+        if group.next_ms is None:
+            return []
+        if group.next_ms > now_ms:
+            self._due_ms[delivery] = group.next_ms
+            return []
+        grant = c.Grant(asked.consumer, limit, self._lease_ms)
+        found: list[Delivery] = await delivery.host.call(c.Lease(asked.group, now_ms, (grant,)))
+        if not found:
+            # Due and not granted: it is another's, or the group is paused.
+            self._due_ms[delivery] = now_ms + RETRY_MS
+        return found
+
+    async def _acked(self, taken: list[Taken]) -> list[Taken]:
+        """Those of which the ack is done; what could not be acked is given back, what a seek revoked comes again.
+        Raises when that is all of them, and not because of seeks."""
+        answers = await answers_of([(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken])
+        if any(answer != [None] for answer in answers):
+            release(self._deliveries, self._asked)
+        done = [one for one, answer in zip(taken, answers, strict=True) if answer == [None]]
+        failures = [answer for answer in answers if isinstance(answer, SandqError)]
+        if failures and not done:
+            raise failures[0]
+        return done

@@ -1,0 +1,390 @@
+"""Leases what is due to consumers with credit, pushes it when its time has come, and keeps a partition's house."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import Delivery
+from sandq.broker.stats import NodeStats, TopicStats
+from sandq.broker.timers import Timers
+from sandq.model.errors import SandqError, Unavailable
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.jobs.jobs import STEP_MESSAGES
+from sandq.partition.state_machine import GroupStatus, Status
+
+MAX_GRANTS = 64
+SHARED_GRANT_MESSAGES = 64
+"""Of one grant while several consumers have room, so that what is due is spread."""
+RETRY_MS = 50
+"""After a refusal (overload, leadership not settled)."""
+FIRST_WINDOW = 8
+UPKEEP_PAUSE_MS = 100
+TOUCH_MS = 3_600_000
+"""How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
+
+
+class _GroupPump:
+    """Delivery of one group in one partition: at most one lease command is under way."""
+
+    def __init__(self) -> None:
+        self.subscriptions: deque[Subscription] = deque()
+        self.busy = False
+        self.timer_ms: int | None = None
+        self.window = 1
+        """Messages to ask for at once while the credit is shared with other partitions: it doubles while it is
+        filled, so that those with little to give keep nothing from the others."""
+
+
+class PartitionDelivery:
+    """Everything a partition's leader does by the clock: leases, expiry, trimming."""
+
+    def __init__(
+        self,
+        host: GroupHost,
+        partition: int,
+        clock: GuardedClock,
+        timers: Timers,
+        lease_ahead_ms: int,
+        look: Callable[[Status], None] = lambda status: None,
+        stats: TopicStats | None = None,
+    ) -> None:
+        """`look`: called with each status, also where another node leads."""
+        self.host = host
+        self._look = look
+        self.partition = partition
+        self.stats = stats or TopicStats(NodeStats())
+        self._clock = clock
+        self._timers = timers
+        self._lease_ahead_ms = lease_ahead_ms
+        self._pumps: dict[str, _GroupPump] = {}
+        self.groups: dict[str, GroupStatus] = {}
+        """What is known of each, by name."""
+        self._ahead: dict[int, Delivery] = {}
+        """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
+        self._taken_ms: dict[str, int] = {}
+        """When a group was last said to have takers."""
+        self._expiring = False
+        self._expiry_timer_ms: int | None = None
+        self._keeping = False
+        """An upkeep is under way, or a timer is set for it ..."""
+        self._upkeep_timer_ms: int | None = None
+        """... for then."""
+        self._touched_ms: int | None = None
+        """When the groups were last said to have consumers; None: they may all have had some before we led."""
+        self.closed = False
+        self.watchers: dict[Callable[[PartitionDelivery], None], None] = {}
+        """Called after each change of the partition's status, and at its end."""
+        host.on_status = self.status_changed
+
+    def attach(self, subscription: Subscription) -> None:
+        """From now on the subscription takes part; one of the same consumer is replaced."""
+        pump = self._pumps.setdefault(subscription.group, _GroupPump())
+        subscription.partitions += 1
+        for old in [s for s in pump.subscriptions if s.consumer == subscription.consumer]:
+            pump.subscriptions.remove(old)
+        pump.subscriptions.append(subscription)
+        self.pump(subscription.group)
+
+    def detach(self, subscription: Subscription) -> bool:
+        """False: it was replaced meanwhile."""
+        pump = self._pumps.get(subscription.group)
+        if pump is None or subscription not in pump.subscriptions:
+            return False
+        pump.subscriptions.remove(subscription)
+        return True
+
+    def consumers(self, group: str) -> int:
+        """How many take part here."""
+        pump = self._pumps.get(group)
+        return len(pump.subscriptions) if pump is not None else 0
+
+    def consumers_by_group(self) -> dict[str, int]:
+        """From any thread."""
+        return {name: len(pump.subscriptions) for name, pump in list(self._pumps.items())}
+
+    def end_subscriptions(self, error: SandqError) -> None:
+        """Nobody takes part any more; who did is told why."""
+        pumps = list(self._pumps.values())
+        self._pumps.clear()
+        for pump in pumps:
+            for subscription in pump.subscriptions:
+                if not subscription.closed:
+                    subscription.closed = subscription.moved = True
+                    subscription.ended(error)
+        for watcher in list(self.watchers):
+            watcher(self)
+
+    def close(self, error: SandqError) -> None:
+        """The partition is gone: nothing more is leased or pushed."""
+        self.closed = True
+        self.host.on_status = lambda: None
+        self.end_subscriptions(error)
+
+    def lead(self) -> None:
+        """This node begins to lead: from here on it does what is to be done by the clock."""
+        self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
+        self._expiring = self._keeping = False
+        self.status_changed()
+
+    def status_changed(self) -> None:
+        if self.closed:
+            return
+        status: Status = self.host.status
+        self.groups = {group.name: group for group in status.groups}
+        self._look(status)
+        if not self.host.works:
+            return
+        for name in list(self._pumps):
+            if name in self.groups:
+                self.pump(name)
+            else:
+                self._end_group(name)
+        self._expire(status)
+        self._set_upkeep(status)
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher(self)
+
+    def touch(self, name: str) -> int:
+        """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""
+        now_ms = self._clock.now_ms()
+        again_ms = self._taken_ms.get(name, 0) + self._touch_interval_ms(self.host.status)
+        if again_ms > now_ms:
+            return again_ms
+        self._taken_ms[name] = now_ms
+        self._touch([name])
+        return now_ms + self._touch_interval_ms(self.host.status)
+
+    def _end_group(self, name: str) -> None:
+        """The group was deleted: whoever takes part is told, and may make it anew."""
+        for subscription in self._pumps.pop(name).subscriptions:
+            if not subscription.closed:
+                subscription.closed = True
+                subscription.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
+
+    # -- leasing --------------------------------------------------------------------------------------------------
+
+    def pump(self, name: str) -> None:
+        """Lease what is due, or set a timer for when it will be."""
+        pump, group = self._pumps.get(name), self.groups.get(name)
+        if pump is None or pump.busy or group is None or group.next_ms is None:
+            return
+        now_ms = self._clock.now_ms()
+        wake_ms = group.next_ms - self._lease_ahead_ms
+        if wake_ms > now_ms:
+            self._wake_at(name, pump, wake_ms)
+            return
+        grants, reserved = self._grants(pump)
+        if not grants:
+            for subscription in pump.subscriptions:
+                subscription.hungry[self] = None
+            return
+        command = c.Lease(name, now_ms + self._lease_ahead_ms, tuple(grants))
+        pump.busy = True
+        try:
+            self.host.submit(command, lambda result: self._leased(name, pump, reserved, result))
+        except SandqError:
+            self._refused(name, pump, reserved)
+
+    def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
+        if pump.timer_ms is not None and pump.timer_ms <= at_ms:
+            return
+        pump.timer_ms = at_ms
+
+        def wake() -> None:
+            if pump.timer_ms == at_ms:
+                pump.timer_ms = None
+            self.pump(name)
+
+        self._timers.at(at_ms, wake)
+
+    def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
+        """Round robin over the consumers with room; what is granted is taken off their credit."""
+        room = {s: self._share(pump, s) for s in pump.subscriptions}
+        takers = deque(s for s in pump.subscriptions if room[s] > 0)
+        most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
+        grants: list[c.Grant] = []
+        reserved: dict[Subscription, int] = {}
+        while takers and len(grants) < MAX_GRANTS:
+            taker = takers.popleft()
+            limit = min(room[taker], most)
+            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms))
+            reserved[taker] = reserved.get(taker, 0) + limit
+            taker.credit -= limit
+            room[taker] -= limit
+            if room[taker] > 0:
+                takers.append(taker)
+        if grants:
+            pump.subscriptions.rotate(-1)
+        return grants, reserved
+
+    def _share(self, pump: _GroupPump, subscription: Subscription) -> int:
+        """What of a consumer's room this partition may ask for at once."""
+        room = subscription.room
+        if subscription.partitions <= 1:
+            return room
+        return min(room, max(pump.window, min(room // subscription.partitions, FIRST_WINDOW)))
+
+    def _leased(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int], result: Any) -> None:
+        if isinstance(result, SandqError):
+            self._refused(name, pump, reserved)
+            return
+        pump.busy = False
+        by_consumer = {s.consumer: s for s in reserved}
+        for subscription, limit in reserved.items():
+            subscription.credit += limit
+        granted = sum(delivery.count for delivery in result)
+        pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
+        for delivery in result:
+            subscription = by_consumer[delivery.consumer]
+            subscription.credit -= delivery.count
+            self.push(subscription, delivery)
+        if result:
+            self.pump(name)
+        else:
+            # Nothing could be granted (a consumer with too many leases, say): no reason to ask again at once.
+            self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
+        for subscription in reserved:
+            subscription.feed()
+
+    def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
+        pump.busy = False
+        for subscription, limit in reserved.items():
+            subscription.credit += limit
+        if self.host.works:
+            self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
+        for subscription in reserved:
+            subscription.feed()
+
+    def push(self, subscription: Subscription, delivery: Delivery) -> None:
+        """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
+        again when the consumer returns."""
+
+        if delivery.due_ms > self._clock.now_ms():
+            self._ahead[delivery.token] = delivery
+            self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
+            return
+        self._ahead.pop(delivery.token, None)
+        group, to = self.groups.get(subscription.group), self._present(subscription)
+        if to is None or group is None:
+            return
+        if to is not subscription:
+            to.credit -= delivery.count  # it was taken off the one that is gone
+        if group.generation == delivery.generation:
+            self.stats.delivered(delivery, self._clock.now_s())
+            to.push(self.host.number, self.partition, delivery)
+        else:
+            # A seek came before: the lease is over, nobody hears of it, and it takes no room.
+            to.credit += delivery.count
+            to.feed()
+
+    def _due(self, subscription: Subscription, delivery: Delivery) -> None:
+        if self._ahead.get(delivery.token) is delivery:
+            self.push(subscription, delivery)
+
+    def _present(self, subscription: Subscription) -> Subscription | None:
+        """The subscription, or the one with which its consumer has come back meanwhile."""
+        if not subscription.closed:
+            return subscription
+        pump = self._pumps.get(subscription.group) if subscription.moved else None
+        for other in pump.subscriptions if pump is not None else ():
+            if other.consumer == subscription.consumer and not other.closed:
+                return other
+        return None
+
+    # -- expiry and upkeep -----------------------------------------------------------------------------------------
+
+    def _expire(self, status: Status) -> None:
+        at_ms = status.next_expiry_ms
+        if at_ms is None or self._expiring or self.closed or not self.host.works:
+            return
+        now_ms = self._clock.now_ms()
+        if at_ms > now_ms:
+            if self._expiry_timer_ms is None or at_ms < self._expiry_timer_ms:
+                self._expiry_timer_ms = at_ms
+                self._timers.at(at_ms, self._expiry_due)
+            return
+        self._expiring = True
+        try:
+            self.host.submit(c.Expire(), self._expired)
+        except SandqError:
+            self._expired(None)
+
+    def _expiry_due(self) -> None:
+        self._expiry_timer_ms = None
+        self._expire(self.host.status)
+
+    def _expired(self, result: Any) -> None:
+        self._expiring = False
+        if self.closed:
+            return
+        if isinstance(result, int):
+            self._expire(self.host.status)
+        elif self.host.works:
+            self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
+
+    def _set_upkeep(self, status: Status) -> None:
+        """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
+        if self._keeping or not self.host.works:
+            return
+        now_ms = self._clock.now_ms()
+        due_ms = None
+        if status.upkeep_ms is not None:
+            due_ms = max(status.upkeep_ms, now_ms + self._timers.pause_ms(UPKEEP_PAUSE_MS))
+        if self._touched_ms is None:
+            self._touched_ms = now_ms
+            self._touch([group.name for group in status.groups])
+        touch_ms = self._touched_ms + self._touch_interval_ms(status) if self._pumps else None
+        at_ms = min((at for at in (due_ms, touch_ms) if at is not None), default=None)
+        if at_ms is not None and (self._upkeep_timer_ms is None or at_ms < self._upkeep_timer_ms):
+            self._upkeep_timer_ms = at_ms
+            self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
+
+    def _touch_interval_ms(self, status: Status) -> int:
+        group_ttl_ms = status.settings["group_ttl_ms"]
+        return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
+
+    def _upkeep_due(self, at_ms: int) -> None:
+        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.host.works:
+            return
+        self._upkeep_timer_ms = None
+        status: Status = self.host.status
+        now_ms = self._clock.now_ms()
+        if self._touched_ms is None or self._touched_ms + self._touch_interval_ms(status) <= now_ms:
+            self._touched_ms = now_ms
+            self._touch([name for name, pump in self._pumps.items() if pump.subscriptions])
+        if status.upkeep_ms is not None and status.upkeep_ms <= now_ms:
+            self._upkeep()
+        else:
+            self._set_upkeep(status)
+
+    def _touch(self, names: list[str]) -> None:
+        if names:
+            # Refused: the next one comes long before a group goes.
+            with suppress(SandqError):
+                self.host.submit(c.Touch(names), lambda result: None)
+
+    def _upkeep(self) -> None:
+        self._keeping = True
+        try:
+            self.host.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES)
+        except SandqError as error:
+            self._upkept(error)
+
+    def _upkept(self, result: Any) -> None:
+        self._keeping = False
+        if self.closed or not self.host.works:
+            return
+        if result is True:
+            self._upkeep()
+        elif isinstance(result, SandqError):
+            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.host.status))
+        else:
+            self._set_upkeep(self.host.status)

@@ -1,0 +1,61 @@
+"""What a consumer asks for when it subscribes, and what it is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.queries.fan_out import call_all
+from sandq.broker.replication.replica import Delivery, PartitionReplica
+from sandq.model import offsets
+from sandq.model.limits import Limits
+from sandq.partition import commands as c
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """What a SUBSCRIBE asks for. `held`: (group number, partition, token) of leases the consumer knows of."""
+
+    topic: str
+    group: str
+    consumer: str
+    credit: int
+    lease_ms: int | None
+    start: c.Position
+    held: frozenset[tuple[int, int, int]]
+
+
+async def open_group(deliveries: Sequence[PartitionDelivery], group: str, start: c.Position) -> None:
+    """Make the group in the partitions where it is new. Raises NotLeader, TooManyGroups, StorageFailed."""
+    opening = [d for d in deliveries if all(known.name != group for known in d.host.status.groups)]
+    await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
+
+
+def start_in(start: c.Position, partition: int) -> c.Position:
+    """An offset is of one partition: the others begin at its time."""
+    if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
+        return offsets.deliver_ms(start)
+    return start
+
+
+def held_by(
+    deliveries: Sequence[PartitionDelivery], asked: Subscriber, limits: Limits
+) -> list[tuple[PartitionDelivery, Delivery]]:
+    """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
+
+    Those beyond run out, and come back.
+    """
+    found: list[tuple[PartitionDelivery, Delivery]] = []
+    left = limits.in_flight_bytes_per_connection
+    for delivery in deliveries:
+        replica = delivery.host.replica
+        assert isinstance(replica, PartitionReplica)
+        at = (delivery.host.number, delivery.partition)
+        known = {token for group, partition, token in asked.held if (group, partition) == at}
+        for held in replica.held_by(asked.group, asked.consumer, known):
+            if left <= 0:
+                return found
+            left -= sum(len(piece.batch) for piece in held.pieces)
+            found.append((delivery, held))
+    return found

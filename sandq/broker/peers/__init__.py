@@ -1,0 +1,1 @@
+"""Connections between nodes: handshake, links, dispatch of what comes over them."""

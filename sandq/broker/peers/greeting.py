@@ -1,0 +1,37 @@
+"""Carries a handshake out on a connection."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from sandq.broker.peers.handshake import HANDSHAKE_BYTES, Introduced, Refusal, Steps
+from sandq.broker.peers.stream import LENGTH, PeerStream
+from sandq.model.errors import ProtocolError
+
+
+async def shake_hands(stream: PeerStream, steps: Steps) -> Introduced:
+    """Nothing but the handshake is read. Raises Refusal, of which the other side has been told, and ConnectionLost."""
+    try:
+        body = next(steps)
+        while True:
+            if body:
+                await stream.send_body(body)
+            body = steps.send(await stream.receive_body(HANDSHAKE_BYTES))
+    except StopIteration as end:
+        introduced: Introduced = end.value
+    except Refusal as refusal:
+        if refusal.by_peer:
+            raise
+        await refuse(stream, refusal)
+    except ProtocolError as error:
+        await refuse(stream, Refusal("malformed", error.message))
+    if introduced.last:
+        await stream.send_body(introduced.last)
+    return introduced
+
+
+async def refuse(stream: PeerStream, refusal: Refusal) -> NoReturn:
+    """Tell the other side, and raise it."""
+    body = refusal.frame()
+    await stream.farewell(LENGTH.pack(len(body)) + body)
+    raise refusal

@@ -1,0 +1,356 @@
+"""The connections of this node with the other nodes of its cluster.
+
+Of each pair the node with the smaller id dials, for ever; the pair has one link, and a new one takes the place of the
+one that is there: a half-open old connection must not lock the new one out. A stream is a connection of its own, for
+one large transfer, which either node may open.
+
+What a peer does, or its connection, ends that connection at most. An exception out of a callback is a fault of this
+node, and ends `run`.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.peers import wrong_protocol
+from sandq.broker.peers.greeting import refuse, shake_hands
+from sandq.broker.peers.handshake import (
+    LINK,
+    NONCE_BYTES,
+    REMEDIES,
+    STREAM,
+    Introduced,
+    Peer,
+    PeerIdentity,
+    Refusal,
+    Terms,
+    accept,
+    dial,
+)
+from sandq.broker.peers.link import PING_S, SILENCE_S, PeerLink
+from sandq.broker.peers.stream import PeerStream
+from sandq.model.config_schema import Address, is_loopback
+from sandq.model.errors import ConnectionLost, NotFound, Overloaded, SandqError
+from sandq.storage.known_peers import KnownPeers
+
+CONNECT_S: Final = 2.0
+HANDSHAKE_S: Final = 3.0
+HANDSHAKES_MOST: Final = 32
+"""Connections at once that have come and are not introduced yet; further ones are closed."""
+STREAMS_MOST: Final = 64
+"""Streams at once that others have opened; further ones are closed."""
+PAUSE_S: Final = 0.1
+PAUSE_MOST_S: Final = 1.0
+"""Between two attempts to connect: the pause grows from the one to the other."""
+STRANGER: Final = "a stranger"
+_REMEDIES: Final = {
+    **REMEDIES,
+    ConnectionLost.code: "see that it runs, and can be reached at its peer address",
+    Overloaded.code: "wait; if it stays, see who connects to this port",
+}
+
+log = structlog.get_logger("sandq.peers")
+
+
+class PeerLinks:
+    """`peers`: node id -> where it listens for peers. `secret`: None lets in, and dials, this machine only.
+
+    Called on the loop, and for each peer in this order: `on_up(peer)`, `on_frame(node id, kind, body, bytes)` any
+    number of times, `on_down(node id)`. While `takes_more()` is false no frame is read from any. `on_stream(node id,
+    stream)` runs as long as it likes; a SandqError out of it (the connection broke, the peer said something wrong)
+    concerns that stream only.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        secret: bytes | None,
+        identity: Callable[[], PeerIdentity],
+        peers: Mapping[str, Address],
+        known: KnownPeers,
+        on_up: Callable[[Peer], None],
+        on_down: Callable[[str], None],
+        on_frame: Callable[[str, int, Any, int], None],
+        on_stream: Callable[[str, PeerStream], Awaitable[None]],
+        takes_more: Callable[[], bool] = lambda: True,
+        ping_s: float = PING_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._peers = dict(peers)
+        self._terms = Terms(cluster, secret or b"", identity, self._peers, known)
+        self._this_machine_only = secret is None
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_frame = on_frame
+        self._on_stream = on_stream
+        self._takes_more = takes_more
+        self._ping_s = ping_s
+        self._silence_s = silence_s
+        self._nursery: trio.Nursery | None = None
+        self._dialled: set[str] = set()
+        """Peers that this node dials."""
+        self._links: dict[str, PeerLink] = {}
+        self._up: dict[str, Peer] = {}
+        self._greeting = 0
+        self._streams = 0
+        self._told: set[tuple[str, str]] = set()
+
+    @property
+    def up(self) -> Mapping[str, Peer]:
+        """Node id -> the peer, of all links."""
+        return MappingProxyType(self._up)
+
+    def send(self, node_id: str, kind: int, body: Any) -> bool:
+        """Queue a frame of a kind from 1 to 255; False when there is no link. Never blocks. Raises FrameTooLarge."""
+        link = self._links.get(node_id)
+        return link is not None and link.send(kind, body)
+
+    def room(self, node_id: str) -> bool:
+        """Whether there is a link on which less than `QUEUE_BYTES` wait to be sent. A link with three times as much is
+        closed."""
+        link = self._links.get(node_id)
+        return link is not None and link.room
+
+    @asynccontextmanager
+    async def open_stream(self, node_id: str) -> AsyncIterator[PeerStream]:
+        """A connection of its own, closed at the end of the block. NotFound, ConnectionLost, ProtocolError."""
+        if node_id not in self._peers:
+            raise NotFound(f"no peer is called {node_id!r:.80}")
+        stream, _ = await self._dial(node_id, STREAM)
+        try:
+            yield stream
+        finally:
+            await stream.aclose()
+
+    async def run(
+        self,
+        listeners: list[trio.SocketListener],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Dial, accept and carry links until cancelled. Closes the listeners."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, self._accept, listeners)
+            self._nursery = nursery
+            self._dial_new()
+            task_status.started()
+
+    def set_peers(self, peers: Mapping[str, Address]) -> None:
+        """These are the peers from now on. A link with one that is none any more stays until it breaks."""
+        # In place: the terms of the handshake look at the same.
+        self._peers.update(peers)
+        for node_id in self._peers.keys() - peers.keys():
+            del self._peers[node_id]
+        if self._nursery is not None:
+            self._dial_new()
+
+    def renew(self) -> None:
+        """End all links, to be made anew: this node is not any more who it introduced itself as."""
+        for link in list(self._links.values()):
+            self._down(link, "this node belongs to a cluster now, and says so")
+
+    def end(self, node_id: str, why: str) -> None:
+        """End the link with a node. (It is made anew, if the handshake allows that.)"""
+        link = self._links.get(node_id)
+        if link is not None:
+            self._down(link, why)
+
+    def _dial_new(self) -> None:
+        assert self._nursery is not None
+        own_id = self._terms.identity().node_id
+        for node_id in self._peers.keys() - self._dialled:
+            if own_id < node_id:
+                self._dialled.add(node_id)
+                self._nursery.start_soon(self._keep_linked, node_id)
+
+    # The side that dials.
+
+    async def _keep_linked(self, node_id: str) -> None:
+        """For as long as it is a peer."""
+        pause_s = PAUSE_S
+        while node_id in self._peers:
+            lived_s = 0.0
+            own = self._terms.identity()
+            try:
+                stream, introduced = await self._dial(node_id, LINK)
+            except SandqError as error:
+                self._tell(node_id, error)
+            else:
+                up_at_s = trio.current_time()
+                await self._carry(stream, introduced.peer, own)
+                lived_s = trio.current_time() - up_at_s
+            if lived_s > PAUSE_MOST_S:
+                pause_s = PAUSE_S
+            await trio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        self._dialled.discard(node_id)
+
+    async def _dial(self, node_id: str, purpose: str) -> tuple[PeerStream, Introduced]:
+        address = self._peers.get(node_id)
+        if address is None:
+            raise ConnectionLost(f"{node_id} is no peer any more")
+        try:
+            with trio.fail_after(CONNECT_S):
+                await self._check_place(address)
+                stream = PeerStream(await trio.open_tcp_stream(*address))
+        except trio.TooSlowError:
+            raise ConnectionLost(f"cannot connect to {node_id} at {address}: no answer in {CONNECT_S:g} s") from None
+        except (OSError, UnicodeError) as error:
+            raise ConnectionLost(f"cannot connect to {node_id} at {address}: {error}") from None
+        try:
+            with _in_time():
+                steps = dial(self._terms, secrets.token_bytes(NONCE_BYTES), node_id, purpose)
+                introduced = await shake_hands(stream, steps)
+            await self._remember(introduced)
+            return stream, introduced
+        except BaseException:
+            await stream.aclose()
+            raise
+
+    async def _check_place(self, address: Address) -> None:
+        if self._this_machine_only:
+            found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
+            if not all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found):
+                raise _far(str(address))
+
+    # The side that accepts.
+
+    async def _accept(self, socket_stream: trio.SocketStream) -> None:
+        stream = PeerStream(socket_stream)
+        own = self._terms.identity()
+        try:
+            introduced = await self._let_in(stream, socket_stream)
+            if introduced is None:
+                return
+            if introduced.purpose == LINK:
+                await self._carry(stream, introduced.peer, own)
+            else:
+                await self._serve_stream(stream, introduced.peer.identity.node_id)
+        finally:
+            await stream.aclose()
+
+    async def _let_in(self, stream: PeerStream, socket_stream: trio.SocketStream) -> Introduced | None:
+        """None: it is told why not."""
+        if self._greeting >= HANDSHAKES_MOST:
+            self._tell(STRANGER, Overloaded(f"{self._greeting} connections are not introduced yet"))
+            return None
+        self._greeting += 1
+        try:
+            with _in_time():
+                host = _host(socket_stream)
+                if self._this_machine_only and not is_loopback(host):
+                    await refuse(stream, _far(host))
+                if await self._turned_away(stream):
+                    return None
+                introduced = await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
+            await self._remember(introduced)
+            return introduced
+        except ConnectionLost as error:
+            log.debug("a connection to the peer port ended before it was introduced", error=error.message)
+        except SandqError as error:
+            claimed_id = error.claimed_id if isinstance(error, Refusal) else None
+            self._tell(claimed_id if claimed_id in self._peers else STRANGER, error)
+        finally:
+            self._greeting -= 1
+        return None
+
+    async def _turned_away(self, stream: PeerStream) -> bool:
+        head = await stream.peek(wrong_protocol.HEAD_BYTES)
+        answer = wrong_protocol.answer(head, self._terms.identity().addresses)
+        if answer:
+            await stream.farewell(answer)
+        return bool(answer)
+
+    async def _serve_stream(self, stream: PeerStream, node_id: str) -> None:
+        if self._streams >= STREAMS_MOST:
+            self._tell(node_id, Overloaded(f"{self._streams} streams are open"))
+            return
+        self._streams += 1
+        try:
+            await self._on_stream(node_id, stream)
+        except* SandqError as errors:
+            log.info("a stream of a peer ended early", peer=node_id, error=str(errors.exceptions[0]))
+        finally:
+            self._streams -= 1
+
+    # Both.
+
+    async def _remember(self, introduced: Introduced) -> None:
+        """Durably when this returns. Raises SandqError."""
+        identity = introduced.peer.identity
+        await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
+
+    async def _carry(self, stream: PeerStream, peer: Peer, own: PeerIdentity) -> None:
+        """Be the link with a peer until it ends. `own`: as whom this node introduced itself."""
+        node_id = peer.identity.node_id
+        if own != self._terms.identity():
+            await stream.aclose()
+            return
+        link = PeerLink(peer, stream, ping_s=self._ping_s, silence_s=self._silence_s)
+        if node_id in self._links:
+            self._down(self._links[node_id], "a new connection of the same peer took its place")
+        self._links[node_id] = link
+        self._up[node_id] = peer
+        self._told -= {told for told in self._told if told[0] == node_id}
+        log.info("a peer is linked", peer=node_id, store=peer.identity.store_uuid, known=peer.known)
+        try:
+            self._on_up(peer)
+            await link.run(partial(self._on_frame, node_id), self._takes_more)
+        finally:
+            self._down(link, "this node stops")
+            await stream.aclose()
+
+    def _down(self, link: PeerLink, why: str) -> None:
+        link.close(why)
+        node_id = link.peer.identity.node_id
+        if self._links.get(node_id) is link:
+            del self._links[node_id], self._up[node_id]
+            log.info("a link has ended", peer=node_id, reason=link.why)
+            self._on_down(node_id)
+
+    def _tell(self, peer: str, error: SandqError) -> None:
+        """Log why there is no link, once until there is one: it is tried again for ever."""
+        reason = error.reason if isinstance(error, Refusal) else error.code
+        if (peer, reason) in self._told:
+            return
+        self._told.add((peer, reason))
+        log.warning(
+            "there is no link with a peer",
+            peer=peer,
+            reason=reason,
+            error=error.message,
+            refused_by="the peer" if isinstance(error, Refusal) and error.by_peer else "this node",
+            remedy=_REMEDIES.get(reason, "see the error"),
+        )
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """For all that comes before two nodes are introduced."""
+    try:
+        with trio.fail_after(HANDSHAKE_S):
+            yield
+    except trio.TooSlowError:
+        raise ConnectionLost(f"no handshake within {HANDSHAKE_S:g} s") from None
+
+
+def _far(where: str) -> Refusal:
+    return Refusal("place", f"{where} is not on this machine, and without cluster.secret_file nodes do not leave it")
+
+
+def _host(stream: trio.SocketStream) -> str:
+    """The other side's; empty when it has gone."""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""What a batch must be like to be taken."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, plain_single
+from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
+from sandq.model.limits import FIXED, Limits
+from sandq.model.partitioning import partition_for
+from sandq.model.times import LEAST_INSTANT_MS
+from sandq.partition.kv.writes import Writes
+
+TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
+"""Columns that a timer topic does something with. A column it would ignore is refused."""
+TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
+"""And those of a compacted topic."""
+_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
+"""Columns that the log keeps message by message."""
+
+
+class Place(NamedTuple):
+    """Where a batch goes, as far as checking it needs to know."""
+
+    partition: int
+    initial_partitions: int
+    ordered: bool
+    compacted: bool = False
+
+
+class Checked(NamedTuple):
+    """A batch that can be stored as it is."""
+
+    messages: int
+    split: bool
+    """Whether the log keeps its messages one by one."""
+
+
+PLAIN_SINGLE = Checked(1, False)
+
+
+def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
+    """Raises InvalidRequest, TooLarge, InvalidTime."""
+    value_bytes = None if place.compacted else plain_single(raw)
+    if value_bytes is not None and value_bytes <= limits.message_bytes:
+        return PLAIN_SINGLE
+    if len(raw) > limits.batch_bytes:
+        raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
+    batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
+    if batch.count > limits.batch_messages:
+        raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
+    taken = TAKEN_BY_KEY if place.compacted else TAKEN
+    ignored = [column for column in batch.columns if column not in taken]
+    if ignored:
+        names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
+        where = " of a compacted topic" if place.compacted else ""
+        raise InvalidRequest(f"this version takes no {names} with a message{where}")
+    _check_sizes(batch, limits)
+    _check_times(batch, now_ms)
+    if Column.TTL_MS in batch.columns:
+        _check_ttls(batch)
+    if place.compacted:
+        return _check_writes(batch, place)
+    _check_values(batch)
+    if Column.UNIQUE_KEY in batch.columns:
+        _check_unique_keys(batch, place)
+    split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
+    return Checked(batch.count, split)
+
+
+def _check_values(batch: Batch) -> None:
+    if batch.buffers(Column.VALUE)[0] is None:
+        return  # there are no nulls
+    for position, value in enumerate(batch.values()):
+        if value is None:
+            raise InvalidRequest(
+                f"message {position} of the batch has no value: only in a compacted topic is that something, namely "
+                "that its key is deleted"
+            )
+
+
+def _check_writes(batch: Batch, place: Place) -> Checked:
+    """A key has its value where all look for it."""
+    writes = Writes.of(batch)
+    if place.initial_partitions > 1:
+        for position, key in enumerate(writes.keys):
+            wanted = partition_for(key, place.initial_partitions)
+            if wanted != place.partition:
+                raise InvalidRequest(
+                    f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"
+                )
+    return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
+
+
+def _check_sizes(batch: Batch, limits: Limits) -> None:
+    for column, most in (
+        (Column.VALUE, limits.message_bytes),
+        (Column.KEY, limits.key_bytes),
+        (Column.HEADERS, limits.headers_bytes),
+        (Column.UNIQUE_KEY, FIXED.unique_key_bytes),
+    ):
+        if column not in batch.columns:
+            continue
+        # Only a column that is larger as a whole can hold a cell that is too large.
+        if len(batch.buffers(column)[2]) > most:
+            for position, cell in enumerate(batch.bytes_column(column) or ()):
+                if cell is not None and len(cell) > most:
+                    raise TooLarge(
+                        f"message {position} of the batch: {column.name.lower()} has {len(cell)} bytes, "
+                        f"at most {most} are taken"
+                    )
+
+
+def _check_times(batch: Batch, now_ms: int) -> None:
+    if Column.DELIVER_MS not in batch.columns:
+        return
+    if batch.relative:
+        if now_ms + batch.max_deliver_ms > offsets.U48_MAX:
+            raise InvalidTime(f"a delay of {batch.max_deliver_ms} ms ends after the last instant there is")
+        return
+    if batch.max_deliver_ms > offsets.U48_MAX:
+        raise InvalidTime(f"delivery time {batch.max_deliver_ms} lies after the last instant, {offsets.U48_MAX}")
+    if batch.min_deliver_ms >= LEAST_INSTANT_MS:
+        return
+    for position, at_ms in enumerate(batch.int_column(Column.DELIVER_MS) or ()):
+        if at_ms and at_ms < LEAST_INSTANT_MS:
+            raise InvalidTime(
+                f"message {position} of the batch: delivery time {at_ms} looks like seconds; milliseconds are wanted"
+            )
+
+
+def _check_ttls(batch: Batch) -> None:
+    for position, ttl_ms in enumerate(batch.int_column(Column.TTL_MS) or ()):
+        if ttl_ms is not None and not 1 <= ttl_ms <= offsets.U48_MAX:
+            raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
+
+
+def _check_unique_keys(batch: Batch, place: Place) -> None:
+    """A unique key is unique only where all that have it come together: it routes its message."""
+    keys = batch.bytes_column(Column.KEY) or [None] * batch.count
+    for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
+        if unique_key is None:
+            continue
+        if not unique_key:
+            raise InvalidRequest(f"message {position} of the batch: an empty unique key")
+        if key is not None and key != unique_key:
+            raise InvalidRequest(f"message {position} of the batch: its key is another one than its unique key")
+        wanted = partition_for(unique_key, place.initial_partitions)
+        if wanted != place.partition:
+            raise InvalidRequest(
+                f"message {position} of the batch: its unique key belongs to partition {wanted}, not {place.partition}"
+            )

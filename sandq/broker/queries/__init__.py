@@ -1,0 +1,1 @@
+"""Requests about stored messages and keys, and consistent reads."""

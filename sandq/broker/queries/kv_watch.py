@@ -1,0 +1,138 @@
+"""Those who watch the keys of compacted topics: they wait for changes.
+
+All that wait for one partition are looked at together, in one visit of the thread that owns its state for each time
+that something was applied. Whoever finds nothing waits on, from where it has looked to, until its time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import outcome
+import trio
+
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.runner import Runner
+from sandq.model.errors import Overloaded
+from sandq.partition.kv.changes import Changes, Watch
+
+WATCHERS_MOST = 10_000
+"""Of one partition."""
+VISIT_WATCHERS = 1000
+VISIT_BYTES = 8 << 20
+"""What one visit looks at; whoever comes too late in it is looked at first in the next."""
+
+
+class _Watcher:
+    def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float) -> None:
+        self.watch = watch
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.deadline_s = deadline_s
+        self.index = -1
+        """All that was applied up to there has been looked at; -1: there is more."""
+        self.found: outcome.Outcome[Changes] | None = None
+        self.answered = trio.Event()
+
+    def looked(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
+        """What there is for it among what was applied up to an index, if only that there is nothing."""
+        if isinstance(found, outcome.Value):
+            through, mark, pieces, is_behind, _ = found.value
+            if not pieces and self.watch.after is not None and now_s < self.deadline_s:
+                self.watch = self.watch._replace(after=through, mark=mark)
+                self.index = -1 if is_behind else index
+                return
+        self.settle(found)
+
+    def settle(self, found: outcome.Outcome[Changes]) -> None:
+        self.found = found
+        self.answered.set()
+
+    def is_over(self, index: int, now_s: float) -> bool:
+        """Whether it has waited long enough, and there is nothing for it: it is told how far."""
+        after, mark = self.watch.after, self.watch.mark
+        if self.index < index or now_s < self.deadline_s or after is None or mark is None:
+            return False
+        self.settle(outcome.Value(Changes(after, mark, [], False, 0)))
+        return True
+
+
+class Watching:
+    def __init__(self, runner: Runner) -> None:
+        self.nursery: trio.Nursery
+        """Outlives every watcher; set at the start."""
+        self._runner = runner
+        self._watchers: dict[GroupHost, list[_Watcher]] = {}
+
+    async def changes(self, host: GroupHost, watch: Watch, max_messages: int, max_bytes: int, wait_s: float) -> Changes:
+        """The next changes; without any, once `wait_s` have passed, how far was looked. Raises NotLeader, HistoryGone,
+        Overloaded."""
+        host.check_ready()
+        if watch.after is None:
+            await host.read()  # what was acknowledged by now is not news
+        watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s)
+        watchers = self._watchers.get(host)
+        if watchers is None:
+            watchers = self._watchers[host] = []
+            self.nursery.start_soon(self._serve, host, watchers)
+        elif len(watchers) >= WATCHERS_MOST:
+            raise Overloaded(f"{len(watchers)} wait for changes of the same partition; ask again in a moment")
+        else:
+            host.look()  # wakes who looks for them
+        watchers.append(watcher)
+        try:
+            await watcher.answered.wait()
+        finally:
+            if watcher in watchers:
+                watchers.remove(watcher)
+        assert watcher.found is not None
+        return watcher.found.unwrap()
+
+    async def _serve(self, host: GroupHost, watchers: list[_Watcher]) -> None:
+        try:
+            while watchers:
+                host.check_ready()
+                index = host.status.applied_index
+                asked = [watcher for watcher in watchers if watcher.index < index][:VISIT_WATCHERS]
+                if asked:
+                    await self._visit(host, watchers, asked, index)
+                else:
+                    await _until_news(host, watchers)
+        except Exception as error:
+            for watcher in watchers:
+                watcher.settle(outcome.Error(error))
+        finally:
+            del self._watchers[host]
+
+    async def _visit(self, host: GroupHost, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
+        found = await self._runner.ask(lambda: _look(host, asked))
+        now_s = trio.current_time()
+        for watcher, one in zip(asked, found, strict=False):
+            watcher.looked(one, index, now_s)
+        looked = set(asked[: len(found)])
+        waiting = [watcher for watcher in watchers if watcher.found is None]
+        watchers[:] = sorted(waiting, key=looked.__contains__)
+
+
+async def _until_news(host: GroupHost, watchers: list[_Watcher]) -> None:
+    """Wait until there may be something for one of them, or its time is over: then it needs no other look."""
+    with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
+        await host.changed()
+    index, now_s = host.status.applied_index, trio.current_time()
+    watchers[:] = [watcher for watcher in watchers if not watcher.is_over(index, now_s)]
+
+
+def _look(host: GroupHost, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
+    """What there is for the first of them, one at least (apply thread)."""
+    replica = host.replica
+    assert isinstance(replica, PartitionReplica)
+    found: list[outcome.Outcome[Changes]] = []
+    looked_bytes = 0
+    for watcher in asked:
+        one = outcome.capture(replica.changes, watcher.watch, watcher.max_messages, watcher.max_bytes)
+        found.append(one)
+        looked_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0
+        if looked_bytes >= VISIT_BYTES:
+            break
+    return found

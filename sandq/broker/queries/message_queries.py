@@ -1,0 +1,267 @@
+"""What producers and operators ask about stored messages, groups and jobs, partition by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from sandq.broker.broker import Broker
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.queries.fan_out import call_all, read_all
+from sandq.broker.replication.raft_group import Done, GroupHost
+from sandq.model import offsets
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidTime,
+    NotFound,
+    Overloaded,
+    StorageFailed,
+    UnknownGroup,
+    UnknownPartition,
+)
+from sandq.model.members import incarnation_of, node_of
+from sandq.model.names import check_name
+from sandq.model.settings import parse_group_settings
+from sandq.model.times import LEAST_INSTANT_MS
+from sandq.partition import commands as c
+from sandq.partition.log.fetch import Extent, Fetched
+from sandq.partition.queries import UNITS_S, Inspector
+
+T = TypeVar("T")
+
+CLOCK_PAUSE_MS = 100
+"""A partition's closed time is moved for a reader at most this often."""
+
+
+class Control:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._clocked_ms: dict[int, int] = {}
+        """When a partition's closed time was last moved for a reader of this connection."""
+
+    # -- pending messages -----------------------------------------------------------------------------------------
+
+    def cancel(self, topic: str, partition: int, targets: Sequence[c.Target], done: Done) -> None:
+        """`done` gets an outcome for each target."""
+        host = self._broker.partition(topic, partition).host
+        host.submit(c.Cancel(targets), done, size=64 + 96 * len(targets))
+
+    def move(self, topic: str, partition: int, items: Sequence[Any], done: Done) -> None:
+        """`done` gets an outcome for each item. Raises InvalidTime."""
+        for position, (_, at_ms, relative) in enumerate(items):
+            if not relative and at_ms < LEAST_INSTANT_MS:
+                raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
+        host = self._broker.partition(topic, partition).host
+        host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
+
+    async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        await self._know_the_time(topic, partition)
+        return _found(await self._ask(topic, partition, lambda inspector: inspector.get(target)))
+
+    async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
+        await self._know_the_time(topic, partition)
+        told = _found(await self._ask(topic, partition, lambda inspector: inspector.why(target)))
+        delivery = self._broker.partition(topic, partition)
+        for group in told["groups"]:
+            group["consumers"] = delivery.consumers(group["group"])
+            if group["state"] == "ready" and not group["consumers"]:
+                group["reason"] += "; the group has none on this node"
+        return told
+
+    async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
+        """`asked`: as `Inspector.page` takes it."""
+        await self._know_the_time(topic, partition)
+        return await self._ask(topic, partition, lambda inspector: inspector.page(*asked))
+
+    async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
+        return await self._ask(topic, partition, lambda inspector: inspector.dead_page(*asked))
+
+    async def fetch(
+        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
+    ) -> tuple[int, Fetched]:
+        """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
+        await self._close(topic, partition, start, end)
+        return self._broker.topic(topic).record.number, await self._ask(
+            topic, partition, lambda inspector: inspector.fetch(start, end, most, max_bytes, pending)
+        )
+
+    async def measure(
+        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int | None, pending: bool
+    ) -> tuple[int, Extent]:
+        """The topic's number, and how much there is of what `fetch` gives."""
+        await self._close(topic, partition, start, end)
+        return self._broker.topic(topic).record.number, await self._ask(
+            topic, partition, lambda inspector: inspector.measure(start, end, most, pending)
+        )
+
+    async def _close(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
+        """Let the closed time of a partition come up to now, where that is asked for."""
+        host = self._broker.partition(topic, partition).host
+        parts = offsets.unpack(start)
+        if parts.place and parts.partition != partition:
+            raise InvalidRequest(
+                f"offset {offsets.to_text(start)} is of partition {parts.partition}, not of {partition}"
+            )
+        now_ms = until_ms = self._broker.clock.now_ms()
+        if end is not None:
+            until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
+        if until_ms > host.status.now_ms:
+            await self._move_clock(host, now_ms)
+
+    async def _know_the_time(self, topic: str, partition: int) -> None:
+        """In a partition in which nothing happens it is as late as at the last entry: what came due since would be
+        shown as delayed."""
+        host = self._broker.partition(topic, partition).host
+        now_ms = self._broker.clock.now_ms()
+        if now_ms - host.status.now_ms >= CLOCK_PAUSE_MS and (host.status.messages or host.status.dead):
+            with suppress(Overloaded, StorageFailed):  # reading goes on without it
+                await self._move_clock(host, now_ms)
+
+    async def _move_clock(self, host: GroupHost, now_ms: int) -> None:
+        if now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
+            self._clocked_ms[host.number] = now_ms
+            await host.call(c.Clock())
+
+    async def forecast(self, topic: str, unit: str, count: int) -> tuple[int, list[tuple[int, int]], int]:
+        """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""
+        now_ms = self._broker.clock.now_ms()
+        total: dict[int, int] = {}
+        later = 0
+        for partition in [delivery.partition for delivery in self._broker.led(topic)]:
+            await self._know_the_time(topic, partition)
+            buckets, more = await self._ask(
+                topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
+            )
+            later += more
+            for start_ms, messages in buckets:
+                total[start_ms] = total.get(start_ms, 0) + messages
+        return now_ms, sorted(total.items()), later
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    async def start_job(
+        self, topic: str, partition: int, job_id: bytes, kind: str, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
+            raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
+        host = self._broker.partition(topic, partition).host
+        job: dict[str, Any] = await host.call(c.StartJob(job_id, kind, dict(arguments)))
+        return job
+
+    async def stop_job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
+        job: dict[str, Any] = await self._broker.partition(topic, partition).host.call(c.StopJob(job_id))
+        return job
+
+    async def job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
+        return await self._ask(topic, partition, lambda inspector: inspector.job(job_id))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for delivery in self._broker.led(topic):
+            partition = delivery.partition
+            await self._know_the_time(topic, partition)
+            for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
+                lag = row["ready"] + row["leased"] + row["waiting"]
+                rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
+        return rows
+
+    async def seek(self, topic: str, group: str, to: c.Position) -> list[tuple[int, bytes]]:
+        """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
+        chosen = await self._with_group(topic, group)
+        if isinstance(to, bytes):
+            partition = offsets.unpack(to).partition
+            count = len(self._broker.topic(topic).record.partitions)
+            if partition >= count:
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition}; it has {count}", topic=topic)
+            chosen = [delivery for delivery in chosen if delivery.partition == partition]
+        cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
+        return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        chosen = await self._with_group(topic, group)
+        consumers = max(delivery.consumers(group) for delivery in chosen)
+        if consumers:
+            raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
+        await call_all([(delivery.host, c.DropGroup(group)) for delivery in chosen])
+
+    async def update_group(self, topic: str, group: str, settings: Mapping[str, Any]) -> None:
+        record = parse_group_settings(settings)
+        chosen = await self._with_group(topic, group)
+        await call_all([(delivery.host, c.ConfigureGroup(group, record)) for delivery in chosen])
+
+    async def _with_group(self, topic: str, group: str) -> list[PartitionDelivery]:
+        """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
+        check_name("group", group)
+        found = []
+        led = self._broker.led(topic)
+        await read_all([delivery.host for delivery in led])
+        for delivery in led:
+            if any(status.name == group for status in delivery.host.status.groups):
+                found.append(delivery)
+        if not found:
+            raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
+        return found
+
+    async def hold(self, topic: str, partition: int, name: str, offset: bytes | None, ttl_ms: int | None) -> bytes:
+        """Up to where the log is trimmed by now."""
+        host = self._broker.partition(topic, partition).host
+        trimmed: bytes = await host.call(c.Hold(check_name("hold", name), offset, ttl_ms or 0))
+        return trimmed
+
+    async def topic_stats(self, topic: str) -> list[dict[str, Any]]:
+        led = self._broker.led(topic)
+        await read_all([delivery.host for delivery in led])
+        return [
+            {
+                "partition": delivery.partition,
+                "messages": delivery.host.status.messages,
+                "delayed": delivery.host.status.later,
+                "dead": delivery.host.status.dead,
+                "keys": delivery.host.status.keys,
+                "bytes": delivery.host.status.bytes,
+                "floor_ms": delivery.host.status.floor_ms,
+                "now_ms": delivery.host.status.now_ms,
+                "applied_index": delivery.host.status.applied_index,
+                "groups": len(delivery.host.status.groups),
+                "holds": [hold._asdict() for hold in delivery.host.status.holds],
+                "members": _members(delivery.host),
+            }
+            for delivery in led
+        ]
+
+    async def _ask(self, topic: str, partition: int, question: Callable[[Inspector], T]) -> T:
+        """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
+        everything that was acknowledged before."""
+        host = self._broker.partition(topic, partition).host
+        return await self._broker.reading.ask(host, lambda replica: question(replica.inspector))
+
+
+def _members(host: GroupHost) -> list[dict[str, Any]]:
+    """Who takes part in a group that is led here, and how far each is."""
+    group = host.group
+    voters, learners = host.members
+    rows = []
+    for member in (*voters, *learners):
+        # What is not committed yet nobody need have.
+        behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
+        row = {
+            "node": node_of(member),
+            "incarnation": incarnation_of(member),
+            "voter": member in voters,
+            "behind": behind,
+        }
+        sending = host.sending.get(member)
+        if sending is not None:
+            row |= {"snapshot_sent": sending.sent_bytes, "snapshot_bytes": sending.total_bytes}
+        rows.append(row)
+    return rows
+
+
+def _found(shown: dict[str, Any] | None) -> dict[str, Any]:
+    if shown is None:
+        raise NotFound("there is no such message here (any more)")
+    return shown

@@ -1,0 +1,1 @@
+"""Replicated groups on this node: log, raft, apply."""

@@ -1,0 +1,331 @@
+"""A node's log and state: WAL, stores, Raft groups and their state machines, in steps.
+
+Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread and
+the applier on the apply thread (`runner.py`); a simulation calls one after the other and crashes in between.
+
+A pass: `tick` -> `commit(records)` -> `synced`. What `tick` and `synced` return goes to the applier, in that order.
+A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a pass -> `release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandq.broker.replication.applier import Applier, Apply, Published
+from sandq.broker.replication.journals import open_journal
+from sandq.broker.replication.raft_group import Backlog, GroupHost
+from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
+from sandq.metadata import commands as metadata_commands
+from sandq.metadata.records import Topic
+from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailable
+from sandq.model.limits import Limits
+from sandq.model.members import incarnation_of, member_id, own_member
+from sandq.partition import commands as partition_commands
+from sandq.raft import Committed, Members, Passes
+from sandq.storage.files import Files
+from sandq.storage.keys import store_of, store_prefix, store_range
+from sandq.storage.pointers import Pointers, StorePointer
+from sandq.storage.stores import Stores, StoresSnapshot
+from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
+
+METADATA_GROUP = 0
+PINNED_SEGMENTS = 1
+"""A tail that keeps more full segments than this is appended again ..."""
+COPY_BYTES = 1 << 20
+"""... unless it is larger than this."""
+KEPT_BYTES = 256 << 10
+"""Of a log below what the stores hold, for members that are a little behind ..."""
+LAG_BYTES = 64 << 20
+"""... and a leader keeps so much for those that are further behind; then they need a snapshot."""
+SWEEP_ROWS = 500
+SWEEP_BYTES = 2 << 20
+LAST_KEY = b"\xff" * 5
+
+
+class Engine:
+    """`now_ms` stamps entries."""
+
+    def __init__(
+        self,
+        files: Files,
+        stores: Stores,
+        *,
+        node_id: str,
+        now_ms: Callable[[], int],
+        publish: Callable[[Published], None],
+        limits: Limits,
+        segment_bytes: int = SEGMENT_BYTES,
+        create: bool = True,
+    ) -> None:
+        """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
+        self.stores = stores
+        self.limits = limits
+        self.node_id = node_id
+        self.pointers = Pointers.open(files, create=create)
+        self.wal, self._recovered = Wal.open(
+            files,
+            segment_bytes=segment_bytes,
+            known_groups=lambda group: self.pointers.get(group) is not None,
+            create=create,
+        )
+        self.passes = Passes()
+        self.passes.takes_entries = lambda: self._applying < limits.apply_backlog_bytes
+        self._applying = 0
+        """Bytes of entries that were handed to the applier and not applied yet."""
+        self.backlog = Backlog(limits.apply_backlog_bytes)
+        self.hosts: dict[int, GroupHost] = {}
+        self.on_leads: Callable[[GroupHost], None] = lambda host: None
+        """Told of groups that this node begins to lead, before they are ready."""
+        self.filling: set[int] = set()
+        """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
+        self.on_closed: Callable[[int], None] = lambda group: None
+        """Told of groups that run here no more."""
+        self._loads: dict[int, Callable[[int], Replica]] = {}
+        """How the replica of a group is made of a store."""
+        self.failed: StorageFailed | None = None
+        self.applier = Applier(stores, publish)
+        self._now_ms = now_ms
+        self._checkpoint_mark = self.wal.mark
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
+        """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
+        group has one. Blocks on the disk. `metadata_index`: what metadata had applied that places them here.
+
+        It must be done before a group's first WAL record: recovery drops the records of groups without a pointer.
+        """
+        new = [(group, member, members) for group, member, members in groups if self.pointers.get(group) is None]
+        if new:
+            stores = self.pointers.mint(len(new))
+            pointers = [
+                StorePointer(group, incarnation_of(member), store, voters=members.voters, learners=members.learners)
+                for (group, member, members), store in zip(new, stores, strict=True)
+            ]
+            self.pointers.update(put=pointers, metadata_index=metadata_index)
+
+    def own(self, members: Members) -> str | None:
+        """The member that lives on this node."""
+        return own_member(self.node_id, (*members.voters, *members.learners))
+
+    def open_metadata(self, members: Members | None = None, index: int = 0) -> GroupHost:
+        """`members`: who founds it; this node alone, unless told otherwise. `index`: for a new replica, what it says
+        before it got there is no news."""
+        members = members or Members((member_id(self.node_id, 1),))
+        own = self.own(members)
+        assert own is not None, "a node opens the metadata of a cluster that it is a member of"
+        self.install([(METADATA_GROUP, own, members)], index)
+        host = self._open(
+            METADATA_GROUP,
+            lambda store: MetadataReplica(self.stores, store),
+            lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
+        )
+        host.what = "the metadata of the cluster"
+        return host
+
+    def open_partition(self, topic: Topic, partition: int) -> GroupHost:
+        """Run the local replica of a partition, which was installed before."""
+        return self._open(
+            topic.partitions[partition].group,
+            lambda store: PartitionReplica(self.stores, store, partition, topic.first_settings, topic.kind),
+            lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
+        )
+
+    def _open(self, number: int, load: Callable[[int], Replica], encode: Callable[[Sequence[Any]], bytes]) -> GroupHost:
+        pointer = self.pointers.get(number)
+        if pointer is None:
+            raise ValueError(f"raft group {number} is not installed here")
+        replica = load(pointer.store)
+        found = self._recovered.pop(number, None)
+        if replica.applied_index and not pointer.snapshot_index and (found is None or not found.entries):
+            raise Corruption(
+                f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
+            )
+        host = GroupHost(number, replica, encode, self.passes, self.backlog, self.limits)
+        host.group = self.passes.add(
+            number,
+            member_id(self.node_id, pointer.incarnation),
+            open_journal(self.passes.records, pointer, found, replica.applied_index),
+            applied=replica.applied_index,
+            before_tick=host.flush,
+        )
+        self.hosts[number] = host
+        self._loads[number] = load
+        if not host.group.term and self.own(Members(pointer.voters[:1])):
+            host.group.campaign_soon()  # the first of a new group's members is meant to lead it
+        return host
+
+    def close_group(self, number: int, error: SandqError) -> None:
+        """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
+        host = self.hosts.pop(number, None)
+        if host is not None:
+            self.passes.remove(host.group)
+            host.close(error)
+        self._recovered.pop(number, None)
+        self._loads.pop(number, None)
+        self.on_closed(number)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def view(self, host: GroupHost) -> tuple[StoresSnapshot, int]:
+        """All rows as they are now, and the last entry that those of a group imply (apply thread)."""
+        self.applier.write()
+        return self.stores.snapshot(), host.replica.applied_index
+
+    def check_runs(self, host: GroupHost) -> None:
+        """Raises Unavailable for a group that was closed."""
+        if self.hosts.get(host.number) is not host:
+            raise Unavailable(f"group {host.number} runs here no more")
+
+    def load(self, number: int, store: int) -> tuple[Replica, Any]:
+        """The replica that a store holds, and its status (apply thread)."""
+        load = self._loads.get(number)
+        if load is None:
+            raise Unavailable(f"group {number} runs here no more")
+        replica = load(store)
+        return replica, replica.status()
+
+    def suspend(self, host: GroupHost, index: int) -> None:
+        """Stop a group whose state is to be replaced by that of `index` (between passes). Raises Unavailable when
+        there is no reason to any more."""
+        if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
+            raise Unavailable(f"group {host.number} needs no snapshot of {index} (any more)")
+        self.passes.remove(host.group)
+
+    def reopen(self, host: GroupHost, replica: Replica, status: Any) -> None:
+        """Go on with a suspended group from this state, which its pointer names (between passes)."""
+        pointer = self.pointers.get(host.number)
+        if self.hosts.get(host.number) is not host or pointer is None:
+            return  # its topic was deleted meanwhile
+        old = host.group
+        host.group = self.passes.add(
+            host.number,
+            old.member,
+            open_journal(self.passes.records, pointer, old.journal.recovered(), replica.applied_index),
+            applied=replica.applied_index,
+            before_tick=host.flush,
+        )
+        host.replace(replica, status)
+
+    def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
+        """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks.
+        `metadata_index`: what metadata had applied that does not place them here."""
+        self.pointers.update(drop=groups, metadata_index=metadata_index)
+
+    def forget(self, groups: Sequence[int]) -> None:
+        """Let the log state these groups no more. For the thread that commits."""
+        for group in groups:
+            self.wal.forget(group)
+
+    SWEEP_START = store_prefix(1)
+
+    def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
+        """Delete rows, from `start` on, of stores that no pointer names: a bounded number (apply thread, which alone
+        writes rows). Returns where to go on (None: that was all), and the range of a store that is empty now."""
+        kept = {pointer.store for pointer in self.pointers.all()} | self.filling
+        while True:
+            found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
+            if not found:
+                return None, None
+            store = store_of(found[0][0])
+            first, stop = store_range(store)
+            if store not in kept:
+                # Not from the store's start again: that would walk over every row deleted so far.
+                rows = self.stores.scan(found[0][0], stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
+                self.stores.write([(key, None) for key, _ in rows])
+                last = rows[-1][0] + b"\x00"
+                return (last, None) if self.stores.scan(last, stop, limit=1, max_bytes=1) else (stop, (first, stop))
+            start = stop
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> tuple[list[Record], list[Apply]]:
+        records, committed = self.passes.tick()
+        return records, self._tasks(committed)
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Durable when it returns. Raises StorageFailed; then `fail` must be called, and no further pass run."""
+        self.wal.commit(records)
+
+    def synced(self) -> list[Apply]:
+        """After it, what `group_commit.take_outgoing` gives may be sent."""
+        tasks = self._tasks(self.passes.synced())
+        changed, self.passes.changed = self.passes.changed, {}
+        for group in changed:
+            host = self.hosts.get(group.number)
+            if host is not None:
+                if group.is_leader:
+                    self.on_leads(host)
+                host.look()
+        return tasks
+
+    def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
+        tasks = [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+        self._applying += sum([len(task.command) for task in tasks])
+        return tasks
+
+    def fail(self, error: StorageFailed) -> None:
+        """The log takes nothing any more: everything not committed fails, with its outcome unknown."""
+        self.failed = error
+        for host in self.hosts.values():
+            host.fail(error)
+            host.look()
+
+    def published(self, published: Published) -> None:
+        """Hand results to who waits for them (on the loop)."""
+        self._applying -= published.applied_bytes
+        for number, status in published.statuses.items():
+            if number in self.hosts:
+                self.hosts[number].status = status
+        # Before the results: whoever gets one may ask what is next, and must not be told what was next before it.
+        for number in published.statuses:
+            if number in self.hosts:
+                self.hosts[number].look()
+                self.hosts[number].on_status()
+        for number, index, results in published.results:
+            if number in self.hosts:
+                self.hosts[number].applied(index, results)
+        for answered, value in published.answers:
+            answered(value)
+
+    # -- a checkpoint ---------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_since_checkpoint(self) -> int:
+        return self.wal.bytes_since(self._checkpoint_mark)
+
+    @property
+    def entries_kept(self) -> int:
+        """Log entries in memory."""
+        return sum([len(host.group.journal) for host in self.hosts.values()])
+
+    def applied_indices(self) -> dict[int, int]:
+        """Write what is applied, and say up to where (apply thread)."""
+        self.applier.write()
+        return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
+
+    def truncate(self, flushed: dict[int, int]) -> None:
+        """The stores hold, durably, everything up to these indices: the log need not."""
+        self._checkpoint_mark = self.wal.mark
+        for number, applied in flushed.items():
+            if number in self.hosts:
+                group, pinned = self.hosts[number].group, self.hosts[number].pinned
+                needed = min([group.needed_from(LAG_BYTES), *pinned.values()])
+                group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
+
+    def release(self) -> list[int]:
+        """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments."""
+        self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
+        return [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
+
+    def copy_tails(self, groups: Sequence[int]) -> bool:
+        """Append the short tails of these groups again. True when there was something: run a pass, then `release`.
+
+        A long tail is of a group under load: the next checkpoint cuts it.
+        """
+        journals = [self.hosts[number].group.journal for number in groups if number in self.hosts]
+        short = [journal for journal in journals if journal.size_bytes <= COPY_BYTES]
+        for journal in short:
+            journal.copy_tail()
+        return bool(short)

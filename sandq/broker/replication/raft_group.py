@@ -1,0 +1,381 @@
+"""The loop's side of one Raft group: commands in, merged into entries; results out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import trio
+
+from sandq.broker.replication.applier import Apply
+from sandq.broker.replication.replica import Replica
+from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.limits import Limits
+from sandq.model.members import node_of
+from sandq.raft import Group, Members, Passes, ProposalFailed, ReadDone
+
+Done = Callable[[Any], None]
+"""Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
+
+
+class Request(NamedTuple):
+    command: Any
+    size: int
+    messages: int
+    done: Done
+
+
+class Confirmation:
+    """That this node leads still, and up to which index a read must see."""
+
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.index: int | None = None
+
+    def done(self, index: int | None) -> None:
+        self.index = index
+        self.answered.set()
+
+
+@dataclass(slots=True)
+class Sending:
+    """A snapshot on its way to a member."""
+
+    total_bytes: int
+    """Roughly."""
+    sent_bytes: int = 0
+
+
+class Backlog:
+    """Bytes that were submitted and not answered yet, over all groups of a node."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+
+
+class GroupHost:
+    """`encode(commands)` stamps and encodes one entry. `on_status` runs on the loop after each change."""
+
+    def __init__(
+        self,
+        number: int,
+        replica: Replica,
+        encode: Callable[[Sequence[Any]], bytes],
+        passes: Passes,
+        backlog: Backlog,
+        limits: Limits,
+    ) -> None:
+        self.number = number
+        self.what = "the partition"
+        """What it is a group of, for messages."""
+        self.replica = replica
+        self.group: Group
+        """Set right after construction: the group needs the host's `flush`."""
+        self.status: Any = replica.status()
+        self.on_status: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[bool], None] = lambda ready: None
+        """Called when this node begins to lead the group and may answer for it, and when it ceases to."""
+        self._was_ready = False
+        self._leaving = False
+        self._readers: list[trio.Event] = []
+        self._changers: set[trio.Event] = set()
+        """Of changes of members that are not committed yet."""
+        self.failed: StorageFailed | None = None
+        self.pinned: dict[str, int] = {}
+        """Members that a snapshot is on its way to: what comes behind it they will need from the log."""
+        self.sending: dict[str, Sending] = {}
+        """How far those snapshots are."""
+        self._closed: SandqError | None = None
+        self._stands: Unavailable | None = None
+        """Nothing is applied any more."""
+        self._encode = encode
+        self._passes = passes
+        self._backlog = backlog
+        self._limits = limits
+        self._pending: deque[Request] = deque()
+        self._proposals: dict[int, list[Request]] = {}
+        """By the id of the list: handed to Raft, neither committed nor refused yet."""
+        self._in_flight: dict[int, list[Request]] = {}
+        """By index: committed, not applied yet."""
+
+    @property
+    def ready(self) -> bool:
+        """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
+        for what nobody else can: others will lead the groups that they are members of."""
+        group = self.group
+        leads = group.is_leader and (self.failed is None or group.is_only_voter)
+        return leads and bool(self.status.applied_index >= group.term_start)
+
+    @property
+    def works(self) -> bool:
+        """It is ready, and can write."""
+        return self.failed is None and self.ready
+
+    @property
+    def members(self) -> Members:
+        """The latest configuration in the log."""
+        return self.group.members
+
+    @property
+    def leader(self) -> str | None:
+        """The node that leads the group, as far as is known here."""
+        return self.group.leader
+
+    def hand_over(self, nodes: Collection[str]) -> None:
+        """Take nothing more, and let the member on one of these nodes that has most of the log lead as soon as it has
+        all of it. To be called again until this node leads no more, or to be ended with `stay`."""
+        self._leaving = True
+        voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
+        if voters:
+            self.group.transfer(max(voters, key=self.group.match_index))
+        self._passes.mark(self.group)
+
+    def stay(self) -> None:
+        """Go on leading: nobody has taken over."""
+        self._leaving = False
+
+    async def change_members(self, members: Members) -> None:
+        """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
+        may not be made now; TimedOut."""
+        self.check_ready()
+        outcome: list[ProposalFailed | None] = []
+        finished = trio.Event()
+
+        def done(index: int | None, failure: ProposalFailed | None) -> None:
+            outcome.append(failure)
+            finished.set()
+
+        self.group.change_members(members, done)
+        self._passes.mark(self.group)
+        self._changers.add(finished)
+        try:
+            await finished.wait()
+        finally:
+            self._changers.discard(finished)
+        if not outcome:
+            raise self._closed or TimedOut("this node cannot write any more: the outcome is unknown")
+        if outcome[0] is ProposalFailed.NOT_LEADER:
+            raise self.not_leader()
+        if outcome[0] is ProposalFailed.REFUSED:
+            raise Unavailable("the members cannot be changed now: the change before is not finished")
+        if outcome[0] is not None:
+            raise TimedOut("leadership was lost while the members changed: the outcome is unknown")
+
+    def hurry(self) -> None:
+        """Let the other members hear at once what is committed."""
+        self.group.heartbeat()
+        self._passes.mark(self.group)
+
+    def look(self) -> None:
+        """Something changed: wake who waits for it, and tell whether `ready` is another."""
+        readers, self._readers = self._readers, []
+        for changed in readers:
+            changed.set()
+        ready = self.ready and self._closed is None
+        if ready != self._was_ready:
+            self._was_ready = ready
+            self.on_ready(ready)
+
+    def check_ready(self) -> None:
+        """Raises NotLeader, or what ended the group."""
+        if self._closed is not None:
+            raise self._closed
+        if not self.ready:
+            raise self.not_leader()
+
+    def not_leader(self) -> NotLeader:
+        """With whom to ask, as far as is known here."""
+        leader = self.group.leader
+        if self.group.is_leader or leader is None:
+            return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
+        return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
+
+    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
+        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+        if self.failed is not None and self.group.is_only_voter:
+            raise self.failed
+        self.check_ready()
+        if self._leaving:
+            raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
+        backlog = self._backlog
+        if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
+            raise Overloaded(
+                f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
+            )
+        backlog.bytes += size
+        self._pending.append(Request(command, size, messages, done))
+        self._passes.mark(self.group)
+
+    async def call(self, command: Any) -> Any:
+        """`submit`, and wait for the result. Raises what refused it."""
+        answered, answers = trio.Event(), []
+
+        def done(result: Any) -> None:
+            answers.append(result)
+            answered.set()
+
+        self.submit(command, done)
+        await answered.wait()
+        if isinstance(answers[0], SandqError):
+            raise answers[0]
+        return answers[0]
+
+    async def read(self) -> None:
+        """Wait until everything that was acknowledged before this call, by whomever, is applied here, and this node
+        is known to have led still. Raises NotLeader, StorageFailed."""
+        await self.finish_read(self.begin_read())
+
+    def begin_read(self) -> Confirmation | None:
+        """Ask for what `read` waits for; None: this node need ask nobody. Raises NotLeader."""
+        self.check_ready()
+        if self.group.is_only_voter:
+            return None
+        confirmation = Confirmation()
+        self.group.read_index(confirmation.done)
+        self._passes.mark(self.group)
+        return confirmation
+
+    def ask_index(self, done: ReadDone) -> None:
+        """`done(index)`: everything that was acknowledged before this call stands up to there; `done(None)`: this node
+        does not lead."""
+        if self.group.is_only_voter and self.ready:
+            done(self.group.commit_index)  # others may act upon what is committed, before it is applied here
+        elif self.failed is not None or self._closed is not None:
+            done(None)
+        else:
+            self.group.read_index(done)
+            self._passes.mark(self.group)
+
+    async def finish_read(self, confirmation: Confirmation | None) -> None:
+        """The rest of `read`."""
+        if confirmation is None:
+            return
+        await confirmation.answered.wait()
+        index = confirmation.index
+        if index is None:
+            raise self.not_leader()
+        await self._applied(index)
+        self.check_ready()
+
+    async def _applied(self, index: int) -> None:
+        while self.status.applied_index < index:
+            if self._stands is not None:
+                raise self._stands
+            await self.changed()
+            if self._closed is not None:
+                raise self._closed
+
+    async def catch_up(self) -> float:
+        """Wait until what is known here to be committed is applied. How long before this call (seconds) that was
+        certainly all that had been acknowledged. Raises NotLeader when that was never known here, Unavailable."""
+        age_s = self.group.age_s()
+        if self._closed is not None:
+            raise self._closed
+        if age_s is None:
+            raise self.not_leader()
+        await self._applied(self.group.commit_index)
+        return age_s
+
+    async def changed(self) -> None:
+        """Wait until something has been applied, or the node has begun or ceased to lead."""
+        changed = trio.Event()
+        self._readers.append(changed)
+        await changed.wait()
+
+    def replace(self, replica: Replica, status: Any) -> None:
+        """Go on with another state of the same group: that of a snapshot."""
+        self.replica, self.status = replica, status
+        self._drop(self._in_flight, TimedOut("the group was installed anew: the outcome is unknown"))
+        self.look()
+        self.on_status()
+
+    def flush(self) -> None:
+        """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
+        if self._pending and not self.group.is_leader:
+            self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
+        while self._pending:
+            requests = self._take()
+            entry = self._encode([request.command for request in requests])
+            self._proposals[id(requests)] = requests
+            self.group.propose(entry, partial(self._proposed, requests))
+
+    def _take(self) -> list[Request]:
+        requests: list[Request] = []
+        size = messages = 0
+        while self._pending:
+            request = self._pending[0]
+            size += request.size
+            messages += request.messages
+            if requests and (size > self._limits.entry_bytes or messages > self._limits.entry_messages):
+                break
+            requests.append(self._pending.popleft())
+        return requests
+
+    def _proposed(self, requests: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
+        self._proposals.pop(id(requests), None)
+        if index is not None:
+            self._in_flight[index] = requests
+        elif failure is ProposalFailed.NOT_LEADER:
+            self._answer_all(requests, NotLeader("this node does not lead it any more"))
+        else:
+            self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
+
+    def task(self, index: int, command: bytes) -> Apply:
+        """What the apply thread is to do with a committed entry."""
+        return Apply(self.number, self.replica, index, command, index in self._in_flight)
+
+    def applied(self, index: int, results: list[Any]) -> None:
+        for request, result in zip(self._in_flight.pop(index, ()), results, strict=False):
+            self._answer(request, result)
+
+    def fail(self, error: StorageFailed) -> None:
+        """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown: who
+        has other members to go on with asks those."""
+        self.failed = error
+        alone = self.group.is_only_voter
+        self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
+        self._give_up_changes()
+        self.group.reads.fail()
+
+    def abandon(self, error: StorageFailed) -> None:
+        """After `fail`: nothing is applied any more either, so that what is committed cannot be answered."""
+        if self.group.is_only_voter:
+            self.close(error)
+        else:
+            self._drop(self._in_flight, TimedOut(f"the outcome is unknown: {error.message}"))
+            self._stands = Unavailable(f"this node cannot go on: {error.message}")
+            self.look()
+
+    def close(self, error: SandqError) -> None:
+        """The group is gone: nothing more will be taken or applied."""
+        self._closed = error
+        self._drop(self._proposals, error)
+        self._drop(self._in_flight, error)
+        self._give_up_changes()
+        self.group.reads.fail()
+        self.look()
+
+    def _give_up_changes(self) -> None:
+        """Nobody will say what became of them."""
+        for finished in self._changers:
+            finished.set()
+
+    def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
+        self._answer_all(self._pending, error)
+        for requests in list(waiting.values()):
+            self._answer_all(requests, error)
+        waiting.clear()
+
+    def _answer_all(self, requests: deque[Request] | list[Request], result: Any) -> None:
+        taken = list(requests)
+        requests.clear()
+        for request in taken:
+            self._answer(request, result)
+
+    def _answer(self, request: Request, result: Any) -> None:
+        self._backlog.bytes -= request.size
+        request.done(result)

@@ -1,0 +1,245 @@
+"""State machines as the apply thread runs them: entries in, results and row changes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandq.metadata import commands as metadata_commands
+from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
+from sandq.metadata.state import MetadataState
+from sandq.model.settings import COMPACTED, TIMER
+from sandq.partition import commands
+from sandq.partition.compacted import CompactedPartition
+from sandq.partition.groups.leases import Lease
+from sandq.partition.kv.changes import Changes, Watch, changes
+from sandq.partition.log.pieces import Piece, Reader
+from sandq.partition.queries import Inspector
+from sandq.partition.state_machine import TimerPartition
+from sandq.partition.view import Change, Row, View
+from sandq.storage.keys import store_prefix
+from sandq.storage.stores import Stores
+
+SCAN_BYTES = 1 << 40
+MACHINES: dict[str, type[TimerPartition]] = {TIMER: TimerPartition, COMPACTED: CompactedPartition}
+"""By kind of topic."""
+
+
+class StoreRows:
+    """One store's rows, keys relative to it."""
+
+    def __init__(self, stores: Stores, number: int) -> None:
+        self._stores = stores
+        self.prefix = store_prefix(number)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._stores.get(self.prefix + key)
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        prefix, cut = self.prefix, len(self.prefix)
+        found = self._stores.scan(prefix + start, prefix + stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+        return [(key[cut:], value) for key, value in found]
+
+
+class Replica(Protocol):
+    """Everything but `applied_index` belongs to the apply thread."""
+
+    @property
+    def applied_index(self) -> int: ...
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
+        ...
+
+    def drain(self) -> list[Change]:
+        """Changes of whole entries, absolute keys, with the applied index that they imply."""
+        ...
+
+    def status(self) -> Any:
+        """An immutable copy of what the loop needs to know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A lease as it is sent to its consumer."""
+
+    token: int
+    consumer: str
+    attempt: int
+    deadline_ms: int
+    count: int
+    due_ms: int
+    """When the last of it is due: it is not sent before."""
+    pieces: list[Piece]
+    generation: int
+    """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
+    returning: bool
+    """Its messages were leased before."""
+    repeated: bool
+    """It was pushed before, and the push may be lost."""
+
+
+class PartitionReplica:
+    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any], kind: str = TIMER) -> None:
+        self._rows = StoreRows(stores, store)
+        self._view = View(self._rows)
+        self._reader = Reader()
+        self.machine = MACHINES[kind].load(partition, settings, self._view)
+        self.inspector = Inspector(self.machine, self._view)
+        """For calls on the apply thread."""
+
+    @property
+    def applied_index(self) -> int:
+        return self.machine.applied_index
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        if not command:
+            self.machine.applied_index = max(self.machine.applied_index, index)
+            return []
+        entry = commands.Entry.decode(command)
+        totals = self.machine.book.totals
+        counted = totals.counted() if not wanted else None
+        results = self.machine.apply(index, entry, self._view)
+        if counted is not None:
+            totals.set(counted)  # another node's doing, or of another life of this one: counted there
+            return []
+        for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
+            if isinstance(command_of, commands.Lease) and isinstance(result, list):
+                # A later command of the same entry may have ended it already.
+                results[at] = [self._delivery(lease) for lease in result if lease.live]
+        return results
+
+    def drain(self) -> list[Change]:
+        self.machine.write_state(self._view)
+        prefix = self._rows.prefix
+        return [(prefix + key, value) for key, value in self._view.drain()]
+
+    def status(self) -> Any:
+        return self.machine.status(self._view)
+
+    def take_garbage(self) -> list[tuple[bytes, bytes]]:
+        """Absolute keys between which rows were deleted, for a compaction (apply thread)."""
+        prefix = self._rows.prefix
+        return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
+
+    def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
+        """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
+        for lease in self.machine.book.leases_of(group, consumer):
+            if lease.token not in known:
+                yield self._delivery(lease, repeated=True)
+
+    def due_between(self, start_s: int, stop_s: int) -> int:
+        """Messages whose second lies there: start <= second < stop (apply thread)."""
+        return self.machine.log.counts.between(start_s, stop_s, self._view)
+
+    def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
+        """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
+        reaches `max_bytes` (apply thread; a compacted topic's). What is over is not there: by the time of the last
+        entry, or by a later one that is given."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        rows: list[bytes | None] = []
+        size = 0
+        for key in keys:
+            row = machine.keys.get(key, max(now_ms, machine.now_ms), self._view)
+            rows.append(row)
+            size += len(row or b"")
+            if size >= max_bytes:
+                break
+        return rows
+
+    def scan(
+        self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
+    ) -> tuple[list[Row], bytes | None]:
+        """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's)."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        late_ms = max(now_ms, machine.now_ms)
+        return machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+
+    def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
+        """As `changes` (apply thread; a compacted topic's)."""
+        machine = self.machine
+        assert isinstance(machine, CompactedPartition)
+        return changes(machine, watch, max_messages, max_bytes, self._view)
+
+    def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
+        ranges = lease.select(lease.live)
+        pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
+        count = sum(piece.count for piece in pieces)
+        generation = self.machine.book.groups[lease.group_id].generation
+        return Delivery(
+            lease.token,
+            lease.consumer,
+            lease.attempt,
+            lease.deadline_ms,
+            count,
+            lease.due_ms,
+            pieces,
+            generation,
+            lease.attempt > 1 or lease.since_ms < lease.leased_ms,
+            repeated,
+        )
+
+
+class MetadataReplica:
+    def __init__(self, stores: Stores, store: int) -> None:
+        self._prefix = store_prefix(store)
+        stop = store_prefix(store + 1)
+        found = stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
+        self._changes: dict[bytes, bytes | None] = {}
+        self.state = MetadataState.load([(key[len(self._prefix) :], value) for key, value in found])
+
+    @property
+    def applied_index(self) -> int:
+        return self.state.applied_index
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        if not command:
+            self.state.applied_index = max(self.state.applied_index, index)
+            return []
+        return self.state.apply(index, metadata_commands.Entry.decode(command), self._put)
+
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        self._changes[self._prefix + key] = value
+
+    def drain(self) -> list[Change]:
+        self.state.write_state(self._put)
+        changes = list(self._changes.items())
+        self._changes.clear()
+        return changes
+
+    def status(self) -> Any:
+        state = self.state
+        return MetadataView(
+            state.applied_index,
+            state.cluster_uuid,
+            state.next_group,
+            dict(state.topics),
+            dict(state.nodes),
+            dict(state.removed),
+            state.balanced,
+            dict(state.places),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataView:
+    applied_index: int
+    cluster_uuid: str | None
+    next_group: int
+    """Raft groups below it were placed; those that no topic has any more were deleted with theirs."""
+    topics: dict[str, Topic]
+    nodes: dict[str, NodeRecord]
+    removed: dict[str, RemovedNode]
+    balanced: tuple[str, ...]
+    """The nodes that all partitions are spread evenly over."""
+    places: dict[int, tuple[str, int]]
+    """Raft group -> topic and partition."""
+
+    def partition(self, group: int) -> Partition | None:
+        """That a group is of; None: there is none (any more)."""
+        place = self.places.get(group)
+        return self.topics[place[0]].partitions[place[1]] if place is not None else None

@@ -1,0 +1,251 @@
+"""Runs an engine on trio and three threads: WAL, apply, maintenance. No stall of one stops another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import outcome
+import structlog
+import trio
+
+from sandq.broker.replication.applier import Apply, Ask, Published
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.worker import Worker
+from sandq.model.errors import StorageFailed
+
+T = TypeVar("T")
+
+log = structlog.get_logger("sandq.engine")
+
+CHECKPOINT_CHECK_S = 1.0
+CHECKPOINT_ENTRIES = 50_000
+"""Log entries are kept in memory, and small ones cost more there than on disk."""
+
+
+class Runner:
+    """`publish` must be given to the engine before: see `Runner.publish`."""
+
+    def __init__(self, *, checkpoint_bytes: int, checkpoint_interval_s: float) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._checkpoint_bytes = checkpoint_bytes
+        self._checkpoint_interval_s = checkpoint_interval_s
+        self._wake = trio.Event()
+        self._ticked = trio.Event()
+        self._crash: BaseException | None = None
+        self._crashed = trio.Event()
+        self._apply_ended: StorageFailed | None = None
+        self._asking: set[_Reply[Any]] = set()
+        self._passing = False
+        self.on_pass: Callable[[int], None] = lambda records: None
+        """Told of each pass that was written: its WAL records."""
+        self.send: Callable[[str, list[Any]], None] = lambda node, messages: None
+        """Where Raft messages for another node go."""
+        self._between: list[Callable[[], None]] = []
+        self.engine: Engine
+
+    def start(self, engine: Engine) -> None:
+        self.engine = engine
+        engine.passes.wake = self.wake
+        self._apply: Worker[Apply | Ask] = Worker("sandq-apply", engine.applier.run, self._worker_crashed)
+        self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
+        self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the next segment ahead, if there is room; the pass that needs one will meet it otherwise."""
+        try:
+            self.engine.wal.prepare()
+        except StorageFailed as error:
+            log.warning("no room for the next segment of the log", error=error.message)
+
+    def publish(self, published: Published) -> None:
+        """From the apply thread to the loop."""
+        self._token.run_sync_soon(self.engine.published, published)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def is_busy(self) -> bool:
+        """Whether something is on its way to the log."""
+        return self.engine.failed is None and (self._passing or self.engine.passes.has_work)
+
+    async def drain(self) -> None:
+        """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
+        if self.is_busy():
+            await self.on_wal(lambda: None)
+        await self.ask(lambda: None)
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Passes and checkpoints, until cancelled; raises what ended a thread."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._passes)
+            nursery.start_soon(self._checkpoints)
+            nursery.start_soon(self._watch)
+            task_status.started()
+
+    async def _passes(self) -> None:
+        passes = self.engine.passes
+        while True:
+            if self.engine.failed is not None:
+                await trio.sleep_forever()
+            passes.on_time()
+            if not passes.has_work and not self._between:
+                self._wake = trio.Event()
+                with trio.move_on_after(passes.pause_s()):
+                    await self._wake.wait()
+                continue
+            self._passing = True
+            await self._pass()
+            self._passing = False
+
+    async def _pass(self) -> None:
+        engine = self.engine
+        between, self._between = self._between, []
+        for call in between:
+            call()
+        records, ready = engine.tick()
+        self._ticked.set()
+        self._ticked = trio.Event()
+        self._submit(ready)
+        if records:
+            try:
+                await self.on_wal(lambda: engine.commit(records))
+            except StorageFailed as error:
+                log.error("the log cannot be written: this node stops taking messages", error=error.message)
+                engine.fail(error)
+                return
+            self.on_pass(len(records))
+        else:
+            await trio.lowlevel.checkpoint()
+        self._submit(engine.synced())
+        for node, messages in engine.passes.take_outgoing().items():
+            self.send(node, messages)
+
+    def _submit(self, tasks: list[Apply]) -> None:
+        for task in tasks:
+            self._apply.submit(task)
+
+    async def _checkpoints(self) -> None:
+        last = trio.current_time()
+        while True:
+            await trio.sleep(CHECKPOINT_CHECK_S)
+            grown = self.engine.bytes_since_checkpoint
+            old = trio.current_time() - last >= self._checkpoint_interval_s
+            large = grown >= self._checkpoint_bytes or self.engine.entries_kept >= CHECKPOINT_ENTRIES
+            if self.engine.failed is None and (large or (old and grown)):
+                await self.checkpoint()
+                last = trio.current_time()
+
+    async def checkpoint(self) -> None:
+        """Bring the stores up to the applied indices on disk, then let go of the log below them."""
+        engine = self.engine
+        try:
+            applied = await self.ask(engine.applied_indices)
+            await self.on_maintenance(engine.stores.flush)
+            engine.truncate(applied)
+            for _ in range(2):
+                await self._pass_now()
+                pinning = await self.on_wal(engine.release)
+                if not engine.copy_tails(pinning):
+                    break
+            await self.on_maintenance(self._prepare)
+        except StorageFailed as error:
+            log.error("checkpoint failed: this node stops taking messages", error=error.message)
+            engine.fail(error)
+
+    async def _pass_now(self) -> None:
+        """Wait until the records gathered so far are on their way to the WAL thread, whose next job is then later."""
+        engine = self.engine
+        while engine.passes.records and engine.failed is None:
+            self.wake()
+            await self._ticked.wait()
+
+    async def _watch(self) -> None:
+        await self._crashed.wait()
+        assert self._crash is not None
+        raise self._crash
+
+    def _worker_crashed(self, crash: BaseException) -> None:
+        """On the thread that ended."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop_after, crash)
+
+    def _stop_after(self, crash: BaseException) -> None:
+        if isinstance(crash, StorageFailed):
+            # The stores take nothing any more. What the log holds is applied after a restart.
+            log.error("the stores cannot be written: this node stops taking messages", error=crash.message)
+            self._apply_ended = crash
+            for reply in self._asking:
+                reply.settle(outcome.Error(crash))
+            self.engine.fail(crash)
+            for host in self.engine.hosts.values():
+                host.abandon(crash)
+        else:
+            self._crash = crash
+            self._crashed.set()
+
+    async def close(self) -> None:
+        """Let the threads finish what is queued and end them; after it the WAL may be sealed."""
+        for worker in (self._apply, self._wal, self._maintenance):
+            await trio.to_thread.run_sync(worker.close)
+
+    # -- calls into threads ---------------------------------------------------------------------------------------
+
+    async def ask(self, call: Callable[[], T]) -> T:
+        """Run on the apply thread, after everything submitted so far."""
+        if self._apply_ended is not None:
+            raise self._apply_ended
+        reply: _Reply[T] = _Reply()
+        self._asking.add(reply)
+        self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle))
+        try:
+            return await reply.wait()
+        finally:
+            self._asking.discard(reply)
+
+    async def between_passes(self, call: Callable[[], T]) -> T:
+        """Run on the loop, while nothing of a pass is on its way to the disk."""
+        reply: _Reply[T] = _Reply()
+        self._between.append(lambda: reply.settle(outcome.capture(call)))
+        self.wake()
+        return await reply.wait()
+
+    async def on_maintenance(self, call: Callable[[], T]) -> T:
+        return await self._on(self._maintenance, call)
+
+    async def on_wal(self, call: Callable[[], T]) -> T:
+        return await self._on(self._wal, call)
+
+    async def _on(self, worker: Worker[Callable[[], None]], call: Callable[[], T]) -> T:
+        reply: _Reply[T] = _Reply()
+
+        def run() -> None:
+            self._token.run_sync_soon(reply.settle, outcome.capture(call))
+
+        worker.submit(run)
+        return await reply.wait()
+
+
+class _Reply(Generic[T]):
+    """What a thread answers."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._outcome: outcome.Outcome[T]
+
+    def settle(self, result: outcome.Outcome[T]) -> None:
+        self._outcome = result
+        self._event.set()
+
+    async def wait(self) -> T:
+        await self._event.wait()
+        return self._outcome.unwrap()
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

@@ -1,0 +1,59 @@
+"""Space that partitions do not need any more: a store keeps deleted rows until it is compacted there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.runner import Runner
+from sandq.model.errors import StorageFailed
+from sandq.partition.state_machine import Status
+
+COMPACT_ROWS = 100_000
+"""So many deleted rows are compacted away: a scan that begins before them walks over each."""
+COMPACT_BYTES = 64 << 20
+"""So many bytes are, and at least as many as the partition needs: each of these is written once more for it at most."""
+REST_BYTES = 1 << 20
+"""The same, once nothing happens in the partition and half as many as it needs are enough."""
+MOST_BYTES = 1 << 30
+"""Of a larger partition LevelDB takes care by itself: it would keep the thread for maintenance for long."""
+
+
+class Reclaiming:
+    """Of one replica, whoever leads."""
+
+    def __init__(self, host: GroupHost, engine: Engine, runner: Runner, nursery: trio.Nursery) -> None:
+        self._host = host
+        self._engine = engine
+        self._runner = runner
+        self._nursery = nursery
+        self._is_working = False
+
+    def look(self, status: Status) -> None:
+        """Something was applied."""
+        if not self._is_working and is_due(status):
+            self._is_working = True
+            self._nursery.start_soon(self._compact)
+
+    async def _compact(self) -> None:
+        replica = self._host.replica
+        assert isinstance(replica, PartitionReplica)
+        with suppress(StorageFailed):
+            for start, stop in await self._runner.ask(replica.take_garbage):
+                await self._runner.on_maintenance(partial(self._engine.stores.compact, start, stop))
+        self._is_working = False
+
+
+def is_due(status: Status) -> bool:
+    """Whether what a partition does not need any more is worth the work."""
+    if status.garbage_rows >= COMPACT_ROWS:
+        return True
+    garbage, needed = status.garbage_bytes, status.bytes + status.keys_bytes
+    if garbage + needed > MOST_BYTES:
+        return False
+    return garbage >= max(COMPACT_BYTES, needed) or (status.is_resting and garbage >= max(REST_BYTES, needed // 2))

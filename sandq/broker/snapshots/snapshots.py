@@ -1,0 +1,238 @@
+"""Snapshots of this node's replicas: sent to members that the log does not reach any more, and installed from others.
+
+Sending: the rows as they stand once everything applied is written (apply thread), read in chunks on the maintenance
+thread, over a connection of their own. Installing: into a new store, that nothing points to until all of it is durable;
+then the old replica is stopped, the pointer is set, and the group goes on from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+import trio
+
+from sandq.broker.peers.stream import PeerStream
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.raft_group import GroupHost, Sending
+from sandq.broker.replication.runner import Runner
+from sandq.broker.snapshots.intake import Intake
+from sandq.broker.snapshots.transfer import Answer, Outlet, Verdict, send_snapshot
+from sandq.model.errors import SandqError, StorageFailed, Unavailable
+from sandq.model.members import incarnation_of, node_of
+from sandq.storage.files import may_have_happened
+from sandq.storage.pointers import StorePointer
+from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Chunk, Exporter, Importer, Meta
+from sandq.storage.stores import StoresSnapshot
+
+log = structlog.get_logger("sandq.snapshots")
+
+LOOK_S = 0.2
+"""How often it is looked who needs one."""
+ATTEMPTS = 5
+"""Connections for one snapshot; then a later state is sent."""
+RETRY_S = 1.0
+
+OpenStream = Callable[[str], AbstractAsyncContextManager[PeerStream]]
+
+
+def needing(host: GroupHost) -> list[str]:
+    """Members that this node is to send a snapshot. It leads, and may not be ready yet: when all that are up need one,
+    it has no majority before."""
+    return [] if host.failed is not None else sorted(host.group.lagging)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A state to send."""
+
+    rows: StoresSnapshot
+    exporter: Exporter
+    meta: Meta
+
+
+class Snapshots:
+    def __init__(self, engine: Engine, runner: Runner, bytes_per_s: int) -> None:
+        self.open_stream: OpenStream
+        """A connection to a node, for bulk; set by who has connections."""
+        self.on_garbage: Callable[[], None] = lambda: None
+        """Called when a store is needed no more: the old one of a group, or one that was given up."""
+        self.sent = self.installed = 0
+        self._engine = engine
+        self._runner = runner
+        self._outlet = Outlet(bytes_per_s)
+        self._intake = Intake(self._begin)
+        engine.on_closed = self._intake.forget
+        self._sending: set[tuple[int, str]] = set()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Send to whoever needs one, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                for number, host in list(self._engine.hosts.items()):
+                    for member in needing(host):
+                        if (number, member) not in self._sending:
+                            self._sending.add((number, member))
+                            nursery.start_soon(self._send, host, member)
+                await trio.sleep(LOOK_S)
+
+    async def _send(self, host: GroupHost, member: str) -> None:
+        try:
+            async with self._outlet.slots:
+                if member in needing(host):
+                    await self._send_to(host, member)
+        except (SandqError, OSError) as error:
+            log.warning("a snapshot was not sent", group=host.number, to=member, error=str(error))
+            await trio.sleep(RETRY_S)
+        finally:
+            self._sending.discard((host.number, member))
+
+    async def _send_to(self, host: GroupHost, member: str) -> None:
+        view = await self._view(host)
+        log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
+        try:
+            host.pinned[member] = view.meta.index
+            sending = host.sending[member] = Sending(view.meta.total_bytes)
+            answer = await self._offer(view, node_of(member), sending)
+        finally:
+            host.pinned.pop(member, None)
+            host.sending.pop(member, None)
+            with trio.CancelScope(shield=True):
+                await self._runner.on_maintenance(view.rows.close)
+        if answer.verdict is Verdict.INSTALLED:
+            self.sent += 1
+        elif answer.verdict is not Verdict.HELD:
+            raise Unavailable(answer.reason)
+
+    async def _offer(self, view: _View, node: str, sending: Sending) -> Answer:
+        """Over one connection after the other: what was sent already need not be sent again."""
+
+        async def read(after: bytes | None) -> Chunk:
+            chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))
+            sending.sent_bytes += len(chunk.data)
+            return chunk
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with self.open_stream(node) as stream:
+                    return await send_snapshot(stream, view.meta, read, self._outlet.throttle)
+            except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                if attempt == ATTEMPTS or isinstance(error, StorageFailed):
+                    raise Unavailable(f"the connection for a snapshot failed: {error}") from error
+                await trio.sleep(RETRY_S)
+        raise AssertionError
+
+    async def _view(self, host: GroupHost) -> _View:
+        """The state as of the last entry applied."""
+        rows, index = await self._runner.ask(partial(self._engine.view, host))
+        journal, pointer = host.group.journal, self._engine.pointers.get(host.number)
+        term = journal.term_at(index)
+        if term is None or pointer is None:
+            rows.close()
+            raise Unavailable(f"group {host.number} was truncated or closed while its snapshot was taken")
+        exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
+        size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
+        snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
+        meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
+        return _View(rows, exporter, meta)
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    async def receive(self, node: str, stream: PeerStream) -> None:
+        """What a node offers over a connection."""
+        try:
+            answer = await self._intake.receive(stream)
+        except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.warning(
+                "a snapshot has not come whole; it goes on when it is offered again", peer=node, error=str(error)
+            )
+            return
+        if answer.verdict is Verdict.INSTALLED:
+            self.installed += 1
+        else:
+            log.info("a snapshot was not taken", peer=node, verdict=answer.verdict.value, reason=answer.reason)
+
+    async def _begin(self, meta: Meta) -> _Store | None:
+        host = self._engine.hosts.get(meta.group)
+        if host is None or host.group.member not in (*meta.voters, *meta.learners):
+            raise Unavailable(f"this node holds no replica of group {meta.group} that the snapshot is for")
+        if host.status.applied_index >= meta.index:
+            return None
+        number = (await self._runner.on_maintenance(self._engine.pointers.mint))[0]
+        self._engine.check_runs(host)
+        self._engine.filling.add(number)
+        return _Store(self._engine, self._runner, host, number, lambda: self.on_garbage())
+
+
+class _Store:
+    """A new store while it is filled."""
+
+    def __init__(
+        self, engine: Engine, runner: Runner, host: GroupHost, number: int, on_garbage: Callable[[], None]
+    ) -> None:
+        self._on_garbage = on_garbage
+        self._engine = engine
+        self._runner = runner
+        self._host = host
+        self._number = number
+        self._importer = Importer(engine.stores, number)
+        self._is_unsure = False
+        """After a crash it may be the one that is pointed to, or not: it is no garbage."""
+
+    @property
+    def position(self) -> bytes | None:
+        return self._importer.position
+
+    async def add(self, data: bytes) -> bool:
+        # The apply thread alone writes rows.
+        return await self._runner.ask(partial(self._importer.add, data))
+
+    def drop(self) -> None:
+        self._engine.filling.discard(self._number)
+        self._on_garbage()
+
+    async def finish(self, meta: Meta) -> None:
+        try:
+            await self._runner.on_maintenance(self._engine.stores.flush)
+            await self._runner.between_passes(partial(self._engine.suspend, self._host, meta.index))
+            await self._replace(meta)
+        finally:
+            if not self._is_unsure:
+                self.drop()
+        log.info("a snapshot is installed", group=self._host.number, index=meta.index)
+
+    async def _replace(self, meta: Meta) -> None:
+        """Let the stopped group go on with the new store. (A node that stops meanwhile leaves it stopped: the next
+        start looks where its pointer leads.)"""
+        engine, runner, host = self._engine, self._runner, self._host
+        try:
+            # What was under way for the old state is done before the new one takes its place.
+            loaded = await runner.ask(partial(engine.load, host.number, self._number))
+            engine.check_runs(host)
+            pointer = StorePointer(
+                host.number,
+                incarnation_of(host.group.member),
+                self._number,
+                meta.index,
+                meta.term,
+                meta.voters,
+                meta.learners,
+            )
+            await runner.on_maintenance(partial(engine.pointers.update, put=[pointer]))
+        except SandqError as error:
+            if isinstance(error, StorageFailed) and may_have_happened(error):
+                self._is_unsure = True
+                log.error("nobody knows which state the next start finds: this node stops", error=error.message)
+                engine.fail(error)
+                raise
+            await runner.between_passes(partial(engine.reopen, host, host.replica, host.status))
+            raise
+        await runner.between_passes(partial(engine.reopen, host, *loaded))
+        # Its records are on the disk when the pass is over in which they were written.
+        await runner.between_passes(lambda: None)

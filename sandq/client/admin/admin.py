@@ -1,0 +1,392 @@
+"""Administration: topics, groups, the cluster and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from sandq.client.messages.jobs import run_job
+from sandq.client.messages.stored_message import JobResult
+from sandq.client.options import parse_server
+from sandq.client.positions import Start, start_of
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.connection import Build
+from sandq.client.transport.requests import ask_topic, call, call_leader, each, fresh_topic
+from sandq.model import offsets as offset_model
+from sandq.model.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    NotFound,
+    ProtocolError,
+    SandqError,
+    UnknownGroup,
+    UnknownPartition,
+)
+from sandq.model.limits import FIXED
+from sandq.model.names import check_name
+from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
+from sandq.protocol.fields import PARTITION_MAX
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import MetadataReply, TopicRecord
+from sandq.protocol.replies_messages import ForecastReply
+from sandq.protocol.requests import Metadata
+from sandq.protocol.requests_admin import (
+    ACCEPT,
+    DRAIN,
+    REMOVE,
+    SHOW,
+    UNDRAIN,
+    ClusterClock,
+    ClusterInfo,
+    ClusterInit,
+    GroupDelete,
+    GroupList,
+    GroupSeek,
+    GroupUpdate,
+    Hold,
+    NodeChange,
+    TopicCreate,
+    TopicDelete,
+    TopicStats,
+    TopicUpdate,
+    Transfer,
+)
+from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
+from sandq.protocol.requests_messages import Forecast as ForecastRequest
+
+_EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
+
+
+class Forecast(NamedTuple):
+    """When messages come due: `(start_ms, messages)` for every second, minute or hour that has some, and how many
+    come after the last one that was asked for."""
+
+    now_ms: int
+    buckets: list[tuple[int, int]]
+    later: int
+
+
+class Admin:
+    """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def create_topic(
+        self, /, name: str, *, kind: str = "timer", partitions: int = 1, replicas: int = 1, **settings: Any
+    ) -> TopicRecord:
+        """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
+        ...
+
+        TopicExists when there is one of this name; InvalidSetting names every mistake in the settings. A
+        TimedOut or ConnectionLost leaves open whether it was made.
+        """
+        check_name("topic", name)
+        _check_count("partitions", partitions)
+        _check_count("replicas", replicas)
+        request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
+        frame = await call(self._cluster, request.frame, idempotent=False)
+        self._cluster.forget(name)
+        return TopicRecord.from_map(_field(frame))
+
+    async def list_topics(self) -> list[TopicRecord]:
+        """All topics, by name."""
+        reply = MetadataReply.parse(await call(self._cluster, Metadata(None).frame))
+        return sorted(reply.topics, key=lambda topic: topic.name)
+
+    async def topic(self, name: str) -> TopicRecord:
+        """One topic; UnknownTopic when there is none of this name."""
+        check_name("topic", name)
+        return await ask_topic(self._cluster, name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its messages."""
+        check_name("topic", name)
+        await call(self._cluster, TopicDelete(name).frame, idempotent=False)
+        self._cluster.forget(name)
+
+    async def update_topic(
+        self, /, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
+    ) -> TopicRecord:
+        """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
+        how many nodes hold each; what is not named stays. Its record, as it is now.
+
+        InvalidSetting names every mistake; `ordering` cannot be changed. With more partitions some keys choose another
+        one than before; unique keys do not. Replicas come and go after this has returned.
+        """
+        check_name("topic", name)
+        for what, count in (("partitions", partitions), ("replicas", replicas)):
+            if count is not None:
+                _check_count(what, count)
+        request = TopicUpdate(name, _plain(settings), partitions, replicas)
+        record = TopicRecord.from_map(_field(await call(self._cluster, request.frame)))
+        self._cluster.learn(record)
+        return record
+
+    async def purge_topic(self, name: str) -> JobResult:
+        """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
+
+        What is leased or waits to be delivered again stays (`too_late` counts it), and so do the groups.
+        """
+        check_name("topic", name)
+        results = [await run_job(self._cluster, name, "cancel", {**_EVERYTHING, "key_prefix": None})]
+        for group in sorted({str(row.get("group")) for row in await self.groups(name)}):
+            arguments = {**_EVERYTHING, "group": group, "reason": None}
+            results.append(await run_job(self._cluster, name, "purge_dead", arguments))
+        return JobResult._make(map(sum, zip(*results, strict=True)))
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
+        rows = await self._of_all_leaders(topic, GroupList(topic).frame)
+        return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
+
+    async def stats(self, topic: str) -> list[dict[str, Any]]:
+        """What a topic's partitions hold, a row each."""
+        rows = await self._of_all_leaders(topic, TopicStats(topic).frame)
+        return sorted(rows, key=lambda row: row.get("partition", 0))
+
+    async def seek_group(self, topic: str, group: str, to: Start) -> dict[int, str]:
+        """Put a group elsewhere: "earliest", "latest", an instant, or an offset; its new cursor for each partition.
+
+        Everything from there on is delivered again; seeking forward, what it passes counts as acked. What the group
+        had leased, or was to get again, is revoked. An offset is of one partition: the others stay where they are.
+        """
+        request = GroupSeek(topic, check_name("group", group), start_of(to))
+        rows = [row for found in await self._of_group(topic, request.frame) for row in _rows(found, list)]
+        try:
+            return {partition: offset_model.to_text(cursor) for partition, cursor in sorted(rows)}
+        except (TypeError, ValueError, InvalidRequest):
+            raise ProtocolError(f"GROUP_SEEK reply: {str(rows)[:100]}") from None
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Forget a group and its dead letters. UnknownGroup when there is none, Conflict while it has consumers.
+
+        A TimedOut or ConnectionLost leaves open whether it was done everywhere.
+        """
+        request = GroupDelete(topic, check_name("group", group))
+        await self._of_group(topic, request.frame, idempotent=False)
+
+    async def update_group(self, /, topic: str, group: str, **settings: Any) -> None:
+        """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`; none at all: it
+        has the topic's again."""
+        request = GroupUpdate(topic, check_name("group", group), _plain(settings))
+        await self._of_group(topic, request.frame)
+
+    async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
+        """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on
+        or until the hold is renewed by its name, or released. Up to where each of these partitions is trimmed by now:
+        where that is above the offset that was given, what lies between is gone.
+
+        Offsets may go back. Conflict when a partition has too many holds; InvalidRequest for a compacted topic. A
+        TimedOut or ConnectionLost leaves open where it was done; asking again does no harm.
+        """
+        at = {partition: offset_model.from_text(text) for partition, text in offsets.items()}
+        ttl_ms = duration_ms(ttl)
+        if not FIXED.hold_least_ms <= ttl_ms <= FIXED.hold_most_ms:
+            least, most = format_duration(FIXED.hold_least_ms), format_duration(FIXED.hold_most_ms)
+            raise InvalidRequest(f"ttl: {least} to {most} is expected, not {format_duration(ttl_ms)}")
+        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
+        for partition in at:
+            if type(partition) is not int or not 0 <= partition < count:
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}; it has {count}", topic=topic)
+        return await self._hold(topic, name, at, ttl_ms)
+
+    async def release(self, topic: str, name: str) -> None:
+        """End a hold in all partitions, where there is one."""
+        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
+        await self._hold(topic, name, dict.fromkeys(range(count)), None)
+
+    async def _hold(
+        self, topic: str, name: str, offsets: Mapping[int, bytes | None], ttl_ms: int | None
+    ) -> dict[int, str]:
+        check_name("hold", name)
+
+        async def one(partition: int) -> bytes:
+            request = Hold(topic, partition, name, offsets[partition], ttl_ms)
+            trimmed = _field(await call_leader(self._cluster, topic, partition, request.frame))
+            if type(trimmed) is not bytes or len(trimmed) != offset_model.OFFSET_BYTES:
+                raise ProtocolError(f"HOLD reply: {str(trimmed)[:100]}")
+            return trimmed
+
+        partitions = sorted(offsets)
+        found = await each(one, partitions)
+        return {partition: offset_model.to_text(trimmed) for partition, trimmed in zip(partitions, found, strict=True)}
+
+    async def forecast(self, topic: str, unit: str = "minute", count: int = 60) -> Forecast:
+        """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
+        of the current one."""
+        if unit not in UNITS:
+            raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
+        if type(count) is not int or not 1 <= count <= BUCKETS_MAX:
+            raise InvalidRequest(f"count: an int within 1..{BUCKETS_MAX} is expected, not {count!r}")
+        found = map(ForecastReply.parse, await self._ask_leaders(topic, ForecastRequest(topic, unit, count).frame))
+        now_ms, later = 0, 0
+        buckets: dict[int, int] = {}
+        for reply in found:
+            now_ms, later = max(now_ms, reply.now_ms), later + reply.later
+            for start_ms, messages in reply.buckets:
+                buckets[start_ms] = buckets.get(start_ms, 0) + messages
+        return Forecast(now_ms, sorted(buckets.items()), later)
+
+    async def cluster(self, node: str | None = None) -> dict[str, Any]:
+        """The cluster as this node sees it; None: as any of them does. `waiting`: why that node belongs to none yet,
+        or None. `nodes`: a row each, with `standing`, `replicas` (those that it is to hold, or may still hold),
+        `voter` (in the metadata group); `moving`: partitions that are on their way.
+
+        The node that leads the metadata group (`metadata_leader`) knows first what has changed.
+        """
+        if node is not None and not self._cluster.knows(check_name("node", node)):
+            address = _address_of(node, (await self.cluster()).get("nodes"))
+            self._cluster.introduce(node, address)
+        return _map(await call(self._cluster, ClusterInfo().frame, node_id=node))
+
+    async def drain_node(self, node: str, *, undo: bool = False) -> None:
+        """Let a node hold nothing: its replicas move to the others, and it stays registered. `undo`: it takes part
+        again.
+
+        Returns when it is written down, not when it is done: see `replicas` in `cluster()`. NotFound when there is no
+        such node, InvalidRequest when the others would be too few.
+        """
+        request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
+        await call(self._cluster, request.frame)
+
+    async def remove_node(self, node: str) -> None:
+        """Let the cluster forget a node that was drained, or that has failed; then its replicas are made elsewhere
+        first.
+
+        Returns when it is written down; the node is gone when `cluster()` does not have it any more. NotFound when
+        there is no such node, Conflict while it is there and holds something, or is the last that does. A TimedOut or
+        ConnectionLost leaves open whether it is written down.
+        """
+        await call(self._cluster, NodeChange(check_name("node", node), REMOVE).frame, idempotent=False)
+
+    async def transfer(self, topic: str, partition: int, node: str) -> None:
+        """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
+        TimedOut when it does not lead it yet: it will, once it can."""
+        if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
+            raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
+        request = Transfer(check_name("topic", topic), partition, check_name("node", node))
+        await call(self._cluster, request.frame)
+        self._cluster.refresh(topic, node)
+
+    async def init_cluster(self) -> str:
+        """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
+
+        Only a node that waits to be taken in does it; Conflict when it belongs to a cluster, or knows of one. Those
+        that wait beside it join. Two clusters of one name never become one. A TimedOut or ConnectionLost leaves open
+        whether it was founded: `cluster()` tells.
+        """
+        uuid = _field(await call(self._cluster, ClusterInit().frame, idempotent=False))
+        if type(uuid) is not str:
+            raise ProtocolError(f"CLUSTER_INIT reply: {str(uuid)[:100]}")
+        return uuid
+
+    async def clock(self, *, accept: bool = False) -> dict[str, Any]:
+        """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`, its `reason`; `peers` and
+        `median_ms`, the other nodes' guarded clocks less this one's.
+
+        `accept` makes it follow a step of the wall clock that it did not trust.
+        """
+        request = ClusterClock(ACCEPT if accept else SHOW)
+        return _map(await call(self._cluster, request.frame, idempotent=not accept))
+
+    async def _ask_leaders(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+        """The answers of all nodes that lead a partition; each answers for its own."""
+        return [await call(self._cluster, build, node_id=node_id, idempotent=idempotent)
+                for node_id in await self._leaders(topic)]  # fmt: skip
+
+    async def _leaders(self, topic: str) -> list[str | None]:
+        """None, any node, while there is no leader at all."""
+        record = await self.topic(topic)
+        return [*sorted({row.leader for row in record.partitions if row.leader is not None})] or [None]
+
+    async def _of_all_leaders(self, topic: str, build: Build) -> list[dict[str, Any]]:
+        rows = [row for frame in await self._ask_leaders(topic, build) for row in _rows(frame, dict)]
+        return [_shown(row) for row in rows]
+
+    async def _of_group(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+        """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
+        frames: list[Frame] = []
+        unknown: SandqError | None = None
+        for node_id in await self._leaders(topic):
+            try:
+                frames.append(await call(self._cluster, build, node_id=node_id, idempotent=idempotent))
+            except UnknownGroup as error:
+                unknown = error
+        if unknown is not None and not frames:
+            raise unknown
+        return frames
+
+
+def _address_of(node: str, rows: object) -> tuple[str, int]:
+    """Where a node serves clients, by the rows of CLUSTER_INFO."""
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("node") == node and isinstance(row.get("client"), str):
+            return parse_server(row["client"])
+    raise NotFound(f"no node {node!r} is registered that serves clients", node=node)
+
+
+def _check_count(what: str, count: object) -> None:
+    if type(count) is not int or not 1 <= count < 2**32:
+        raise InvalidRequest(f"{what}: an int from 1 on is expected, not {count!r}")
+
+
+def _check_text(what: str, text: object) -> None:
+    """InvalidSetting unless it is text that UTF-8 can write."""
+    try:
+        if isinstance(text, str):
+            text.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidSetting(f"{what}: {text!a:.80} is no text")
+
+
+def _field(frame: Frame) -> Any:
+    if len(frame) < 3:
+        raise ProtocolError("a reply without its field")
+    return frame[2]
+
+
+def _rows(frame: Frame, kind: type) -> list[Any]:
+    found = _field(frame)
+    if type(found) is not list or not all(type(row) is kind for row in found):
+        raise ProtocolError(f"expected an array of rows, got {str(found)[:100]}")
+    return found
+
+
+def _map(frame: Frame) -> dict[str, Any]:
+    found = _field(frame)
+    if type(found) is not dict:
+        raise ProtocolError(f"expected a map, got {str(found)[:100]}")
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Offsets as text, also within rows; everything else as it is."""
+    if type(value) is list:
+        return [_shown(one) for one in value]
+    if type(value) is dict:
+        return {name: _shown(one) for name, one in value.items()}
+    return offset_model.to_text(value) if type(value) is bytes and len(value) == offset_model.OFFSET_BYTES else value
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker says."""
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        _check_text("the name of a setting", name)
+        if isinstance(value, str):
+            _check_text(name, value)
+        elif type(value) is int and not -(2**63) <= value < 2**64:
+            raise InvalidSetting(f"{name}: {str(value)[:40]} is too large")
+        if isinstance(value, timedelta):
+            plain[name] = format_duration(duration_ms(value))
+        elif isinstance(value, Mapping):
+            plain[name] = _plain(value)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            plain[name] = value
+        else:
+            raise InvalidRequest(f"{name}: {type(value).__name__} is no value of a setting")
+    return plain

@@ -1,0 +1,1 @@
+"""Consumers: subscriptions, leases, acknowledgements, workers."""

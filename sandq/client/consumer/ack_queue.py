@@ -1,0 +1,206 @@
+"""Acks and nacks of one partition: gathered, sent as few frames, and tried again.
+
+What was not answered (the connection broke, the leader moved, overload) is queued again, for an ack repeated with its
+token is answered as the first time. It is given up, and said so, once `delivery_timeout` has passed and the lease is
+over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from sandq.client.consumer.chunk import ACKED, LOST, NACKED, Chunk, Part, Span, count_of, positions_of
+from sandq.client.consumer.lease import Lease, frames_of, what_of
+from sandq.client.transport.connection import Connection
+from sandq.model.errors import ProtocolError, SandqError
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import lost_ranges, results
+from sandq.protocol.requests import Ack, Nack
+
+if TYPE_CHECKING:
+    from sandq.client.consumer.partition_consumer import Desk
+
+log = logging.getLogger("sandq.client")
+
+
+class NackKey(NamedTuple):
+    """Nacks that are one item of a request."""
+
+    lease: Lease
+    delay_ms: int | None
+    error: str | None
+    begun: bool = True
+
+
+class Sent(NamedTuple):
+    """One item of an ACK (`nack` None) or a NACK."""
+
+    nack: NackKey | None
+    parts: list[Part]
+
+
+class Outbox:
+    """See the module's docstring. The messages' states are the desk's; here they only become settled or lost."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.in_flight = 0
+        self._desk = desk
+        self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
+        self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
+
+    @property
+    def queued(self) -> bool:
+        return bool(self._dirty or self._nacks)
+
+    def ack_one(self, chunk: Chunk, position: int) -> None:
+        """Queue an ack of one message; mostly it is the one after the last, and makes the last span longer."""
+        queued = chunk.queued
+        if queued and queued[-1][1] == position:
+            queued[-1] = (queued[-1][0], position + 1)
+        else:
+            queued.append((position, position + 1))
+        if chunk not in self._dirty:
+            self._dirty[chunk] = anyio.current_time()
+            self._desk.poke()
+
+    def ack(self, chunk: Chunk, spans: list[Span]) -> None:
+        """Queue an ack of these messages."""
+        chunk.queued += spans
+        if chunk not in self._dirty:
+            self._dirty[chunk] = anyio.current_time()
+            self._desk.poke()
+
+    def nack(
+        self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None, begun: bool = True
+    ) -> None:
+        """Queue a nack of these messages; of what was not begun, the attempt is not counted."""
+        key = NackKey(chunk.lease, delay_ms, error, begun)
+        _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
+        chunks.setdefault(chunk, []).extend(spans)
+        self._desk.poke()
+
+    def flush(self, connection: Connection) -> None:
+        """Send what is queued."""
+        self._flush_acks(connection)
+        self._flush_nacks(connection)
+
+    def _flush_acks(self, connection: Connection) -> None:
+        dirty, self._dirty = self._dirty, {}
+        by_lease: dict[Lease, list[Part]] = {}
+        for chunk in dirty:
+            by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
+            chunk.queued = []
+        since = min(dirty.values(), default=0.0)
+        desk = self._desk
+        rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
+        for items, sent in frames_of(rows):
+            self._request(connection, Ack(desk.group_number, desk.partition, items).frame, sent, since)
+
+    def _flush_nacks(self, connection: Connection) -> None:
+        nacks, self._nacks = self._nacks, {}
+        since = min((since for since, _ in nacks.values()), default=0.0)
+        desk = self._desk
+        rows = []
+        for key, (_, chunks) in nacks.items():
+            parts = list(chunks.items())
+            item = [key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error]
+            if not key.begun:
+                item.append(False)
+            rows.append((item, Sent(key, parts)))
+        for items, sent in frames_of(rows):
+            self._request(connection, Nack(desk.group_number, desk.partition, items).frame, sent, since)
+
+    def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
+        self.in_flight += 1
+        connection.request(frame, lambda reply: self._answered(sent, since, reply))
+
+    def _answered(self, sent: list[Sent], since: float, reply: Frame | SandqError) -> None:
+        self.in_flight -= 1
+        try:
+            if isinstance(reply, SandqError):
+                self._failed(sent, since, reply)
+                return
+            self._desk.went_well()
+            for one, result in zip(sent, results(reply, len(sent)), strict=True):
+                self._settle(one, lost_ranges(result))
+        except ProtocolError as error:
+            self._give_up(sent, error)
+            raise
+        finally:
+            self._desk.tell_quiet()
+
+    def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
+        """One item was answered: `lost` as `lost_ranges` gives it."""
+        desk = self._desk
+        unseen = 0
+        for chunk, spans in sent.parts:
+            chunk.fill(spans, ACKED if sent.nack is None else NACKED)
+            if lost is not None:
+                unseen += self._mark_lost(chunk, spans, lost)
+            desk.settled(chunk, count_of([(chunk, spans)]))
+            chunk.tell(spans)
+        if lost == []:
+            desk.lose(sent.parts[0][0].lease)
+        if unseen:
+            what = "acks" if sent.nack is None else "nacks"
+            where = (desk.topic, desk.partition)
+            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
+
+    def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
+        """How many of the lost ones nobody awaits; those who do get their error."""
+        unseen = 0
+        gone = chunk.within(lost)
+        for position in positions_of(spans):
+            if lost and position not in gone:
+                continue
+            chunk.state[position] = LOST
+            if chunk.is_awaited(position):
+                chunk.errors[position] = self._desk.lost_error(chunk.lease)
+            else:
+                unseen += 1
+        return unseen
+
+    def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
+        """A whole request failed: queue it again, or give it up."""
+        desk = self._desk
+        now = anyio.current_time()
+        lease = sent[0].parts[0][0].lease
+        late = now - since > desk.options.delivery_timeout_s and now > lease.expires_at
+        if not error.retriable or late or desk.is_closed:
+            self._give_up(sent, error)
+            return
+        for one in sent:
+            for chunk, spans in one.parts:
+                if one.nack is None:
+                    chunk.queued.extend(spans)
+                    self._dirty[chunk] = min(since, self._dirty.get(chunk, since))
+                else:
+                    _, chunks = self._nacks.setdefault(one.nack, (since, {}))
+                    chunks.setdefault(chunk, []).extend(spans)
+        desk.pause(error)
+
+    def _give_up(self, sent: list[Sent], error: SandqError) -> None:
+        desk = self._desk
+        unseen = 0
+        for chunk, spans in (part for one in sent for part in one.parts):
+            for position in positions_of(spans):
+                unseen += not chunk.is_awaited(position)
+                chunk.errors[position] = error
+            chunk.fill(spans, LOST)
+            desk.settled(chunk, count_of([(chunk, spans)]))
+            chunk.tell(spans)
+        if unseen:
+            log.warning("topic %s partition %d: %d acks or nacks failed: %s", desk.topic, desk.partition, unseen, error)
+
+    def give_up(self, error: SandqError) -> None:
+        """Nothing more is sent."""
+        dirty, self._dirty = self._dirty, {}
+        nacks, self._nacks = self._nacks, {}
+        for chunk in dirty:
+            spans, chunk.queued = chunk.queued, []
+            self._give_up([Sent(None, [(chunk, spans)])], error)
+        self._give_up([Sent(key, list(chunks.items())) for key, (_, chunks) in nacks.items()], error)

@@ -1,0 +1,334 @@
+"""`client.leases`: leasing and settling without a subscription, for those who ask now and then.
+
+A subscription is pushed to and keeps its leases alive; here every call stands alone, and what is held is known by
+texts that can be kept, sent elsewhere and settled from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from sandq.client.consumer.ack_ranges import ranges_of
+from sandq.client.consumer.chunk import positions_of
+from sandq.client.consumer.message import error_text, lease_ms_of
+from sandq.client.messages.log_page import LogMessage, LogPiece
+from sandq.client.options import again
+from sandq.client.positions import Start, start_of
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.connection import Connection
+from sandq.client.transport.requests import call_leader
+from sandq.model import offsets as offset_model
+from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError, Unavailable
+from sandq.model.limits import FIXED
+from sandq.model.offsets import Lease as LeaseParts
+from sandq.model.times import Duration, duration_ms
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import Deliver, lost_ranges, results
+from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, Extend, Lease, Nack, Unsubscribe
+
+SETTLE_ITEMS: Final = 10_000
+"""What one call settles, at most."""
+_SPARE_S = 10.0  # a node that was asked to wait has so much longer to answer
+_SLICE_MS = 200  # with several leaders: how long one of them waits before the others are asked again
+
+
+class Held(NamedTuple):
+    """Something leased: a message, or (`offset` None) everything under the lease."""
+
+    lease_token: str
+    offset: str | None = None
+
+
+class LeasedMessage(LogMessage[LogPiece]):
+    """A message that `take` leased: held until it is settled or the lease ends."""
+
+    __slots__ = ("_lease", "topic")
+
+    def __init__(self, piece: LogPiece, position: int, value: bytes, topic: str, lease: Deliver) -> None:
+        super().__init__(piece, position, value)
+        self.topic = topic
+        self._lease = lease
+
+    @property
+    def partition(self) -> int:
+        """Where in the topic it lies."""
+        return self._lease.partition
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to this group."""
+        return self._lease.attempt
+
+    @property
+    def lease_token(self) -> str:
+        """The lease: group number, partition, token. Other messages may be held under it, too."""
+        return offset_model.lease_text(self._lease.group_number, self._lease.partition, self._lease.token)
+
+    @property
+    def lease_until_ms(self) -> int:
+        """When the lease ends unless it is extended: epoch milliseconds, on the node's clock."""
+        return self._lease.deadline_ms
+
+    @property
+    def held(self) -> Held:
+        """What names this message to whoever settles it."""
+        return Held(self.lease_token, self.offset)
+
+    def __repr__(self) -> str:
+        return f"<LeasedMessage {self.offset} topic={self.topic!r} attempt={self.attempt} bytes={len(self.value)}>"
+
+
+Item = LeasedMessage | Held | tuple[str, str | None]
+"""What can be settled: a message, or its lease token and offset."""
+
+
+class Leases:
+    """Messages of a topic for a consumer group, leased call by call; made by `client.leases`."""
+
+    def __init__(self, cluster: Cluster, client_name: str, topic: str, group: str) -> None:
+        self.topic = topic
+        self.group = group
+        self._cluster = cluster
+        self._client_name = client_name
+
+    async def take(
+        self,
+        max: int = 1,
+        *,
+        wait: Duration = 0,
+        lease: Duration | None = None,
+        start: Start = "earliest",
+        ack: bool = False,
+    ) -> list[LeasedMessage]:
+        """What is ready now, at most `max` messages (1 to 1,000); when nothing is, what first becomes ready within
+        `wait` (1 min at most). [] when there is nothing.
+
+        `lease`: how long they are held (None: the topic's setting). `start`: where the group begins when it is new.
+        `ack`: they are acked before they are sent, so that what is lost on its way is lost. A call that is cancelled
+        gives back what it leased. Retriable errors are raised after the client's `timeout`.
+        """
+        if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
+            raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
+        wait_ms = duration_ms(wait)
+        if wait_ms > LEASE_WAIT_MAX_MS:
+            raise InvalidRequest(f"wait: {LEASE_WAIT_MAX_MS // 1000} s at most, not {wait_ms / 1000:g} s")
+        request = Lease(self.topic, self.group, "", max, wait_ms, lease_ms_of(lease), start_of(start), ack)
+        waits_until = anyio.current_time() + wait_ms / 1000
+        fails_at = waits_until + self._cluster.options.timeout_s
+        attempt = 0
+        while True:
+            left_ms = round((waits_until - anyio.current_time()) * 1000)
+            try:
+                found = await self._take_round(request, left_ms if left_ms > 0 else 0)
+                if found or left_ms <= 0:
+                    return found
+            except SandqError as error:
+                if not error.retriable or anyio.current_time() >= fails_at:
+                    raise
+                self._cluster.refresh(self.topic)
+                await anyio.sleep(self._cluster.options.back_off_s(attempt))
+                attempt += 1
+
+    async def _take_round(self, request: Lease, wait_ms: int) -> list[LeasedMessage]:
+        """Ask every node that leads partitions, until there is enough; the last one waits."""
+        record = await self._cluster.topic(self.topic)
+        leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
+        unled = [part.partition for part in record.partitions if part.leader is None]
+        if not leaders:
+            raise self._nobody_leads(unled)
+        found: list[LeasedMessage] = []
+        waits = wait_ms > 0
+        for node_id in leaders[:-1]:
+            try:
+                found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
+            except SandqError:
+                if not found:
+                    raise
+            if found:
+                wait_ms = 0
+            if len(found) >= request.max:
+                return found
+        if len(leaders) > 1:
+            wait_ms = min(wait_ms, _SLICE_MS)
+        try:
+            found += await self._take(request._replace(max=request.max - len(found), wait_ms=wait_ms), leaders[-1])
+        except SandqError:
+            if not found:
+                raise
+        if unled and not found:
+            self._cluster.refresh(self.topic)
+            if not waits:
+                # Who is told that there is nothing now would take it for all of the topic.
+                raise self._nobody_leads(unled)
+        return found
+
+    def _nobody_leads(self, partitions: Sequence[int]) -> Unavailable:
+        names = ", ".join(map(str, partitions))
+        return Unavailable(f"topic {self.topic!r} has no leader of partition {names} at present", topic=self.topic)
+
+    async def _take(self, request: Lease, node_id: str) -> list[LeasedMessage]:
+        """Ask one node, once."""
+        connection = self._cluster.connection(node_id)
+        if connection is None:
+            raise Unavailable(f"node {node_id} cannot be reached{self._cluster.why()}")
+        consumer_id = f"{self._client_name[:200]}-{secrets.token_hex(8)}"
+        taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
+        return await taking.run()
+
+    async def ack(self, items: Sequence[Item]) -> list[Held]:
+        """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
+
+        At most 10,000 at once; here as in `nack` and `extend`.
+        """
+        return await self._settle(items, lambda token, what: [token, what], Ack)
+
+    async def nack(
+        self, items: Sequence[Item], *, delay: Duration | None = None, error: str | BaseException | None = None
+    ) -> list[Held]:
+        """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
+        Returns those whose lease was lost."""
+        delay_ms = None if delay is None else duration_ms(delay)
+        text = None if error is None else error_text(error)
+        return await self._settle(items, lambda token, what: [token, what, delay_ms, text], Nack)
+
+    async def extend(self, items: Sequence[Item], lease: Duration) -> list[int | None]:
+        """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch
+        ms) of each, None for a lease that was lost."""
+        lease_ms = duration_ms(lease)
+        if not lease_ms:
+            raise InvalidRequest("extend: a lease cannot be extended by nothing")
+        held = _held(items)
+        deadlines: dict[LeaseParts, int | None] = {}
+        for (group_number, partition), tokens in _by_partition(held).items():
+            request = Extend(group_number, partition, [[token, lease_ms] for token in tokens])
+            for token, result in zip(tokens, await self._results(request, len(tokens), idempotent=True), strict=True):
+                deadlines[LeaseParts(group_number, partition, token)] = result if type(result) is int else None
+        return [deadlines[offset_model.parse_lease(one.lease_token)] for one in held]
+
+    async def _settle(
+        self,
+        items: Sequence[Item],
+        row: Callable[[int, list[list[Any]] | None], list[Any]],
+        request: type[Ack] | type[Nack],
+    ) -> list[Held]:
+        held = _held(items)
+        lost: set[Held] = set()
+        for (group_number, partition), tokens in _by_partition(held).items():
+            rows = [row(token, _what(ones)) for token, ones in tokens.items()]
+            # A nack that is repeated would be reported as lost, for it ended the lease.
+            found = await self._results(request(group_number, partition, rows), len(rows), idempotent=request is Ack)
+            for ones, result in zip(tokens.values(), found, strict=True):
+                lost.update(_lost(ones, result))
+        return [one for one in held if one in lost]
+
+    async def _results(self, request: Ack | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
+        try:
+            frame = await call_leader(
+                self._cluster, self.topic, request.partition, request.frame, idempotent=idempotent
+            )
+        except LeaseLost:
+            return [[] if not isinstance(request, Extend) else None] * count
+        return results(frame, count)
+
+
+class _Taking:
+    """One LEASE request on one connection."""
+
+    def __init__(self, connection: Connection, topic: str, request: Lease) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._request = request
+        self._found: list[LeasedMessage] = []
+        self._reply: Frame | SandqError | None = None
+        self._done = anyio.Event()
+
+    async def run(self) -> list[LeasedMessage]:
+        connection = self._connection
+        request_id = connection.request(self._request.frame, self._on_reply)
+        connection.listeners[request_id] = self
+        try:
+            with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):
+                await self._done.wait()
+        except BaseException:
+            self._give_back(request_id)  # also what has come already: our caller will not get it
+            raise
+        finally:
+            connection.listeners.pop(request_id, None)
+            connection.forget(request_id)
+        if isinstance(self._reply, SandqError):
+            raise again(self._reply)
+        if self._reply is None:
+            self._give_back(request_id)
+            raise Unavailable(f"{connection.address} did not answer within {_SPARE_S:g} s more than the wait")
+        return self._found
+
+    def _give_back(self, request_id: int) -> None:
+        self._connection.post(Unsubscribe(request_id).frame(self._connection.new_id()))
+
+    def _on_reply(self, reply: Frame | SandqError) -> None:
+        self._reply = reply
+        self._done.set()
+
+    def on_deliver(self, frame: Frame) -> None:
+        deliver = Deliver.parse(frame)
+        try:
+            piece = LogPiece(deliver.offsets, deliver.ids, deliver.created_ms, deliver.batch)
+        except InvalidRequest as error:
+            raise ProtocolError(f"DELIVER: {error.message}") from None
+        live = deliver.live
+        spans = [(0, piece.count)] if live is None else [(first, first + count) for first, count in live]
+        if spans and spans[-1][1] > piece.count:
+            raise ProtocolError(f"DELIVER: live names positions beyond {piece.count}")
+        values = piece.values()
+        self._found += [
+            LeasedMessage(piece, position, values[position] or b"", self._topic, deliver)
+            for position in positions_of(spans)
+        ]
+
+    def on_end(self, error: SandqError) -> None:
+        """The connection is lost: the request is told, too."""
+
+
+def _held(items: Sequence[Item]) -> list[Held]:
+    """Who names what; InvalidRequest says which item is wrong."""
+    if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
+        raise InvalidRequest("a list of messages, or of (lease token, offset), is expected")
+    if len(items) > SETTLE_ITEMS:
+        raise InvalidRequest(f"{len(items)} items; {SETTLE_ITEMS} at most can be settled at once")
+    return [item.held if isinstance(item, LeasedMessage) else Held(*item) for item in items]
+
+
+_Tokens = dict[int, list[Held]]
+
+
+def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
+    """By (group number, partition), then by token."""
+    found: dict[tuple[int, int], _Tokens] = {}
+    for one in held:
+        lease = offset_model.parse_lease(one.lease_token)
+        found.setdefault((lease.group_number, lease.partition), {}).setdefault(lease.token, []).append(one)
+    return found
+
+
+def _what(ones: Iterable[Held]) -> list[list[Any]] | None:
+    offsets: set[int] = set()
+    for one in ones:
+        if one.offset is None:
+            return None
+        offsets.add(int.from_bytes(offset_model.from_text(one.offset), "big"))
+    return ranges_of((number, 1) for number in offsets)
+
+
+def _lost(ones: Sequence[Held], result: object) -> list[Held]:
+    """Those of a lease that the answer names as lost."""
+    ranges = lost_ranges(result)
+    if ranges is None:
+        return []
+    if not ranges:
+        return list(ones)
+    gone = {offset_model.to_text(offset) for base, count in ranges for offset in offset_model.run(base, count)}
+    return [one for one in ones if one.offset is None or one.offset in gone]

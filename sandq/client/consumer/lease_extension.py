@@ -1,0 +1,114 @@
+"""Extending leases of one partition: what `message.extend` and a subscription's `auto_extend` ask for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from sandq.client.consumer.lease import FRAME_RANGES, Lease
+from sandq.client.consumer.message import Extension
+from sandq.client.options import again
+from sandq.client.transport.connection import Connection
+from sandq.model.errors import SandqError
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies import results
+from sandq.protocol.requests import Extend
+
+if TYPE_CHECKING:
+    from sandq.client.consumer.partition_consumer import Desk
+
+log = logging.getLogger("sandq.client")
+
+Waiting = dict[Lease, list[Extension]]
+
+
+class Extensions:
+    """The extensions of a desk: queued, and unanswered."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.in_flight = 0
+        self._desk = desk
+        self._queued: Waiting = {}
+
+    @property
+    def queued(self) -> bool:
+        return bool(self._queued)
+
+    def add(self, lease: Lease, lease_ms: int) -> Extension:
+        """Queue one; done at once when the lease is known to be lost."""
+        extension = Extension(lease_ms)
+        if lease.lost:
+            extension.finish(None, self._desk.lost_error(lease))
+        else:
+            lease.extending = True
+            self._queued.setdefault(lease, []).append(extension)
+        return extension
+
+    def flush(self, connection: Connection) -> None:
+        """Send what is queued. Several of one lease: the last counts, and all of them get its answer."""
+        queued, self._queued = self._queued, {}
+        leases = list(queued)
+        for start in range(0, len(leases), FRAME_RANGES):
+            self._send(connection, {lease: queued[lease] for lease in leases[start : start + FRAME_RANGES]})
+
+    def _send(self, connection: Connection, waiting: Waiting) -> None:
+        items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
+        request = Extend(self._desk.group_number, self._desk.partition, items)
+        self.in_flight += 1
+        connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
+
+    def give_up(self, error: SandqError) -> None:
+        """Nothing more is sent."""
+        waiting, self._queued = self._queued, {}
+        for lease, extensions in waiting.items():
+            self._finish(lease, extensions, None, error)
+
+    def _answered(self, connection: Connection, waiting: Waiting, reply: Frame | SandqError) -> None:
+        self.in_flight -= 1
+        if isinstance(reply, SandqError):
+            self._failed(waiting, reply)
+        else:
+            deadlines = results(reply, len(waiting))
+            failed = 0
+            for (lease, extensions), deadline_ms in zip(waiting.items(), deadlines, strict=True):
+                if type(deadline_ms) is int:
+                    lease.expires_at = connection.local_time(deadline_ms)
+                    self._finish(lease, extensions, deadline_ms, None)
+                else:
+                    held = lease.held  # 0: it ended because everything in it was settled meanwhile
+                    self._desk.lose(lease)
+                    failed += self._finish(lease, extensions, None, self._desk.lost_error(lease)) and held > 0
+            self._warn(failed, "they are not held any more")
+        self._desk.tell_quiet()
+        self._desk.wake()
+
+    def _failed(self, waiting: Waiting, error: SandqError) -> None:
+        """Ask again while there is time, if that may help."""
+        now = anyio.current_time()
+        failed = 0
+        for lease, extensions in waiting.items():
+            if error.retriable and now < lease.expires_at and not self._desk.is_closed:
+                self._queued.setdefault(lease, [])[:0] = extensions
+            else:
+                failed += self._finish(lease, extensions, None, error)
+        self._warn(failed, str(error))
+        if error.retriable:
+            self._desk.pause(error)
+
+    def _finish(
+        self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
+    ) -> bool:
+        """Tell who asked; whether it failed and nobody waits to be told."""
+        lease.extending = False
+        for extension in extensions:
+            extension.finish(deadline_ms, error and again(error))
+        return error is not None and not any(extension.awaited for extension in extensions)
+
+    def _warn(self, count: int, why: str) -> None:
+        if count:
+            desk = self._desk
+            log.warning(
+                "topic %s partition %d: %d leases were not extended: %s", desk.topic, desk.partition, count, why
+            )

@@ -1,0 +1,166 @@
+"""What a consumer gets, one by one, and what it says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from sandq.client.consumer.chunk import HELD, LOST, SETTLED
+from sandq.client.messages.log_page import LogMessage
+from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.limits import FIXED
+from sandq.model.times import Duration, duration_ms
+
+if TYPE_CHECKING:
+    from sandq.client.consumer.chunk import Chunk
+
+
+class HeldMessage(LogMessage["Chunk"]):
+    """What every delivered message tells, whatever the face of the client that it came through."""
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._piece.lease.desk.topic
+
+    @property
+    def partition(self) -> int:
+        """Where in the topic it lies."""
+        return self._piece.lease.desk.partition
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to this group."""
+        return self._piece.lease.attempt
+
+    @property
+    def lease_token(self) -> str:
+        """The lease, as HTTP and sandctl name it: group number, partition, token."""
+        return self._piece.lease.text
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is neither settled nor lost, as far as this client knows: a long handler may ask now and then."""
+        return self._piece.state[self._position] == HELD
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acked or nacked here (the broker may not have answered yet)."""
+        return self._piece.state[self._position] in SETTLED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the broker said that the lease is over: what is done with the message now does not count."""
+        return self._piece.state[self._position] == LOST
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.offset} topic={self.topic!r} partition={self.partition} "
+            f"attempt={self.attempt} bytes={len(self.value)}>"
+        )
+
+
+class Message(HeldMessage):
+    """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
+
+    `ack`, `nack` and `extend` take effect without being awaited: they are queued and leave within about a
+    millisecond, many in one frame. Awaiting what they return waits for the broker's answer and raises
+    LeaseLost when the lease was not held any more. A failure that nobody awaits is logged as a warning
+    ("sandq.client").
+    """
+
+    __slots__ = ()
+
+    def ack(self) -> Settlement:
+        """Done with it: this group gets it no more. Acking twice is once."""
+        self._piece.lease.desk.ack(self._piece, self._position)
+        return Settlement(self._piece, self._position)
+
+    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
+        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
+        self._piece.lease.desk.nack(self._piece, self._position, *nack_options(delay, error))
+        return Settlement(self._piece, self._position)
+
+    def extend(self, lease: Duration) -> Extension:
+        """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
+        return self._piece.lease.desk.extend(self._piece.lease, extension_ms(lease))
+
+
+class Settlement:
+    """What `ack` and `nack` return: nothing to do, or `await` it to know that the broker did it."""
+
+    __slots__ = ("_chunk", "_position")
+
+    def __init__(self, chunk: Chunk, position: int) -> None:
+        self._chunk = chunk
+        self._position = position
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._chunk.lease.desk.confirmed(self._chunk, self._position).__await__()
+
+
+class Extension:
+    """What `extend` returns: `await` it for the new deadline, epoch milliseconds, or LeaseLost."""
+
+    __slots__ = ("_event", "awaited", "deadline_ms", "error", "lease_ms")
+
+    def __init__(self, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self.deadline_ms: int | None = None
+        self.error: SandqError | None = None
+        self.awaited = False
+        self._event: anyio.Event | None = None
+
+    def finish(self, deadline_ms: int | None, error: SandqError | None) -> None:
+        """It was answered, or cannot be; for the client."""
+        self.deadline_ms, self.error = deadline_ms, error
+        if self._event is not None:
+            self._event.set()
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> int:
+        self.awaited = True
+        if self.deadline_ms is None and self.error is None:
+            if self._event is None:
+                self._event = anyio.Event()
+            await self._event.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.deadline_ms is not None
+        return self.deadline_ms
+
+
+def error_text(error: str | BaseException) -> str:
+    """The error of a nack; what UTF-8 cannot say (file names have such text) is escaped."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return text[: FIXED.error_chars].encode(errors="backslashreplace").decode()[: FIXED.error_chars]
+
+
+def nack_options(delay: Duration | None, error: str | BaseException | None) -> tuple[int | None, str | None]:
+    """`(delay ms, error)` of a nack."""
+    return None if delay is None else duration_ms(delay), None if error is None else error_text(error)
+
+
+def extension_ms(lease: Duration) -> int:
+    """How long a lease is to be extended for."""
+    lease_ms = duration_ms(lease)
+    if not lease_ms:
+        raise InvalidRequest("extend: a lease cannot be extended by nothing")
+    return lease_ms
+
+
+def lease_ms_of(lease: Duration | None) -> int | None:
+    """The lease of a subscription; None is the topic's."""
+    if lease is None:
+        return None
+    lease_ms = duration_ms(lease)
+    if not lease_ms:
+        raise InvalidRequest(f"lease: {timedelta(0)} is too short")
+    return lease_ms

@@ -1,0 +1,124 @@
+"""Messages by the batch: what `subscription.batches()` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from sandq.client.consumer.chunk import OF_HELD, Chunk, positions_of
+from sandq.client.consumer.message import Extension, Message, extension_ms, nack_options
+from sandq.model.times import Duration
+
+
+class HeldBatch:
+    """What every batch tells, whatever the face of the client that it came through."""
+
+    __slots__ = ("_chunk", "_positions", "_start", "_values")
+
+    def __init__(self, chunk: Chunk, start: int) -> None:
+        self._chunk = chunk
+        self._start = start
+        spans = chunk.spans(OF_HELD, start)
+        self._positions = None if spans == [(0, chunk.count)] else positions_of(spans)
+        self._values: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._chunk.count if self._positions is None else len(self._positions)
+
+    @property
+    def values(self) -> list[bytes]:
+        """Of every message, in their order."""
+        if self._values is None:
+            values = self._chunk.values()
+            if None in values:
+                values = [value or b"" for value in values]
+            self._values = self._of_ours(values)
+        return self._values
+
+    @property
+    def deleted(self) -> list[bool]:
+        """Of every message, whether it says that its key was deleted; its value is b"" then."""
+        return self._of_ours([value is None for value in self._chunk.values()])
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """Of every message; None where there is none."""
+        keys = self._chunk.keys()
+        return self._of_ours(keys) if keys else [None] * len(self)
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._chunk.lease.desk.topic
+
+    @property
+    def partition(self) -> int:
+        """The one partition that all of it is from."""
+        return self._chunk.lease.desk.partition
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to this group."""
+        return self._chunk.lease.attempt
+
+    @property
+    def lease_token(self) -> str:
+        """The lease, as HTTP and sandctl name it: group number, partition, token."""
+        return self._chunk.lease.text
+
+    def __repr__(self) -> str:
+        return f"<MessageBatch of {len(self)} topic={self.topic!r} partition={self.partition} attempt={self.attempt}>"
+
+    def _rows(self) -> Iterator[tuple[int, bytes]]:
+        """Position and value of every message."""
+        positions = range(self._chunk.count) if self._positions is None else self._positions
+        return zip(positions, self.values, strict=True)
+
+    def _of_ours(self, column: Any) -> list[Any]:
+        if self._positions is None:
+            return list(column)
+        return [column[position] for position in self._positions]
+
+
+class MessageBatch(HeldBatch):
+    """Messages of one partition that came together, under one lease. There is no object for each of them until
+    `messages` is asked for, and settling all of them is one item of a request.
+
+    `ack` and `nack` are about what of the batch is not settled yet; they are queued, and awaiting what they return
+    waits for the broker's answer, as with a message.
+    """
+
+    __slots__ = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """An object for each message, for what the batch does not tell, or to settle some in another way."""
+        return [Message(self._chunk, *row) for row in self._rows()]
+
+    def ack(self) -> BatchSettlement:
+        """Done with all of it."""
+        self._chunk.lease.desk.ack_from(self._chunk, self._start)
+        return BatchSettlement(self._chunk, self._start)
+
+    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> BatchSettlement:
+        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
+        self._chunk.lease.desk.nack_from(self._chunk, self._start, *nack_options(delay, error))
+        return BatchSettlement(self._chunk, self._start)
+
+    def extend(self, lease: Duration) -> Extension:
+        """Hold it until `lease` from now, and what else came under the same lease."""
+        return self._chunk.lease.desk.extend(self._chunk.lease, extension_ms(lease))
+
+
+class BatchSettlement:
+    """What a batch's `ack` and `nack` return: nothing to do, or `await` it to know that the broker did it for every
+    message. LeaseLost: one or more were not held any more."""
+
+    __slots__ = ("_chunk", "_start")
+
+    def __init__(self, chunk: Chunk, start: int) -> None:
+        self._chunk = chunk
+        self._start = start
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._chunk.lease.desk.confirmed_from(self._chunk, self._start).__await__()

@@ -1,0 +1,197 @@
+"""One subscription on one node: SUBSCRIBE, what the node pushes, and its credit.
+
+    credit      what the node may still push: given by SUBSCRIBE, raised by CREDIT, spent by each message
+    held        messages from this node that are neither settled nor lost
+    target      this node's share of the subscription's credit: credit + held is kept at it
+
+A message that is acked, nacked or lost frees its place; the credit for it leaves with the next send, after the acks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from sandq.client.consumer.chunk import HELD, Chunk
+from sandq.client.consumer.partition_consumer import Desk
+from sandq.client.signals import Signal
+from sandq.client.transport.connection import Connection
+from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
+from sandq.model.limits import DEFAULT
+from sandq.protocol.frames import ITEMS_MAX, Frame
+from sandq.protocol.replies import Deliver
+from sandq.protocol.requests import Credit, Subscribe, Unsubscribe
+
+if TYPE_CHECKING:
+    from sandq.client.consumer.subscription import Subscription
+
+log = logging.getLogger("sandq.client")
+
+
+class Session:
+    """See the module's docstring; `run` is its task."""
+
+    def __init__(self, subscription: Subscription, node_id: str, target: int) -> None:
+        self.node_id = node_id
+        self.target = target
+        self.held = 0
+        self.ready = False  # the node has accepted the subscription
+        self.scope = anyio.CancelScope()
+        self._subscription = subscription
+        self._connection: Connection | None = None
+        self._id = 0
+        self._credit = 0
+        self._ended: SandqError | None = None
+        self._left = False
+        self._credit_queued = False
+        self._wake = Signal()
+        self._last_tokens: dict[tuple[int, int], int] = {}
+
+    async def run(self) -> None:
+        """Be subscribed on the node whenever it can be reached; returns when the subscription has failed."""
+        cluster, options = self._subscription.cluster, self._subscription.cluster.options
+        attempt = 0
+        cluster.on_change[self._wake.set] = None
+        try:
+            with self.scope:
+                while True:
+                    connection = cluster.connection(self.node_id)
+                    if connection is None:
+                        # Whoever named this node may not have noticed yet that it is gone.
+                        cluster.refresh(self._subscription.topic)
+                        await self._wake.wait()
+                        continue
+                    started_at = anyio.current_time()
+                    error = await self._serve(connection)
+                    if not error.retriable:
+                        self._subscription.fail(error)
+                        return
+                    log.info("subscription to %s on %s: %s", self._subscription.topic, self.node_id, error)
+                    cluster.refresh(self._subscription.topic, self.node_id)
+                    if anyio.current_time() - started_at > options.back_off_max_s:
+                        attempt = 0
+                    await anyio.sleep(options.back_off_s(attempt))
+                    attempt += 1
+        finally:
+            cluster.on_change.pop(self._wake.set, None)
+
+    async def _serve(self, connection: Connection) -> SandqError:
+        """Subscribe on this connection and stay until it ends; why it ended."""
+        subscription = self._subscription
+        self._ended = None
+        self._id = connection.new_id()
+        self._credit = max(0, self.target - self.held)
+        self._credit_queued = False
+        self._connection = connection
+        connection.listeners[self._id] = self
+        request = Subscribe(
+            self._id,
+            subscription.topic,
+            subscription.group,
+            subscription.consumer_id,
+            self._credit,
+            subscription.lease_ms,
+            subscription.start,
+            subscription.held_tokens()[:ITEMS_MAX],
+        )
+        try:
+            await connection.call(request.frame, timeout_s=subscription.cluster.options.timeout_s)
+            self.ready = True
+            subscription.wake()
+            self.top_up()
+            while self._ended is None:
+                await self._wake.wait()
+            return self._ended
+        except SandqError as error:
+            self._ended = error if error.code != "TIMED_OUT" else None
+            return error
+        finally:
+            connection.listeners.pop(self._id, None)
+            if self._ended is None and not self._left:  # the node may still think that somebody listens
+                connection.post(Unsubscribe(self._id).frame(connection.new_id()))
+            self._connection = None
+            self.ready = False
+            for group_number, partition in self._last_tokens:
+                subscription.desk(group_number, partition).cut()
+            self._last_tokens.clear()
+
+    async def leave(self) -> None:
+        """Give back what is leased here; returns when the node has done it (or cannot be reached)."""
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            self._left = True
+            connection.listeners.pop(self._id, None)
+            try:
+                await connection.call(Unsubscribe(self._id).frame)
+            except SandqError as error:
+                log.debug("unsubscribing from %s: %s", self.node_id, error)
+
+    # What the connection tells.
+
+    def on_deliver(self, frame: Frame) -> None:
+        """Messages: raises ProtocolError when the frame makes no sense, which closes the connection."""
+        subscription, connection = self._subscription, self._connection
+        assert connection is not None, "pushed to a session that listens to no connection"
+        deliver = Deliver.parse(frame)
+        expires_at = connection.local_time(deliver.deadline_ms)
+        desk = subscription.desk(deliver.group_number, deliver.partition)
+        self._supersede(desk, deliver.token)
+        lease = desk.lease(deliver.token, deliver.attempt, expires_at)
+        try:
+            chunk = Chunk(lease, self, deliver)
+        except InvalidRequest as error:
+            raise ProtocolError(f"DELIVER: {error.message}") from None
+        pushed = chunk.state.count(HELD)
+        count = desk.deliver(chunk)
+        lease.complete = lease.complete or deliver.last
+        self._credit -= pushed
+        self.held += count
+        if count and anyio.current_time() >= lease.expires_at:
+            desk.lapse(lease)  # long on its way: another consumer may have it by now
+        elif count:
+            subscription.receive(chunk)
+        if count < pushed:
+            self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back
+        subscription.watch(lease)
+
+    def on_end(self, error: SandqError) -> None:
+        """The connection is lost, or the node ended the subscription."""
+        self._ended = error
+        self._wake.set()
+
+    def _supersede(self, desk: Desk, token: int) -> None:
+        """A later lease of the partition: the frames of the one before have all come."""
+        place = (desk.group_number, desk.partition)
+        last = self._last_tokens.get(place)
+        if last is not None and last != token and (lease := desk.leases.get(last)) is not None:
+            lease.superseded = True
+        self._last_tokens[place] = token
+
+    # Credit.
+
+    def give_back(self, count: int) -> None:
+        """Messages left the held ones."""
+        self.held -= count
+        self.top_up()
+
+    def top_up(self) -> None:
+        """Let the node push up to the target again."""
+        connection = self._connection
+        if connection is not None and not self._credit_queued and self._credit + self.held < self.target:
+            self._credit_queued = True
+            connection.flush_soon(self._send_credit, last=True)
+
+    def _send_credit(self) -> None:
+        connection = self._connection
+        self._credit_queued = False
+        more = min(self.target - self.held - self._credit, DEFAULT.credit_max)
+        if connection is not None and more > 0:
+            self._credit += more
+            connection.post(Credit(self._id, more).frame())
+
+
+def closed(topic: str) -> ClosedError:
+    """The error of using a subscription that was left."""
+    return ClosedError(f"the subscription to topic {topic!r} is closed")

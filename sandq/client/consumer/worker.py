@@ -1,0 +1,276 @@
+"""`client.run`: a handler called for each message, by so many workers; what becomes of a message follows from how the
+handler ends.
+
+    returned                     acked            raised Retry        nacked, with the delay that it names
+    settled the message itself   left alone       raised anything     nacked, with the error; logged with its traceback
+
+Workers are tasks that pull from one subscription; none is made for a message. Idle ones queue up, so that a message
+wakes one of them. Each lives in a cancel scope of its own, shielded from whoever cancels `run`: at the end the idle
+ones are cancelled at once, the others when the grace time is over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import anyio
+import anyio.to_thread
+
+from sandq.client.consumer.message import Message, error_text
+from sandq.client.consumer.subscription import Subscription
+from sandq.client.consumer.threaded import Message as ThreadedMessage
+from sandq.client.portal import Bridge, Pump
+from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.times import Duration, duration_ms
+
+log = logging.getLogger("sandq.client")
+
+ThreadHandler = Callable[[ThreadedMessage], object]
+"""A plain function: it is called in a worker thread, with a message that may be settled there."""
+Handler = Callable[[Message], Awaitable[object]] | ThreadHandler
+"""An async function, or a plain one."""
+
+CONCURRENCY: Final = 10
+CONCURRENCY_MAX: Final = 10_000
+GRACE: Final = "30s"
+
+
+class Retry(Exception):
+    """Raise it in a handler of `client.run` to choose when the message comes back: `raise sandq.Retry("5m")`.
+
+    `delay`: a duration, from now on; None is the topic's back-off. `error`: what is noted with the attempt; None is the
+    exception that this one was raised from, if any. The attempt counts: at the last one the message is dead.
+    """
+
+    def __init__(self, delay: Duration | None = None, error: str | BaseException | None = None) -> None:
+        self.delay = delay
+        self.delay_ms = None if delay is None else duration_ms(delay)
+        self.error = error
+        super().__init__(delay, error)
+
+    def __str__(self) -> str:
+        reason = self.__cause__ if self.error is None else self.error
+        return "to be tried again" if reason is None else failure_text(reason)
+
+
+class Runner:
+    """One `client.run`."""
+
+    def __init__(self, subscription: Subscription, handler: Handler, concurrency: int, grace: Duration) -> None:
+        self._subscription = subscription
+        self._handler: Callable[[Any], Any] = handler
+        self._concurrency = concurrency
+        self._grace_s = duration_ms(grace) / 1000
+        self._turn = anyio.Lock(fast_acquire=True)  # held by the worker that waits for the next message
+        self._workers: dict[anyio.CancelScope, Message | None] = {}  # and what each is working on
+        self._stopping = False
+        self._failed = anyio.Event()
+        self._failure: BaseException | None = None
+        self._threads = None if is_async(handler) else _Threads(concurrency)
+
+    async def run(self) -> NoReturn:
+        """Until it is cancelled, or something fails for good: that is raised, after the grace time of the rest."""
+        async with self._subscription, anyio.create_task_group() as others:
+            if self._threads is not None:
+                others.start_soon(self._threads.serve)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(self._concurrency):
+                        tasks.start_soon(self._work)
+                    await self._wait()
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(self._subscription.options.close_timeout_s):
+                    await self._subscription.flush()
+                if self._threads is not None:
+                    self._threads.pump.stop()
+        assert self._failure is not None
+        raise self._failure
+
+    async def _wait(self) -> None:
+        """Until there is a reason to stop; from then on nothing is begun, and what runs has its grace time."""
+        try:
+            await self._failed.wait()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # Ctrl-C under trio: to be raised as it is, not in the group of a task group
+            self._fail(error)
+        finally:
+            self._stopping = True
+            self._subscription.stop()
+            deadline = anyio.current_time() + self._grace_s
+            for scope, message in self._workers.items():
+                if message is None:
+                    scope.cancel()
+                else:
+                    scope.deadline = deadline
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._failed.set()
+
+    async def _work(self) -> None:
+        with anyio.CancelScope(shield=True) as scope:
+            self._workers[scope] = None
+            try:
+                while not self._stopping:
+                    message = self._subscription.take_ready()
+                    if message is None:
+                        async with self._turn:
+                            message = await self._subscription.__anext__()
+                    self._workers[scope] = message
+                    await self._handle(message, scope)
+                    self._workers[scope] = None
+            except BaseException as error:
+                cancelled, failure = _split(error)
+                if failure is not None:
+                    self._fail(failure)
+                if cancelled is not None:
+                    raise
+            finally:
+                del self._workers[scope]
+
+    async def _handle(self, message: Message, scope: anyio.CancelScope) -> None:
+        """Call the handler and settle the message. Raises what ends the worker."""
+        try:
+            if self._threads is None:
+                await self._handler(message)
+            else:
+                await self._threads.call(self._handler, message)
+        except GeneratorExit:
+            raise  # the loop is being torn down
+        except (KeyboardInterrupt, _NotAHandler):
+            raise  # not the message's fault: it is given back
+        except BaseException as error:
+            cancelled, failure = _split(error)
+            if cancelled is not None and (scope.cancel_called or _is_task_cancelled()):
+                if failure is not None:
+                    self._failed_on(message, failure)
+                else:
+                    log.warning("%s did not end in %g s and was cancelled: given back", _of(message), self._grace_s)
+                raise cancelled from None
+            # Cancelled without anybody here having asked for it: the handler awaited something that was.
+            self._failed_on(message, error)
+            if not isinstance(error, Exception) and cancelled is None:
+                raise
+        else:
+            self._done_with(message)
+
+    def _done_with(self, message: Message) -> None:
+        if message.is_settled:
+            return
+        if message.is_lost:
+            log.warning("%s came too late: the lease was lost, so it is handled again", _of(message))
+            return
+        self._settle(message.ack)
+
+    def _failed_on(self, message: Message, error: BaseException) -> None:
+        retry = _retry_of(error)
+        if retry is None:
+            log.error("%s failed: %s", _of(message), failure_text(error), exc_info=error)
+        else:
+            log.info("%s asks to be tried again: %s", _of(message), retry)
+        if message.is_settled or message.is_lost:
+            return
+        if retry is None:
+            self._settle(lambda: message.nack(error=failure_text(error)))
+        else:
+            self._settle(lambda: message.nack(delay=retry.delay, error=str(retry)))
+
+    def _settle(self, settle: Callable[[], object]) -> None:
+        try:
+            settle()
+        except SandqError as error:  # the client was closed: the iterator says so, too
+            log.warning("topic %s: %s", self._subscription.topic, error)
+
+
+class _NotAHandler(InvalidRequest):
+    """What was given as a handler is none."""
+
+
+class _Threads:
+    """Calls plain functions in worker threads."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.pump = Pump()
+        self._bridge = Bridge(self.pump, "a message of client.run")
+        self._limiter = anyio.CapacityLimiter(concurrency)
+
+    async def serve(self) -> None:
+        """What those threads do to messages is done here, until the pump is stopped."""
+        with anyio.CancelScope(shield=True):
+            await self.pump.run()
+
+    async def call(self, handler: Callable[[ThreadedMessage], object], message: Message) -> None:
+        """A thread cannot be cancelled: it is left to itself then."""
+        threaded = ThreadedMessage(self._bridge, message._piece, message._position, message.value)
+        # In a tuple, for trio has an error of its own about functions that return coroutines.
+        (found,) = await anyio.to_thread.run_sync(
+            lambda: (handler(threaded),), abandon_on_cancel=True, limiter=self._limiter
+        )
+        self.pump.empty()  # it may have settled the message
+        if inspect.isawaitable(found):
+            if inspect.iscoroutine(found):
+                found.close()
+            raise _NotAHandler(f"handler: {handler!r} is a plain function, but returned something to be awaited")
+
+
+def check_options(handler: object, concurrency: object) -> None:
+    """InvalidRequest when these cannot be run."""
+    if not callable(handler):
+        raise InvalidRequest(f"handler: a function that takes a message is expected, not {handler!r}")
+    if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise InvalidRequest(f"concurrency: an int within 1..{CONCURRENCY_MAX} is expected, not {concurrency!r}")
+
+
+def is_async(handler: object) -> bool:
+    """Whether calling it gives something to be awaited."""
+    call = getattr(handler, "__call__", None)  # noqa: B004 - of an object that is called like a function
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def failure_text(error: str | BaseException) -> str:
+    """An error as a nack carries it: type and message, bounded; the only one in a group, or the first of several."""
+    more = 0
+    while isinstance(error, BaseExceptionGroup):
+        more += len(error.exceptions) - 1
+        error = error.exceptions[0]
+    try:
+        text = error_text(error)
+    except Exception:  # of its __str__
+        text = type(error).__name__
+    return error_text(f"{text} (and {more} more)") if more else text
+
+
+def _of(message: Message) -> str:
+    return f"topic {message.topic}: the handler of message {message.id} (attempt {message.attempt})"
+
+
+def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """What of an exception is cancellation, and the rest."""
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        ended, rest = error.split(cancelled)
+        return (None, error) if ended is None else (ended, rest)
+    return (error, None) if isinstance(error, cancelled) else (None, error)
+
+
+def _is_task_cancelled() -> bool:
+    """Whether somebody cancels this very task by asyncio's own means, as its loop does at its end."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        task = asyncio.current_task() if asyncio is not None else None
+    except RuntimeError:  # trio
+        return False
+    return task is not None and bool(task.cancelling())
+
+
+def _retry_of(error: BaseException) -> Retry | None:
+    """The Retry that an error is, if it is one (a task group puts it into a group)."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, Retry) else None

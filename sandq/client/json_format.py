@@ -1,0 +1,355 @@
+"""Messages and records as objects of JSON: what HTTP speaks, and `sandctl -o json`.
+
+    {"text": "hello"}                     the value: UTF-8 text,
+    {"value": "aGVsbG8="}                 or base64,
+    {"json": {"order": 7}}                or JSON, sent as its compact text
+    {"value": null}                       of a compacted topic: its key is deleted
+    "key": "k" | "key_base64": "aw=="     optional
+    "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
+    "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds
+    "ttl": "1h" | seconds                 optional: dead when nobody took it so long after its delivery time
+    "unique_key": "order-7" | "unique_key_base64": "aw=="
+
+What is written of a message can be read again: what only a broker knows (offset, id, state, ...) is passed over.
+Moments (`..._ms`) are written as RFC 3339 (`..._at`), durations as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sandq.client.consumer.lease_api import LeasedMessage
+from sandq.client.consumer.message import Message
+from sandq.client.messages.stored_message import DeadLetter, StoredMessage
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import format_duration, format_instant, instant_ms
+from sandq.protocol.replies import TopicRecord
+
+if TYPE_CHECKING:
+    from sandq.client.kv.entries import Change, Entry
+
+FROM_OTHERS = frozenset(
+    (
+        *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token", "lease_until"),  # leased
+        *("state", "due_at", "moves", "moved_at", "size"),  # stored
+        *("group", "reason", "attempts", "error", "dead_at", "history"),  # dead
+    )
+)
+"""What a broker tells of a message, and a producer does not say."""
+_VALUES = ("text", "value", "json")
+_COMPACTED = {
+    "lease_ms": "lease_ms",
+    "max_attempts": "max_attempts",
+    "backoff": "backoff",
+    "group_ttl_ms": "group_ttl_ms",
+    "key_ttl_ms": "ttl_ms",
+    "history_ms": "history_ms",
+    "tombstone_retention_ms": "tombstone_retention_ms",
+}
+"""Of the record of a compacted topic: what can be set, and under which name."""
+_TIMES = ("deliver_at", "delay", "ttl")
+_KEYS = ("key", "unique_key")
+KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES))
+"""What a producer may say of a message."""
+
+
+def read_message(found: object) -> dict[str, Any]:
+    """The arguments of `Producer.send` that an object of JSON means; InvalidRequest says which field is wrong."""
+    if not isinstance(found, dict):
+        raise InvalidRequest("a message: a JSON object is expected")
+    unknown = sorted(found.keys() - KNOWN - FROM_OTHERS)
+    if unknown:
+        raise InvalidRequest(
+            f"{unknown[0]}: no such field of a message (this version knows {', '.join(sorted(KNOWN))})"
+        )
+    arguments: dict[str, Any] = {"value": read_value(found)}
+    for name in _KEYS:
+        key = read_key(found, name)
+        if key is not None:
+            arguments[name] = key
+    if found.get("headers") is not None:
+        arguments["headers"] = read_headers(found["headers"])
+    for name in _TIMES:
+        if found.get(name) is not None:
+            arguments[name] = found[name]
+    return arguments
+
+
+def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    """A message's arguments as a compacted topic takes them: without a delivery time that has come, which is that of
+    what was consumed."""
+    try:
+        is_over = "deliver_at" in arguments and instant_ms(arguments["deliver_at"]) <= now_ms
+    except InvalidRequest:
+        return arguments  # it is refused where it is sent
+    return {name: value for name, value in arguments.items() if name != "deliver_at"} if is_over else arguments
+
+
+def read_value(found: Mapping[str, Any]) -> bytes | None:
+    """The value, given in one of three ways; None for a deletion, `"value": null`."""
+    given = [name for name in _VALUES if name in found]
+    if len(given) != 1:
+        raise InvalidRequest(f"one of text, value and json is expected, not {' and '.join(given) or 'none'}")
+    name = given[0]
+    if name == "json":
+        return json.dumps(found["json"], ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if name == "value" and found["value"] is None:
+        return None
+    if not isinstance(found[name], str):
+        raise InvalidRequest(f"{name}: text is expected")
+    return _decoded("value", found["value"]) if name == "value" else _utf8("text", found["text"])
+
+
+def read_key(found: Mapping[str, Any], name: str) -> bytes | None:
+    """A key, given as text or in base64; None when there is none."""
+    encoded = f"{name}_base64"
+    if found.get(name) is None:
+        return None if found.get(encoded) is None else _decoded(encoded, found[encoded])
+    if found.get(encoded) is not None:
+        raise InvalidRequest(f"{name} and {encoded}: one of them, not both")
+    if not isinstance(found[name], str):
+        raise InvalidRequest(f"{name}: text is expected")
+    return _utf8(name, found[name])
+
+
+def read_headers(found: object) -> dict[str, Any]:
+    """Headers, of which bytes are written as `{"base64": "..."}`."""
+    if not isinstance(found, dict):
+        raise InvalidRequest("headers: an object is expected")
+    headers = {}
+    for name, value in found.items():
+        _utf8(f"headers.{name!r:.60}", name)
+        if isinstance(value, dict) and value.keys() == {"base64"}:
+            value = _decoded(f"headers.{name}", value["base64"])
+        elif isinstance(value, str):
+            _utf8(f"headers.{name}", value)
+        headers[name] = value
+    return headers
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name}: it holds half a surrogate pair, which UTF-8 cannot") from None
+
+
+def _decoded(name: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name}: base64 text is expected")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{name}: not base64: {error}") from None
+
+
+# What is written.
+
+
+def entry_json(entry: Entry, *, value: bool = True) -> dict[str, Any]:
+    """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted."""
+    return {
+        **key_fields("key", entry.key),
+        **(value_fields(entry.value) | content_fields(None, entry.headers) if value else {}),
+        "version": entry.version,
+        "expires_at": when(entry.expires_ms),
+        "partition": entry.partition,
+    }
+
+
+def change_json(change: Change) -> dict[str, Any]:
+    """A change of a key; of a deletion `"value": null`."""
+    return {
+        **key_fields("key", change.key),
+        **value_fields(change.value),
+        **content_fields(None, change.headers),
+        "deleted": change.deleted,
+        "version": change.version,
+        "created_at": format_instant(change.created_ms),
+        "partition": change.partition,
+    }
+
+
+def topic_json(record: TopicRecord) -> dict[str, Any]:
+    """A topic; its settings under the names and in the units in which they are given."""
+    return {
+        "name": record.name,
+        "kind": record.kind,
+        "partitions": len(record.partitions),
+        "replicas": record.replicas,
+        "leaders": [row.leader for row in record.partitions],
+        "settings": settings_json(record.settings, record.kind),
+    }
+
+
+def settings_json(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
+    """Settings of a record under the names and in the units in which they are given."""
+    if kind == "compacted":
+        record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            found[key] = settings_json(value)
+        elif key.endswith("_ms"):
+            found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
+        elif key.endswith("_permille"):
+            found[key.removesuffix("_permille")] = value / 1000
+        else:
+            found[key] = value
+    return found
+
+
+def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
+    """A delivered message."""
+    record = value_fields(None if message.deleted else message.value) | content_fields(message.key, message.headers)
+    record |= {
+        "deliver_at": format_instant(message.deliver_at_ms),
+        "offset": message.offset,
+        "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition,
+        "attempt": message.attempt,
+        "created_at": format_instant(message.created_ms),
+        "lease_token": message.lease_token,
+    }
+    if isinstance(message, LeasedMessage):
+        record["lease_until"] = format_instant(message.lease_until_ms)
+    return record
+
+
+def stored_json(message: StoredMessage, *, value: bool) -> dict[str, Any]:
+    """A stored message, wherever it is in its life."""
+    return {
+        **(value_fields(message.value) if value else {}),
+        **content_fields(message.key, message.headers),
+        **key_fields("unique_key", message.unique_key),
+        **({} if message.ttl_ms is None else {"ttl": format_duration(message.ttl_ms)}),
+        "deliver_at": when(message.deliver_at_ms),
+        "id": message.id,
+        "offset": message.offset,
+        "topic": message.topic,
+        "partition": message.partition,
+        "state": message.state,
+        "created_at": when(message.created_ms),
+        "due_at": when(message.due_ms),
+        "moves": message.moves,
+        "moved_at": when(message.moved_ms),
+        "size": message.size,
+    }
+
+
+def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
+    """A dead letter."""
+    return {
+        **(value_fields(letter.value) if value else {}),
+        **content_fields(letter.key, letter.headers),
+        **key_fields("unique_key", letter.unique_key),
+        "deliver_at": when(letter.deliver_at_ms),
+        "id": letter.id,
+        "offset": letter.offset,
+        "topic": letter.topic,
+        "group": letter.group,
+        "partition": letter.partition,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "error": letter.error,
+        "dead_at": when(letter.dead_ms),
+        "created_at": when(letter.created_ms),
+        "size": letter.size,
+        "history": [history_json(row) for row in letter.history],
+    }
+
+
+def why_json(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `why` found: its `groups`, each with a `reason` and a `history`."""
+    message = {name: value for name, value in found.items() if name != "groups"}
+    return {**_readable(message), "groups": [_group_json(row) for row in found["groups"]]}
+
+
+def _group_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    history = [history_json(part) for part in row.get("history") or ()]
+    return {**_readable({name: value for name, value in row.items() if name != "history"}), "history": history}
+
+
+def history_json(row: Any) -> dict[str, Any]:
+    """One attempt: who had it, when, and how it ended."""
+    attempt, consumer, leased_ms, ended_ms, outcome, error = row
+    return {
+        "attempt": attempt,
+        "consumer": consumer,
+        "leased_at": when(leased_ms),
+        "ended_at": when(ended_ms),
+        "outcome": outcome,
+        "error": error,
+    }
+
+
+def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Moments (`..._ms`) become instants (`..._at`), the ttl a duration, keys text; ids are text already."""
+    record: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in ("key", "unique_key"):
+            record.update(key_fields(name, value))
+        elif name == "ttl_ms":
+            record["ttl"] = None if value is None else format_duration(value)
+        elif name.endswith("_ms"):
+            record[name.removesuffix("_ms").removesuffix("_at") + "_at"] = when(value)
+        elif name == "headers":
+            record.update(content_fields(None, value))
+        elif name != "value":
+            record[name] = value
+    return record
+
+
+def when(ms: int | None) -> str | None:
+    """RFC 3339; None stays None."""
+    return None if ms is None else format_instant(ms)
+
+
+def value_fields(value: bytes | None) -> dict[str, Any]:
+    """The value as `text`, or as `value` when it is no UTF-8; None, a deletion, as `"value": null`."""
+    if value is None:
+        return {"value": None}
+    text = text_or_none(value)
+    return {"value": encoded(value)} if text is None else {"text": text}
+
+
+def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
+    """A key as text, or in base64 when it is no UTF-8; {} when there is none."""
+    if key is None:
+        return {}
+    text = text_or_none(key)
+    return {f"{name}_base64": encoded(key)} if text is None else {name: text}
+
+
+def content_fields(key: bytes | None, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Key and headers; those that are there."""
+    fields = key_fields("key", key)
+    if headers:
+        fields["headers"] = {name: _header(value) for name, value in headers.items()}
+    return fields
+
+
+def _header(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"base64": encoded(value)}
+    # JSON has no word for what is no number.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text_or_none(data: bytes) -> str | None:
+    """UTF-8 text; None when it is none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def encoded(data: bytes) -> str:
+    """Base64."""
+    return base64.b64encode(data).decode()

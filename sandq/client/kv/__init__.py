@@ -1,0 +1,1 @@
+"""Compacted topics as maps: get, put, scan, watch."""

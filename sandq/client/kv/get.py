@@ -1,0 +1,97 @@
+"""Reading keys by name: frames of some 1,000 keys, several under way together, asked again for what did not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sandq.client.kv.entries import Entries, Entry
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import call_leader, call_replica, each
+from sandq.model.errors import InvalidRequest
+from sandq.model.partitioning import partition_for
+from sandq.protocol.requests_keys import KvGet, KvValues
+
+FRAME_KEYS: Final = 1000
+FRAME_BYTES: Final = 1 << 20
+"""Keys of one request, and their bytes (a single key may be longer): a node takes 4 MiB."""
+
+LINEARIZABLE: Final = "linearizable"
+STALE: Final = "stale"
+
+
+def is_stale(consistency: str) -> bool:
+    """What a read is to be."""
+    if consistency not in (LINEARIZABLE, STALE):
+        raise InvalidRequest(f"consistency: {LINEARIZABLE!r} or {STALE!r} is expected, not {consistency!r}")
+    return consistency == STALE
+
+
+async def read_latest(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes]) -> Entries:
+    """What keys of a partition have: at least what was acknowledged before."""
+    return await _read(cluster, topic, partition, keys, stale=False)
+
+
+async def read_stale(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes]) -> Entries:
+    """The same, as some node that holds the partition knows it."""
+    return await _read(cluster, topic, partition, keys, stale=True)
+
+
+async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes], *, stale: bool) -> Entries:
+    call = call_replica if stale else call_leader
+    rows: list[Entry | None] = []
+    stale_ms = 0
+    while len(rows) < len(keys):
+        asked = _part(keys, len(rows))
+        frame = await call(cluster, topic, partition, KvGet(topic, partition, stale, asked).frame)
+        age_ms, found = KvValues.parse(frame, len(asked))  # of the first keys: an answer is bounded
+        rows += [
+            None if value is None else Entry(key, value, partition, age_ms)
+            for key, value in zip(asked, found, strict=False)
+        ]
+        stale_ms = max(stale_ms, age_ms)
+    return Entries(rows, stale_ms)
+
+
+def _part(keys: Sequence[bytes], start: int) -> Sequence[bytes]:
+    """The next keys that go into one frame; one at least."""
+    part = keys[start : start + FRAME_KEYS]
+    if sum(map(len, part)) <= FRAME_BYTES:
+        return part
+    size = count = 0
+    for key in part:
+        size += len(key)
+        if count and size > FRAME_BYTES:
+            break
+        count += 1
+    return part[:count]
+
+
+async def read_many(cluster: Cluster, topic: str, partitions: int, keys: Sequence[bytes], *, stale: bool) -> Entries:
+    """What keys of any partitions have, in their order."""
+    places = _by_partition(keys, partitions)
+    loads = [
+        (partition, at[start : start + FRAME_KEYS])
+        for partition, at in places.items()
+        for start in range(0, len(at), FRAME_KEYS)
+    ]
+
+    async def read(load: tuple[int, Sequence[int]]) -> Entries:
+        partition, at = load
+        return await _read(cluster, topic, partition, [keys[place] for place in at], stale=stale)
+
+    found = [await read(loads[0])] if len(loads) == 1 else await each(read, loads)
+    rows: list[Entry | None] = [None] * len(keys)
+    for (_, at), entries in zip(loads, found, strict=True):
+        for place, entry in zip(at, entries, strict=True):
+            rows[place] = entry
+    return Entries(rows, max((entries.stale_ms for entries in found), default=0))
+
+
+def _by_partition(keys: Sequence[bytes], partitions: int) -> dict[int, Sequence[int]]:
+    if partitions == 1:
+        return {0: range(len(keys))}
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(partition_for(key, partitions), []).append(place)
+    return {**places}

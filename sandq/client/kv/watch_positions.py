@@ -1,0 +1,101 @@
+"""Where a watch begins, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sandq.client.positions import is_offset
+from sandq.model import offsets as offset_model
+from sandq.model.errors import InvalidRequest
+
+NOW: Final = "now"
+EARLIEST: Final = "earliest"
+
+WatchStart = str | Mapping[int, str] | Mapping[str, str]
+"""NOW, EARLIEST, a version, or where a watch stood: partition -> text."""
+
+_SEPARATOR: Final = "."
+
+
+class Place(NamedTuple):
+    """In one partition: everything up to `after` is known. `mark`: that of the answer that said so, None at first."""
+
+    after: bytes
+    mark: bytes | None = None
+
+    @property
+    def text(self) -> str:
+        """The version, and the mark where it matters: what it stands for lies behind the version."""
+        text = offset_model.to_text(self.after)
+        if self.mark is None or self.mark <= self.after:
+            return text
+        return f"{text}{_SEPARATOR}{offset_model.to_text(self.mark)}"
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """From its text; InvalidRequest when it is none."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"start: a position is text, not {type(text).__name__}")
+        after, _, mark = text.partition(_SEPARATOR)
+        try:
+            return cls(offset_model.from_text(after), offset_model.from_text(mark) if mark else None)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"start: {text[:80]!r} is no position of a watch: {error.message}") from None
+
+
+_EARLIEST: Final = Place(offset_model.FIRST)
+
+
+class Beginning:
+    """What a caller said; checked as far as it can be before the partitions are known."""
+
+    def __init__(self, start: WatchStart) -> None:
+        self._version: bytes | None = None
+        self._places: dict[int, Place] | None = None
+        self._is_now = start == NOW
+        if isinstance(start, Mapping):
+            self._places = {_partition(number): Place.of(text) for number, text in start.items()}
+        elif is_offset(start):
+            self._version = offset_model.from_text(start)
+        elif start not in (NOW, EARLIEST):
+            raise InvalidRequest(
+                f"start: {NOW!r}, {EARLIEST!r}, a version or a watch's position is expected, not {str(start)[:80]!r}"
+            )
+
+    def places(self, watched: Sequence[int], partitions: int) -> dict[int, Place | None]:
+        """Where each of these partitions begins, of so many; None: now."""
+        if self._places is not None:
+            return {**self._given(self._places, watched, partitions)}
+        if self._version is not None:
+            return {partition: self._behind(self._version, partition, partitions) for partition in watched}
+        return {partition: None if self._is_now else _EARLIEST for partition in watched}
+
+    @staticmethod
+    def _given(places: Mapping[int, Place], watched: Sequence[int], partitions: int) -> dict[int, Place]:
+        foreign = [number for number in places if number >= partitions]
+        if foreign:
+            raise InvalidRequest(f"start: the topic has partitions 0..{partitions - 1}, there is no {foreign[0]}")
+        missing = [number for number in watched if number not in places]
+        if missing:
+            raise InvalidRequest(f"start: it says nothing of partition {missing[0]}")
+        return {number: places[number] for number in watched}
+
+    @staticmethod
+    def _behind(version: bytes, partition: int, partitions: int) -> Place:
+        """Behind the version in its own partition; in another one from its time on."""
+        its_own = offset_model.unpack(version).partition
+        if its_own >= partitions:
+            raise InvalidRequest(f"start: the version is of partition {its_own}, the topic has {partitions}")
+        if partition == its_own:
+            return Place(version)
+        return Place(offset_model.pack(offset_model.deliver_ms(version), 0, 0, partition))
+
+
+def _partition(number: object) -> int:
+    """Of a key of the mapping: JSON makes text of it."""
+    if isinstance(number, str) and number.isascii() and number.isdecimal():
+        number = int(number[:6])
+    if type(number) is not int or not 0 <= number <= offset_model.PARTITION_MAX:
+        raise InvalidRequest(f"start: the number of a partition is expected, not {str(number)[:80]!r}")
+    return number

@@ -1,0 +1,1 @@
+"""Stored messages: lists, logs, dead letters, jobs."""

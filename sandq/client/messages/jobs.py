@@ -1,0 +1,113 @@
+"""Bulk work in the broker: started in every partition, watched until it is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+
+from sandq.client.messages.stored_message import JobResult
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.connection import Build
+from sandq.client.transport.requests import call_leader, each, fresh_topic
+from sandq.model.errors import Conflict, SandqError, UnknownGroup
+from sandq.protocol.replies_messages import RUNNING, STOPPED, JobRecord
+from sandq.protocol.requests_messages import JOB_ID_BYTES, JobStart, JobStatus, JobStop
+
+Progress = Callable[[JobResult], None]
+
+_POLL_FIRST_S: Final = 0.02
+_POLL_MAX_S: Final = 0.5
+_POLL_FACTOR: Final = 1.5
+
+
+async def run_job(
+    cluster: Cluster,
+    topic: str,
+    kind: str,
+    arguments: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> JobResult:
+    """Do it in all partitions of a topic; `progress` is told how far it is, after the start and after each look.
+
+    When this is left before the end (cancelled, or a partition failed), the parts that are still running are told to
+    stop. Conflict: somebody else stopped it.
+    """
+    partitions = range(len((await fresh_topic(cluster, topic)).partitions))
+    job = _Job(cluster, topic)
+    try:
+        await each(lambda partition: job.start(partition, kind, arguments), partitions)
+        if job.unknown is not None and not job.records:
+            raise job.unknown
+        pause_s = _POLL_FIRST_S
+        while True:
+            if progress is not None:
+                progress(job.result)
+            running = job.running
+            if not running:
+                break
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * _POLL_FACTOR, _POLL_MAX_S)
+            await each(job.look, running)
+    except BaseException:
+        await job.stop()
+        raise
+    result = job.result
+    if any(record.state == STOPPED for record in job.records.values()):
+        raise Conflict(f"the {kind} job in topic {topic!r} was stopped", **result._asdict())
+    return result
+
+
+class _Job:
+    """One job, over the partitions; its id is random, so that asking twice starts it once."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.records: dict[int, JobRecord] = {}
+        self.unknown: UnknownGroup | None = None
+        self._asked: set[int] = set()
+        self._cluster = cluster
+        self._topic = topic
+        self._job_id = secrets.token_bytes(JOB_ID_BYTES)
+
+    @property
+    def result(self) -> JobResult:
+        records = self.records.values()
+        return JobResult(
+            sum(record.matched for record in records),
+            sum(record.done for record in records),
+            sum(record.too_late for record in records),
+        )
+
+    @property
+    def running(self) -> list[int]:
+        return [partition for partition, record in self.records.items() if record.state == RUNNING]
+
+    async def start(self, partition: int, kind: str, arguments: Mapping[str, Any]) -> None:
+        """A group need not be known in every partition, but in one."""
+        self._asked.add(partition)
+        try:
+            await self._call(partition, JobStart(self._topic, partition, self._job_id, kind, arguments).frame)
+        except UnknownGroup as error:
+            self._asked.discard(partition)
+            self.unknown = error
+
+    async def look(self, partition: int) -> None:
+        await self._call(partition, JobStatus(self._topic, partition, self._job_id).frame)
+
+    async def _call(self, partition: int, build: Build) -> None:
+        frame = await call_leader(self._cluster, self._topic, partition, build)
+        self.records[partition] = JobRecord.parse(frame)
+
+    async def stop(self) -> None:
+        """Stop what may still be running, as far as that can be done in a moment."""
+        left = [p for p in self._asked if p not in self.records or self.records[p].state == RUNNING]
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self._cluster.options.cancel_timeout_s):
+            await each(self._stop_one, left)
+
+    async def _stop_one(self, partition: int) -> None:
+        # It never began there, or nobody can be told: what brought us here is raised.
+        with suppress(SandqError):
+            await self._call(partition, JobStop(self._topic, partition, self._job_id).frame)

@@ -1,0 +1,120 @@
+"""Rows of many partitions, page by page, as one sequence in the order of their offsets."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from sandq.client.transport.requests import each
+from sandq.model import offsets as offset_model
+from sandq.protocol.requests_messages import PAGE_MAX
+
+_ROWS = 20_000
+"""Rows in memory at a time, about, over all partitions."""
+_LEAST_PAGE = 10
+
+
+class Row(Protocol):
+    """What has an offset."""
+
+    @property
+    def offset(self) -> bytes: ...
+
+
+R = TypeVar("R", bound=Row)
+T = TypeVar("T", covariant=True)
+
+GetPage = Callable[[int, bytes | None, int], Awaitable[tuple[list[R], bytes | None]]]
+"""`get(partition, after, limit)`: a page, and the `after` of the next one."""
+
+
+class _Source(Generic[R]):
+    """One partition: the page that is being read, and where the next one begins."""
+
+    def __init__(self, partition: int, after: bytes | None) -> None:
+        self.partition = partition
+        self.rows: deque[R] = deque()
+        self.after = after
+        self.more = True
+
+
+class Merged(Generic[R, T]):
+    """An async iterator. Rows come in the order of their offsets, each partition's as it stood when its page was read.
+
+    One task iterates; it may stop at any row. Nothing is asked for before the first one.
+    """
+
+    def __init__(
+        self,
+        partitions: Callable[[], Awaitable[Sequence[int]]],
+        get: GetPage[R],
+        made: Callable[[R], T],
+        limit: int | None,
+        after: str | None = None,
+    ) -> None:
+        """`after`: the text of the offset behind which to begin."""
+        self._after = None if after is None else offset_model.from_text(after)
+        self._partitions = partitions
+        self._get = get
+        self._made = made
+        self._left = limit
+        self._page = PAGE_MAX
+        self._heap: list[tuple[bytes, int, _Source[R]]] | None = None
+        self._taken: _Source[R] | None = None  # whose next row is not in the heap
+
+    def __aiter__(self) -> Merged[R, T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._left is not None and self._left <= 0:
+            raise StopAsyncIteration
+        if self._heap is None:
+            await self._begin()
+        if self._taken is not None:
+            await self._fill(self._taken)
+            self._put(self._taken)
+            self._taken = None
+        if not self._heap:
+            raise StopAsyncIteration
+        self._taken = source = heapq.heappop(self._heap)[2]
+        if self._left is not None:
+            self._left -= 1
+        return self._made(source.rows.popleft())
+
+    async def _begin(self) -> None:
+        partitions = await self._partitions()
+        self._page = max(_LEAST_PAGE, min(PAGE_MAX, _ROWS // max(1, len(partitions)), self._left or PAGE_MAX))
+        sources = [_Source[R](partition, _behind(self._after, partition)) for partition in partitions]
+        await each(self._fill, sources)
+        self._heap = []
+        for source in sources:
+            self._put(source)
+
+    async def _fill(self, source: _Source[R]) -> None:
+        """Have a row to read; a page may be empty, and there is a next one all the same."""
+        while not source.rows and source.more:
+            rows, source.after = await self._get(source.partition, source.after, self._page)
+            source.more = source.after is not None
+            source.rows.extend(rows)
+
+    def _put(self, source: _Source[R]) -> None:
+        if source.rows:
+            assert self._heap is not None
+            heapq.heappush(self._heap, (source.rows[0].offset, source.partition, source))
+
+
+def _behind(after: bytes | None, partition: int) -> bytes | None:
+    """The last offset of a partition, whether or not a message has it, that is not behind `after`.
+
+    It must be one of that partition: within a batch, a broker finds its place by counting.
+    """
+    if after is None:
+        return None
+    parts = offset_model.unpack(after)
+    if partition <= parts.partition:
+        return offset_model.pack(parts.deliver_ms, parts.index, parts.place, partition)
+    if parts.place:
+        return offset_model.pack(parts.deliver_ms, parts.index, parts.place - 1, partition)
+    return after

@@ -1,0 +1,223 @@
+"""`client.messages(topic)`: looking at stored messages, and taking back or moving those that are pending."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sandq.client.messages.jobs import Progress, run_job
+from sandq.client.messages.merged_pages import Merged
+from sandq.client.messages.stored_message import JobResult, StoredMessage, target_of, target_text
+from sandq.client.positions import shift_ms, span_ms
+from sandq.client.producer.validation import Value, as_bytes
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.connection import Build
+from sandq.client.transport.request_batcher import Ask, Counter, Errands
+from sandq.client.transport.requests import call_leader, fresh_topic
+from sandq.model import offsets as offset_model
+from sandq.model.batch import headers_unpack
+from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
+from sandq.model.partitioning import partition_for
+from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
+from sandq.protocol.frames import Frame
+from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, outcomes, page, why
+from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, List, Move, Target, Why
+
+
+async def _settle(
+    request: type[Cancel] | type[Move], cluster: Cluster, topic: str, partition: int, items: list[Any]
+) -> list[Outcome]:
+    frame = await call_leader(cluster, topic, partition, request(topic, partition, items).frame)
+    return outcomes(frame, len(items))
+
+
+_CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
+
+
+class Messages:
+    """The stored messages of one topic, over all its partitions.
+
+    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`.
+    """
+
+    def __init__(self, cluster: Cluster, errands: Errands, topic: str) -> None:
+        self.topic = topic
+        self._cluster = cluster
+        self._errands = errands
+
+    async def get(self, id: str | None = None, *, unique_key: Value | None = None) -> StoredMessage:
+        """One message with its value, whatever its state; NotFound when it is not there (any more)."""
+        target = target_of(id, unique_key)
+        partition = await self._partition(target)
+        frame = await self._call(partition, Get(self.topic, partition, target).frame)
+        return StoredMessage.of(self.topic, MessageRecord.from_map(frame[2] if len(frame) > 2 else None))
+
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        key_prefix: Value | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        values: bool = False,
+    ) -> Merged[MessageRecord, StoredMessage]:
+        """`async for message in messages.list():` in the order of delivery, those of all partitions.
+
+        `state`: delayed, ready, leased, waiting or acked (None: any of these; the dead are `client.dead`'s). `since`
+        and `until` bound the delivery time, the latter is not included; `after` is the offset of the last one that is
+        known. Values are left out unless asked for.
+        """
+        if state is not None and state not in LISTED_STATES:
+            raise InvalidRequest(f"state: one of {', '.join(LISTED_STATES)} is expected, not {state!r}")
+        check_limit(limit)
+        from_ms, until_ms = span_ms(since, until)
+        prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
+
+        async def get(partition: int, after: bytes | None, count: int) -> tuple[list[MessageRecord], bytes | None]:
+            request = List(self.topic, partition, state, from_ms, until_ms, prefix, count, after, bool(values))
+            return page(await self._call(partition, request.frame), MessageRecord.from_map)
+
+        async def partitions() -> range:
+            return range(len((await fresh_topic(self._cluster, self.topic)).partitions))
+
+        return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
+
+    async def cancel(self, id: str | None = None, *, unique_key: Value | None = None) -> str:
+        """Take back a message that is delayed or ready: once this returns, its id, nobody will get it.
+
+        TooLate (`details["state"]`: leased, acked, dead or gone) when somebody had it already; NotFound. It is safe to
+        repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
+        """
+        target = target_of(id, unique_key)
+        return await self._settled(target, _CANCEL, target)
+
+    async def move(
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+    ) -> str:
+        """Give a message that is delayed or ready another delivery time; its new offset. Its id stays.
+
+        TooLate and NotFound as with `cancel`. It is repeated by itself when an answer is lost. With `deliver_at` that
+        changes nothing; a `delay` is counted from the leader's clock, so a repeated one is counted from then: the
+        message may come later than asked for by as long as the first answer was waited for, and is never early.
+        """
+        target = target_of(id, unique_key)
+        if (deliver_at is None) is (delay is None):
+            raise InvalidRequest("move: one of deliver_at and delay is expected")
+        if delay is not None:
+            item = [target, duration_ms(delay), True]
+        else:
+            item = [target, _past_or_later_ms(deliver_at), False]
+        return await self._settled(target, _MOVE, item)
+
+    async def cancel_all(
+        self,
+        *,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        key_prefix: Value | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> JobResult:
+        """Cancel every pending message whose delivery time and key match; without any bound, all there are.
+
+        `dry_run` only counts. `progress(result)` is called every now and then. Leaving this by cancellation stops it;
+        what is cancelled by then stays so.
+        """
+        return await run_job(
+            self._cluster, self.topic, "cancel", _arguments(since, until, key_prefix, dry_run), progress
+        )
+
+    async def move_all(
+        self,
+        *,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        key_prefix: Value | None = None,
+        to: Instant | None = None,
+        shift: Duration | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> JobResult:
+        """Move every pending message that matches: `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
+
+        What would come to lie in the past is due at once. Otherwise as `cancel_all`.
+        """
+        if (to is None) is (shift is None):
+            raise InvalidRequest("move_all: one of to and shift is expected")
+        arguments = _arguments(since, until, key_prefix, dry_run)
+        if to is not None:
+            arguments["to_ms"] = _past_or_later_ms(to)
+        elif shift is not None:
+            arguments["shift_ms"] = shift_ms(shift)
+        return await run_job(self._cluster, self.topic, "move", arguments, progress)
+
+    async def why(self, id: str | None = None, *, unique_key: Value | None = None) -> dict[str, Any]:
+        """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
+        a `reason` in words and the history of its attempts."""
+        target = target_of(id, unique_key)
+        partition = await self._partition(target)
+        found = why(await self._call(partition, Why(self.topic, partition, target).frame))
+        shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
+        found.pop("value", None)
+        shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
+        return found | shown
+
+    async def _partition(self, target: Target) -> int:
+        """Where a message is: its id tells, or its unique key chose it."""
+        record = await self._cluster.topic(self.topic)
+        kind, data = target
+        if kind != BY_ID:
+            return partition_for(data, record.initial_partitions)
+        partition = offset_model.unpack(data).partition
+        if partition >= len(record.partitions):
+            record = await fresh_topic(self._cluster, self.topic)
+        if partition >= len(record.partitions):
+            raise self._not_found(target)
+        return partition
+
+    async def _call(self, partition: int, build: Build) -> Frame:
+        return await call_leader(self._cluster, self.topic, partition, build)
+
+    async def _settled(self, target: Target, ask: Ask[Any, Outcome], item: Any) -> str:
+        counter = Counter(ask, self.topic, await self._partition(target))
+        return self._text_of(target, await self._errands.run(counter, item), ask is _MOVE)
+
+    def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:
+        verdict, detail = outcome
+        if verdict == TOO_LATE:
+            doing, state = "moved" if moved else "cancelled", str(detail)
+            raise TooLate(f"message {target_text(target)} cannot be {doing} any more: it is {state}", state=state)
+        if verdict == NOT_FOUND:
+            raise self._not_found(target)
+        if (verdict == MOVED) is not moved or not isinstance(detail, bytes):
+            raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
+        return offset_model.to_text(detail)
+
+    def _not_found(self, target: Target) -> NotFound:
+        return NotFound(f"topic {self.topic!r} has no message {target_text(target)}")
+
+
+def _arguments(since: Instant | None, until: Instant | None, key_prefix: Value | None, dry_run: bool) -> dict[str, Any]:
+    from_ms, until_ms = span_ms(since, until)
+    prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
+    return {"from_ms": from_ms, "until_ms": until_ms, "key_prefix": prefix, "dry_run": bool(dry_run)}
+
+
+def _past_or_later_ms(instant: Instant | None) -> int:
+    """An instant to move to. One so long past that it looks like seconds is as past as any other, and would spoil the
+    frame that it shares."""
+    assert instant is not None
+    return max(instant_ms(instant), LEAST_INSTANT_MS)
+
+
+def check_limit(limit: int | None) -> None:
+    """The limit of a listing."""
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"limit: an int from 0 on is expected, not {limit!r}")

@@ -1,0 +1,167 @@
+"""Messages as the broker keeps them: what looking at them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sandq.client.messages.log_page import LogMessage, LogPiece
+from sandq.client.producer.validation import Value, as_unique_key
+from sandq.model import offsets as offset_model
+from sandq.model.batch import headers_unpack
+from sandq.model.errors import InvalidRequest
+from sandq.protocol.replies_messages import DeadRecord, MessageRecord
+from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
+
+    `deliver_at_ms` is where it stands now, `due_ms` its time at birth. `value` is None when values were not asked for,
+    or it is a deletion.
+    """
+
+    id: str
+    offset: str
+    topic: str
+    partition: int
+    state: str
+    value: bytes | None
+    key: bytes | None
+    created_ms: int
+    deliver_at_ms: int
+    due_ms: int
+    ttl_ms: int | None
+    unique_key: bytes | None
+    moves: int
+    moved_ms: int | None
+    size: int
+    _headers: bytes | None = field(repr=False)
+
+    @classmethod
+    def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
+        """From what the broker said."""
+        return cls(
+            id=offset_model.to_text(record.id),
+            offset=offset_model.to_text(record.offset),
+            topic=topic,
+            partition=offset_model.unpack(record.offset).partition,
+            state=record.state,
+            value=record.value,
+            key=record.key,
+            created_ms=record.created_ms,
+            deliver_at_ms=record.deliver_ms,
+            due_ms=record.due_ms,
+            ttl_ms=record.ttl_ms,
+            unique_key=record.unique_key,
+            moves=record.moves,
+            moved_ms=record.moved_ms,
+            size=record.size,
+            _headers=record.headers,
+        )
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """A new dict each time; {} when there are none."""
+        return headers_unpack(self._headers)
+
+
+class Attempt(NamedTuple):
+    """One delivery of a message to a group."""
+
+    attempt: int
+    consumer: str
+    leased_ms: int
+    ended_ms: int
+    outcome: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group does not get any more; `reason`: nacked, lease_expired or expired."""
+
+    id: str
+    offset: str
+    topic: str
+    group: str
+    partition: int
+    attempts: int
+    reason: str
+    error: str | None
+    dead_ms: int
+    created_ms: int
+    deliver_at_ms: int
+    key: bytes | None
+    value: bytes | None
+    unique_key: bytes | None
+    size: int
+    history: Sequence[Attempt]
+    _headers: bytes | None = field(repr=False)
+
+    @classmethod
+    def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
+        """From what the broker said."""
+        return cls(
+            id=offset_model.to_text(record.id),
+            offset=offset_model.to_text(record.offset),
+            topic=topic,
+            group=group,
+            partition=offset_model.unpack(record.offset).partition,
+            attempts=record.attempts,
+            reason=record.reason,
+            error=record.error,
+            dead_ms=record.dead_ms,
+            created_ms=record.created_ms,
+            deliver_at_ms=record.deliver_ms,
+            key=record.key,
+            value=record.value,
+            unique_key=record.unique_key,
+            size=record.size,
+            history=[Attempt._make(row[: len(Attempt._fields)]) for row in record.history],
+            _headers=record.headers,
+        )
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """A new dict each time; {} when there are none."""
+        return headers_unpack(self._headers)
+
+
+class FetchedMessage(LogMessage[LogPiece]):
+    """A message that was read, not leased."""
+
+    __slots__ = ("partition", "topic")
+
+    def __init__(self, piece: LogPiece, position: int, value: bytes, topic: str, partition: int) -> None:
+        super().__init__(piece, position, value)
+        self.topic = topic
+        self.partition = partition
+
+    def __repr__(self) -> str:
+        return f"<FetchedMessage {self.offset} topic={self.topic!r} bytes={len(self.value)}>"
+
+
+class JobResult(NamedTuple):
+    """What a job has come to, over all partitions."""
+
+    matched: int
+    done: int
+    too_late: int
+
+
+def target_of(id_text: str | None, unique_key: Value | None) -> Target:
+    """How the wire names a message that is given by one of the two."""
+    if (id_text is None) is (unique_key is None):
+        raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
+    if unique_key is None:
+        return [BY_ID, offset_model.from_text(str(id_text))]
+    return [BY_UNIQUE_KEY, as_unique_key(unique_key)]
+
+
+def target_text(target: Target) -> str:
+    """A target, for messages to people."""
+    kind, data = target
+    return offset_model.to_text(data) if kind == BY_ID else f"of unique key {data[:80]!r}"

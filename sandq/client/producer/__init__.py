@@ -1,0 +1,1 @@
+"""The producer: batches, and their way to the partitions' leaders."""

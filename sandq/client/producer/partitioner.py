@@ -1,0 +1,82 @@
+"""Which partition a message goes to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from sandq.client.producer.validation import Lot
+from sandq.model.errors import InvalidRequest, UnknownPartition
+from sandq.model.partitioning import partition_for
+from sandq.protocol.replies import TopicRecord
+
+COMPACTED: Final = "compacted"
+"""The kind of topics that have keys. `sandq.model.settings` says so, too, and takes long to load."""
+
+
+class Router:
+    """The partitions of one topic, as a producer chooses among them.
+
+    A unique key chooses over the topic's *initial* partitions, so that it is found again after their number was
+    raised; a key over those that there are. Messages with neither stick to one partition for the length of a batch.
+    """
+
+    def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
+        self._topic = topic
+        self._is_stuck = is_stuck  # whether a partition takes nothing at present
+        self.partitions = self._initial = 1
+        self.is_compacted = False
+        self.sticky: dict[Lot, int] = {}  # where those that may go anywhere go at present
+        self._turn = random.randrange(4096)
+
+    def update(self, record: TopicRecord) -> None:
+        """What is known of the topic now."""
+        self.partitions, self._initial = len(record.partitions), record.initial_partitions
+        self.is_compacted = record.kind == COMPACTED
+
+    def place(self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None) -> int:
+        """The partition of a message; `partition` is what the caller asked for."""
+        if partition is not None:
+            return self._asked_for(partition, unique_key)
+        if unique_key is not None:
+            return partition_for(unique_key, self._initial)
+        if key is not None:
+            return partition_for(key, self.partitions)
+        sticky = self.sticky.get(lot)
+        if sticky is None:
+            sticky = self.sticky[lot] = self._next()
+        return sticky
+
+    def check(self, key: bytes | None, value: bytes | None) -> None:
+        """Refuse what no topic of this kind takes: the broker would refuse the whole batch."""
+        if self.is_compacted and not key:
+            raise InvalidRequest(f"key: topic {self._topic!r} is compacted, each of its messages is a write to a key")
+        if value is None and not self.is_compacted:
+            raise InvalidRequest(
+                f"value: bytes or str is expected, not NoneType: {self._topic!r} is a topic without keys to delete"
+            )
+
+    def sealed(self, lot: Lot, partition: int) -> None:
+        """A batch is full or has waited enough: the next one goes elsewhere."""
+        if self.sticky.get(lot) == partition:
+            del self.sticky[lot]
+
+    def _asked_for(self, partition: int, unique_key: bytes | None) -> int:
+        if type(partition) is not int:
+            raise InvalidRequest(f"partition: int is expected, not {type(partition).__name__}")
+        if not 0 <= partition < self.partitions:
+            raise UnknownPartition(
+                f"topic {self._topic!r} has partitions 0..{self.partitions - 1}, there is no {partition}"
+            )
+        if unique_key is not None and partition != (wanted := partition_for(unique_key, self._initial)):
+            raise InvalidRequest(f"partition: the unique_key routes the message to {wanted}, not {partition}")
+        return partition
+
+    def _next(self) -> int:
+        """The next in turn; one where nothing is stuck, if there is one."""
+        for _ in range(self.partitions):
+            self._turn += 1
+            if not self._is_stuck(self._turn % self.partitions):
+                break
+        return self._turn % self.partitions

@@ -1,0 +1,1 @@
+"""Connections to nodes, what is known of the cluster, and single requests."""

@@ -1,0 +1,98 @@
+"""Errands: what many callers ask for one by one (a cancel, a move, what a key has) shares frames.
+
+A caller leaves its errand; one turn of the event loop later whatever was left at the same counter goes out, at most
+1,000 together. An errand whose caller was cancelled before that is not sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+
+from sandq.client.options import again
+from sandq.client.transport.cluster import Cluster
+from sandq.model.errors import ClosedError, SandqError
+from sandq.protocol.requests_messages import PAGE_MAX
+
+I = TypeVar("I")  # noqa: E741 - of items
+R = TypeVar("R")
+
+Ask = Callable[[Cluster, str, int, list[I]], Awaitable[Sequence[R]]]
+"""Does items for a partition of a topic, and says what came of each, in their order."""
+
+_NOBODYS: Final[Any] = object()
+
+
+class Counter(NamedTuple, Generic[I, R]):
+    """Where errands are gathered: those that are done in one way, for one partition."""
+
+    ask: Ask[I, R]
+    topic: str
+    partition: int
+
+
+class _Load(Generic[I, R]):
+    """Items that go together, and what came of them, by their place."""
+
+    __slots__ = ("done", "error", "found", "is_sent", "items")
+
+    def __init__(self) -> None:
+        self.items: list[I] = []
+        self.is_sent = False
+        self.done = anyio.Event()
+        self.found: Sequence[R] | Mapping[int, R] = ()
+        self.error: SandqError | None = None
+
+    def fail(self, error: SandqError) -> None:
+        self.error = error
+        self.done.set()
+
+
+class Errands:
+    """The errands of a client."""
+
+    def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup) -> None:
+        self._cluster = cluster
+        self._tasks = tasks
+        self._loads: dict[Counter[Any, Any], _Load[Any, Any]] = {}  # that take more
+
+    async def run(self, counter: Counter[I, R], item: I) -> R:
+        """What came of one item."""
+        self._cluster.check_open()
+        load: _Load[I, R] | None = self._loads.get(counter)
+        if load is None or len(load.items) >= PAGE_MAX:
+            load = self._loads[counter] = _Load()
+            self._tasks.start_soon(self._carry, counter, load)
+        place = len(load.items)
+        load.items.append(item)
+        try:
+            await load.done.wait()
+        finally:
+            if not load.is_sent:
+                load.items[place] = _NOBODYS
+        if load.error is not None:
+            raise again(load.error)
+        return load.found[place]
+
+    async def _carry(self, counter: Counter[I, R], load: _Load[I, R]) -> None:
+        try:
+            try:
+                await anyio.lowlevel.checkpoint()  # those who are about to ask in this turn of the loop come along
+            finally:
+                load.is_sent = True
+                if self._loads.get(counter) is load:
+                    del self._loads[counter]
+            places = [place for place, item in enumerate(load.items) if item is not _NOBODYS]
+            items = [load.items[place] for place in places]
+            found = await counter.ask(self._cluster, counter.topic, counter.partition, items) if items else ()
+        except SandqError as error:
+            load.fail(error)
+        except BaseException:
+            load.fail(ClosedError("the client was closed before the answer came; it may have been done"))
+            raise
+        else:
+            load.found = found if len(items) == len(load.items) else dict(zip(places, found, strict=True))
+            load.done.set()

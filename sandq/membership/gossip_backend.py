@@ -1,0 +1,376 @@
+"""The native backend: a member of its own, that speaks memberlist's and Serf's protocol over UDP and TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+import structlog
+import trio
+
+from sandq.gossip.core import Ask, Gossip
+from sandq.gossip.keyring import NONCE_BYTES, Keyring
+from sandq.gossip.messages import Ping
+from sandq.gossip.nodes import Judge
+from sandq.gossip.packets import Packets
+from sandq.gossip.streams import PushPull, Streams
+from sandq.membership.awake_clock import AwakeClock
+from sandq.membership.datagrams import Datagrams, open_both
+from sandq.membership.exchange import ask as ask_over_stream
+from sandq.membership.exchange import receive
+from sandq.membership.roster import Roster, RosterChanges
+from sandq.model.config_schema import Address
+from sandq.model.errors import SandqError, Unavailable
+from sandq.model.gossip_timing import Timing
+from sandq.model.membership import Member, State
+
+RECEIVE_MOST = 1000
+"""Datagrams that are taken in before others have their turn."""
+STREAMS_MOST = 32
+"""Streams at once that others have opened; further ones are closed."""
+LEAVE_S = 3.0
+"""How long each of the two steps of a leave waits until it is handed on."""
+LEAVE_CHECK_S = 0.02
+SEEDS_MOST = 32
+"""Asked at once; the first of them when there are more."""
+SEED_PAUSE_S = 1.0
+SEED_PAUSE_MOST_S = 15.0
+"""Between two attempts to reach the seeds: the pause grows from the one to the other, and attempts never end."""
+SEED_AGAIN_S = 120.0
+"""A seed that has answered, and whose address is no member's (a name for several, a way through a router), is asked
+again after so long, while others are there."""
+REMEMBER_PAUSE_S = 1.0
+"""Between two writes of who is there, for the next start."""
+
+log = structlog.get_logger("sandq.gossip")
+
+
+class GossipMembership:
+    """See `membership.Membership`. `advertised`: where others reach it; port 0: the one it listens on.
+
+    `seeds`, and with them `known` (members of earlier runs), are asked for as long as none of them is alive here.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        listen: Address,
+        advertised: Address,
+        tags: Mapping[str, str],
+        timing: Timing,
+        keyring: Keyring | None,
+        judge: Judge,
+        seeds: Sequence[Address] = (),
+        known: Collection[Address] = (),
+        remember: Callable[[Collection[Address]], Awaitable[None]] | None = None,
+        now_ms: Callable[[], int],
+        on_round_trip: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self._listen = listen
+        self._advertised = advertised
+        self._tags = dict(tags)
+        self._timing = timing
+        self._judge = judge
+        self._seeds = list(seeds)
+        self._known = list(known)
+        self._remember = remember
+        self._now_ms = now_ms
+        self._on_round_trip = on_round_trip
+        self._roster = Roster()
+        self._clock = AwakeClock(trio.current_time)
+        self._core: Gossip | None = None
+        self._datagrams: Datagrams | None = None
+        self._nursery: trio.Nursery | None = None
+        self._leaving = False
+        self._serving = 0
+        self._told: set[tuple[str, str]] = set()
+        self._met: dict[Address, float] = {}
+        """Seeds -> when they last answered."""
+        self.traffic: Counter[str] = Counter()
+        """Datagrams and streams, in and out, and what went wrong with them."""
+        self._packets = Packets(keyring, _nonce)
+        self._streams = Streams(keyring, _nonce)
+
+    # -- Membership -----------------------------------------------------------------------------------------------
+
+    def members(self) -> Mapping[str, Member]:
+        return self._roster.members()
+
+    def changes(self) -> RosterChanges:
+        return self._roster.changes()
+
+    async def join(self, seeds: Sequence[Address]) -> int:
+        core = self._running
+        failures = []
+
+        async def meet(seed: Address) -> None:
+            try:
+                await self._join(seed)
+            except SandqError as error:
+                failures.append(f"{seed}: {error.message}")
+
+        async with trio.open_nursery() as nursery:
+            for seed in seeds[:SEEDS_MOST]:
+                nursery.start_soon(meet, seed)
+        answered = min(len(seeds), SEEDS_MOST) - len(failures)
+        if not answered:
+            raise Unavailable("no seed answered: " + "; ".join(sorted(failures)))
+        core.announce_join()
+        self._flush()
+        return answered
+
+    async def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._running.set_tags(tags)
+        self._tags = dict(tags)
+        self._flush()
+
+    def use_keys(self, keyring: Keyring) -> None:
+        """From now on these."""
+        self._packets = Packets(keyring, _nonce)
+        self._streams = Streams(keyring, _nonce)
+        if self._core is not None:
+            self._core.use_packets(self._packets)
+
+    async def leave(self) -> None:
+        core = self._running
+        self._leaving = True
+        for step in (core.announce_leave, core.depart):
+            step()
+            self._flush()
+            with trio.move_on_after(LEAVE_S):
+                while core.has_own_news and self._others:  # noqa: ASYNC110 - what leaves is sent in turns, not signalled
+                    await trio.sleep(LEAVE_CHECK_S)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be a member until cancelled; ready, with the address that others see, once it listens. StartupError."""
+        datagrams, listeners = await open_both(self._listen)
+        try:
+            host = self._advertised.host
+            own = Address(await _ip_of(host), self._advertised.port or datagrams.address.port)
+            self._datagrams = datagrams
+            self._core = Gossip(
+                name=self.name,
+                address=own,
+                tags=self._tags,
+                timing=self._timing,
+                packets=self._packets,
+                judge=self._judge,
+                rng=random.Random(secrets.randbits(64)),
+                now=self._clock.now(),
+                on_round_trip=self._on_round_trip,
+            )
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._flush()
+                nursery.start_soon(self._breathe)
+                nursery.start_soon(trio.serve_listeners, self._serve, listeners)
+                nursery.start_soon(self._seek)
+                nursery.start_soon(self._note_others)
+                task_status.started(own)
+        finally:
+            self._nursery = None
+            datagrams.close()
+            for listener in listeners:
+                await trio.aclose_forcefully(listener)
+
+    @property
+    def _running(self) -> Gossip:
+        if self._core is None or self._nursery is None:
+            raise Unavailable("gossip does not run")
+        return self._core
+
+    @property
+    def _others(self) -> bool:
+        return any(m.state in (State.ALIVE, State.SUSPECT) for m in self.members().values() if m.name != self.name)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What happened how often: see `core.Gossip.counts`."""
+        return self._core.counts if self._core is not None else {}
+
+    @property
+    def awareness(self) -> int:
+        """How much this member doubts itself; 0: not at all."""
+        return self._core.awareness.score if self._core is not None else 0
+
+    async def _breathe(self) -> None:
+        """Take in what came, do what is due, send: in turns."""
+        core, datagrams = self._running, self._datagrams
+        assert datagrams is not None
+        while True:
+            with trio.move_on_at(self._clock.plan(core.next_at)):
+                await datagrams.readable()
+            now = self._clock.now()
+            self.traffic["stalls"] = self._clock.stalls
+            for _ in range(RECEIVE_MOST):
+                arrived = datagrams.receive()
+                if arrived is None:
+                    break
+                self.traffic["datagrams_in"] += 1
+                core.receive(now, *arrived)
+            core.tick(now)
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the core wants sent, and publish what it believes."""
+        core, datagrams = self._core, self._datagrams
+        if core is None or datagrams is None or self._nursery is None:
+            return
+        for to, datagram in core.take_packets():
+            sent = datagrams.send(datagram, to)
+            self.traffic["datagrams_out" if sent else "datagrams_not_sent"] += 1
+        for ask in core.take_asks():
+            self._nursery.start_soon(self._ask, ask)
+        before = self.members()
+        for name in core.take_changed():
+            self._publish(name, before.get(name))
+        for name, reason in core.refusals.items():
+            if (name, reason) not in self._told:
+                self._told.add((name, reason))
+                log.warning("what is said of a member is not believed", member=name, reason=reason)
+
+    def _publish(self, name: str, before: Member | None) -> None:
+        record = self._running.records.get(name)
+        if record is None:
+            self._roster.remove(name)
+            return
+        state = record.believed
+        since_ms = before.since_ms if before is not None and before.state == state else self._now_ms()
+        self._roster.put(Member(name, record.address, record.tags, state, since_ms))
+        if before is None or before.state != state:
+            log.info("a member is " + state.value, member=name, address=str(record.address))
+
+    # -- streams --------------------------------------------------------------------------------------------------
+
+    async def _ask(self, ask: Ask) -> None:
+        """What the core wants asked over a stream; without an answer it goes on as if nothing had been asked."""
+        limit_s = self._timing.stream_timeout_s
+        if ask.ping is not None:
+            limit_s = self._timing.probe_interval_s - self._timing.probe_timeout_s
+        try:
+            if ask.ping is not None:
+                answer = await ask_over_stream(self._streams, ask.address, ask.ping, limit_s)
+                self._running.on_stream_ack(self._clock.now(), ask.ping.seq)
+            else:
+                question = self._running.push_pull(False)
+                answer = await ask_over_stream(self._streams, ask.address, question, limit_s)
+                assert isinstance(answer, PushPull)
+                self._running.on_push_pull(self._clock.now(), answer)
+            self.traffic["streams_out"] += 1
+        except SandqError as error:
+            self.traffic["streams_out_failed"] += 1
+            log.debug("a member was asked in vain", member=ask.name, error=error.message)
+        self._flush()
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        if self._serving >= STREAMS_MOST:
+            self.traffic["streams_refused"] += 1
+            await trio.aclose_forcefully(stream)
+            return
+        self._serving += 1
+        try:
+            with trio.move_on_after(self._timing.stream_timeout_s):
+                await self._answer(stream)
+            self.traffic["streams_in"] += 1
+        except (SandqError, trio.BrokenResourceError) as error:
+            self.traffic["streams_in_failed"] += 1
+            log.debug("a gossip stream ended early", error=str(error))
+        finally:
+            self._serving -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        question = await receive(self._streams, stream)
+        core = self._running
+        if isinstance(question, PushPull):
+            # First what this member knew before: it must not tell the other only what that one just said.
+            answer = self._streams.seal(core.push_pull(False))
+            core.on_push_pull(self._clock.now(), question)
+            self._flush()
+            await stream.send_all(answer)
+        elif isinstance(question, Ping) and (ack := core.on_stream_ping(question)) is not None:
+            await stream.send_all(self._streams.seal(ack))
+        with contextlib.suppress(trio.BrokenResourceError):  # who has the answer may have gone
+            await stream.send_eof()
+
+    # -- seeds ----------------------------------------------------------------------------------------------------
+
+    async def _join(self, seed: Address) -> None:
+        """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
+        core = self._running
+        question = core.push_pull(True)
+        answer = await ask_over_stream(self._streams, seed, question, self._timing.stream_timeout_s)
+        assert isinstance(answer, PushPull)
+        core.on_push_pull(self._clock.now(), answer)
+        self._met[seed] = self._clock.now()
+        self._flush()
+        refused = {state.name: core.refusals[state.name] for state in answer.nodes if state.name in core.refusals}
+        if refused and not any(state.name in core.records for state in answer.nodes if state.name != self.name):
+            reasons = ", ".join(f"{name} ({reason})" for name, reason in sorted(refused.items()))
+            raise Unavailable(f"its members are not of this cluster: {reasons:.500}")
+
+    async def _seek(self) -> None:
+        """Look for the others, for ever: a seed that is away now may come back, and know of others."""
+        pause_s = SEED_PAUSE_S
+        while True:
+            wanted = await self._missing_seeds()
+            if wanted and not self._leaving:
+                try:
+                    await self.join(wanted)
+                    self._told = {told for told in self._told if told[0] != "seeds"}
+                except SandqError as error:
+                    if ("seeds", error.code) not in self._told:
+                        self._told.add(("seeds", error.code))
+                        log.warning("no seed can be met; they are asked again and again", error=error.message)
+            await trio.sleep(pause_s)
+            pause_s = min(SEED_PAUSE_MOST_S, pause_s * 2)
+
+    async def _missing_seeds(self) -> list[Address]:
+        """Seeds that are no live members here; with nobody there at all, also those known from before."""
+        live = {m.address for m in self.members().values() if m.state in (State.ALIVE, State.SUSPECT)}
+        wanted = []
+        for seed in self._seeds if self._others else [*self._seeds, *self._known]:
+            try:
+                address = Address(await _ip_of(seed.host), seed.port)
+            except SandqError:
+                address = seed  # that it cannot be resolved is said where it is asked
+            if address not in live and address not in wanted and not self._was_met(address):
+                wanted.append(address)
+        return wanted
+
+    def _was_met(self, seed: Address) -> bool:
+        return self._others and self._clock.now() - self._met.get(seed, -math.inf) < SEED_AGAIN_S
+
+    async def _note_others(self) -> None:
+        """For the next start: where others are, when that has changed, but never that nobody is there."""
+        if self._remember is None:
+            return
+        noted: set[Address] = set(self._known)
+        async for _ in self.changes():
+            live = {m.address for m in self.members().values() if m.state == State.ALIVE and m.name != self.name}
+            if live and live != noted:
+                noted = live
+                self._known = sorted(live)
+                await self._remember(live)
+                await trio.sleep(REMEMBER_PAUSE_S)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+async def _ip_of(host: str) -> str:
+    """Of a name, the first address. Unavailable."""
+    try:
+        found = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that can be none
+        raise Unavailable(f"{host} cannot be resolved: {getattr(error, 'strerror', None) or error}") from None
+    return str(found[0][4][0])

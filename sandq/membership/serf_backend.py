@@ -1,0 +1,262 @@
+"""The backend `serf`: the members that a Serf agent lists which the site already runs.
+
+The agent stays the site's: this node hangs its tags on it and takes them off again when it leaves; tags of others are
+not touched, and the agent is never stopped. All machines of the site are listed, those without our tags too.
+
+The agent's events only say that it is time to look: it loses some, and tells them late. While it is away the members
+stay as they were last known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from sandq.gossip.serf_messages import encode_tags
+from sandq.membership.roster import Roster
+from sandq.membership.serf_rpc import AgentMember, Refused, SerfRpc
+from sandq.model.config_schema import Address
+from sandq.model.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    ProtocolError,
+    Retriable,
+    SandqError,
+    StartupError,
+    TooLarge,
+    Unavailable,
+)
+from sandq.model.membership import Changes, Member, State
+
+REFRESH_S: Final = 5.0
+"""The members are read so often even if nothing is said to have happened."""
+COALESCE_S: Final = 0.2
+"""Between two readings, at least."""
+PAUSE_S: Final = 0.2
+PAUSE_MOST_S: Final = 5.0
+"""Between two attempts to connect: the pause grows from the one to the other."""
+
+_STATES: Final = {
+    "alive": State.ALIVE,
+    "leaving": State.LEAVING,
+    "left": State.LEFT,
+    "failed": State.FAILED,
+}
+
+_ENDS: Final = ConnectionLost, ProtocolError
+"""Ends the connection: `run` finds the same, says so, and connects again."""
+_NO_CONNECTION: Final = "there is no connection to the Serf agent"
+_NO_TAGS: Final = "the Serf agent does not take the tags of this node"
+
+log = structlog.get_logger("sandq.gossip")
+
+
+class SerfMembership:
+    """See `membership.Membership`. `agent`, `auth_key`: where its RPC listens, and its rpc_auth. `ours`: the names of
+    all tags that may ever be this node's. `now_ms`: the node's clock, epoch milliseconds."""
+
+    def __init__(
+        self,
+        agent: Address,
+        auth_key: str | None,
+        *,
+        ours: Set[str],
+        tags: Mapping[str, str],
+        now_ms: Callable[[], int],
+        refresh_s: float = REFRESH_S,
+    ) -> None:
+        self._agent = agent
+        self._auth_key = auth_key
+        self._ours = frozenset(ours)
+        self._now_ms = now_ms
+        self._refresh_s = refresh_s
+        self._roster = Roster()
+        self._name = ""
+        self._rpc: SerfRpc | None = None
+        self._looking = trio.Lock()
+        self._told: set[tuple[str, str]] = set()
+        self._check(tags)
+        self._tags = dict(tags)
+
+    @property
+    def name(self) -> str:
+        """The agent's; empty until it was reached."""
+        return self._name
+
+    def members(self) -> Mapping[str, Member]:
+        """See `membership.Membership`."""
+        return self._roster.members()
+
+    def changes(self) -> Changes:
+        """See `membership.Membership`."""
+        return self._roster.changes()
+
+    async def join(self, seeds: Sequence[Address]) -> int:
+        """See `membership.Membership`. The agent meets them one after the other."""
+        if not seeds:
+            return 0
+        failed = []
+        # A connection of its own: one seed that does not answer holds up every other answer for many seconds.
+        async with await SerfRpc.open(self._agent, self._auth_key) as rpc:
+            for seed in seeds:
+                try:
+                    await rpc.join(seed)
+                except Refused as error:
+                    failed.append(f"{seed} ({error.message})")
+        if len(failed) == len(seeds):
+            raise Unavailable(f"no seed answered: {'; '.join(failed)}")
+        if self._rpc is not None:
+            with suppress(*_ENDS):
+                await self._look(self._rpc)
+        return len(seeds) - len(failed)
+
+    async def set_tags(self, tags: Mapping[str, str]) -> None:
+        """See `membership.Membership`. InvalidRequest for a tag that is not of `ours`. While the agent is away they are
+        kept, and set when it is back."""
+        self._check(tags)
+        before, wanted = self._tags, dict(tags)
+        self._tags = wanted
+        if self._rpc is None:
+            return
+        try:
+            with suppress(*_ENDS):
+                await self._put_tags(self._rpc)
+        except SandqError:
+            if self._tags is wanted:
+                self._tags = before
+            raise
+
+    async def leave(self) -> None:
+        """Takes this node's tags off the agent, which tells the others, and stays. Never raises a SandqError: what the
+        agent does not do now is logged."""
+        self._tags = {}
+        try:
+            rpc = self._rpc
+            if rpc is None:
+                raise Unavailable(f"there is no connection to the Serf agent at {self._agent}")
+            await self._put_tags(rpc)
+        except SandqError as error:
+            log.warning(
+                "the tags of this node stay on the Serf agent",
+                error=error.message,
+                tags=sorted(self._ours),
+                remedy="delete them with `serf tags -delete`, or start the agent again",
+            )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected to the agent until cancelled. Has started when the members are known for the first time: it
+        waits for an agent that is away, but raises StartupError when the agent does not let this node in."""
+        pause_s = PAUSE_S
+        while True:
+            came_at_s = None
+            try:
+                async with await SerfRpc.open(self._agent, self._auth_key) as rpc:
+                    await self._meet(rpc)
+                    came_at_s = trio.current_time()
+                    log.info("connected to the Serf agent", agent=str(self._agent), name=self._name)
+                    self._rpc = rpc
+                    self._is_well(_NO_CONNECTION)
+                    task_status.started()
+                    task_status = trio.TASK_STATUS_IGNORED
+                    await self._follow(rpc)
+            except SandqError as error:
+                if isinstance(error, StartupError) and not self._name:
+                    raise
+                self._tell(_NO_CONNECTION, error)
+            finally:
+                self._rpc = None
+            if came_at_s is not None and trio.current_time() - came_at_s > PAUSE_MOST_S:
+                pause_s = PAUSE_S
+            await trio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+
+    # -- while there is a connection ------------------------------------------------------------------------------
+
+    async def _meet(self, rpc: SerfRpc) -> None:
+        await rpc.stream_members()
+        self._name = rpc.agent_name
+        await self._look(rpc)
+        await self._restore_tags(rpc)
+
+    async def _follow(self, rpc: SerfRpc) -> None:
+        restored_at_s = trio.current_time()
+        while True:
+            await trio.sleep(COALESCE_S)
+            with trio.move_on_after(self._refresh_s - COALESCE_S):
+                await rpc.event()
+            await self._look(rpc)
+            # Not more often: two nodes on one agent would set their tags against each other without a pause.
+            if trio.current_time() - restored_at_s >= self._refresh_s and await self._restore_tags(rpc):
+                restored_at_s = trio.current_time()
+
+    async def _look(self, rpc: SerfRpc) -> None:
+        """Read the members. One at a time: an older list must not come behind a newer one."""
+        async with self._looking:
+            listed = await rpc.members()
+            for found in listed:
+                self._put(found)
+            for name in self._roster.members().keys() - {found.name for found in listed}:
+                self._roster.remove(name)
+
+    def _put(self, found: AgentMember) -> None:
+        state = _STATES.get(found.status)
+        if state is None:
+            if (found.name, found.status) not in self._told:
+                self._told.add((found.name, found.status))
+                log.info("a member of the Serf agent is left out", member=found.name, status=found.status)
+            return
+        known = self._roster.members().get(found.name)
+        since_ms = known.since_ms if known is not None and known.state is state else self._now_ms()
+        self._roster.put(Member(found.name, found.address, found.tags, state, since_ms))
+
+    # -- tags -----------------------------------------------------------------------------------------------------
+
+    def _check(self, tags: Mapping[str, str]) -> None:
+        others = sorted(tags.keys() - self._ours)
+        if others:
+            raise InvalidRequest(f"no tags of sandq's are called {', '.join(others)}: {', '.join(sorted(self._ours))}")
+        encode_tags(tags)
+
+    def _on_agent(self) -> Mapping[str, str]:
+        """All tags that the agent has."""
+        own = self._roster.members().get(self._name)
+        return {} if own is None else own.tags
+
+    async def _restore_tags(self, rpc: SerfRpc) -> bool:
+        """Set this node's tags unless the agent has them: it may have started again, or read its configuration again,
+        which puts its tags back. Whether they were not there."""
+        if {name: value for name, value in self._on_agent().items() if name in self._ours} == self._tags:
+            return False
+        try:
+            await self._put_tags(rpc)
+        except (Refused, TooLarge) as error:
+            self._tell(_NO_TAGS, error)
+        else:
+            self._is_well(_NO_TAGS)
+        return True
+
+    async def _put_tags(self, rpc: SerfRpc) -> None:
+        """Set this node's tags, and see them listed. TooLarge, Refused."""
+        tags = dict(self._tags)
+        try:
+            await rpc.set_tags(tags, sorted(self._ours - tags.keys()))
+        except Refused:
+            # The agent's own tags need room as well.
+            encode_tags({name: value for name, value in self._on_agent().items() if name not in self._ours} | tags)
+            raise
+        await self._look(rpc)
+
+    def _tell(self, event: str, error: SandqError) -> None:
+        """Once until it is well again: it is tried again for ever."""
+        told = event, "away" if isinstance(error, Retriable) else error.code
+        if told not in self._told:
+            self._told.add(told)
+            log.warning(event, agent=str(self._agent), error=error.message)
+
+    def _is_well(self, event: str) -> None:
+        self._told = {told for told in self._told if told[0] != event}

@@ -1,0 +1,1 @@
+"""Deduplication: producers' sequences, remembered answers, unique keys."""

@@ -1,0 +1,126 @@
+"""What a producer's batch was answered, kept small, and the same answer again.
+
+An answer is not kept but made anew, from where and when the batch was placed and from the batch itself, which the
+producer sends with its repetition (the checksum tells whether it is the same). Only ids of other messages, those that
+had the batch's unique keys, do not follow from that: they are in a row of their own. PERSISTED: `Answer`'s layout.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, peek
+from sandq.model.errors import AlreadyStored, Conflict
+from sandq.model.limits import FIXED
+from sandq.model.sequence import chain_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.log.message_log import Stored, placed_each
+from sandq.partition.view import View
+
+ANSWER_IDS = FIXED.answer_ids
+WHOLE, EACH, EACH_BUT, UNKNOWN = range(4)
+"""The batch is one row; each message has a row; the same, but for ids in a row; the same, and these ids are too many
+to be kept."""
+_LAYOUT = struct.Struct(">BQIQQI")
+ANSWER_BYTES = _LAYOUT.size
+
+
+class Answer(NamedTuple):
+    """How a batch was stored, and where it was placed: index of the Raft entry, place in it, stamp and floor then."""
+
+    how: int
+    entry: int
+    place: int
+    now_ms: int
+    floor_ms: int
+    crc: int
+    """The batch's own, and the chain of those before it."""
+
+    def pack(self) -> bytes:
+        return _LAYOUT.pack(*self)
+
+
+def unpack(data: bytes) -> Iterator[Answer]:
+    """Answers, one behind the other."""
+    return map(Answer._make, _LAYOUT.iter_unpack(data))
+
+
+def remember(
+    command: c.Append,
+    stored: tuple[bytes, int] | Stored,
+    partition: int,
+    index: int,
+    place: int,
+    now_ms: int,
+    floor_ms: int,
+    view: View,
+) -> Answer:
+    """What to keep of the answer to a batch that was just stored; ids that do not follow from it are put into rows."""
+    how = WHOLE
+    if isinstance(stored, Stored):
+        how = EACH
+        if command.split:
+            batch = Batch.parse(command.batch)
+            others = _others(stored, placed_each(batch, index, place, partition, now_ms, floor_ms)[1])
+            if len(others) > ANSWER_IDS:
+                how = UNKNOWN
+            elif others:
+                how = EACH_BUT
+                _, _, number = command.numbers
+                view.put(rows.answer_key(command.producer_id, number), rows.pack(*others))
+    return Answer(how, index, place, now_ms, floor_ms, _crc(command))
+
+
+def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tuple[bytes, int] | Stored:
+    """The answer that the same batch had. Raises Conflict when this is another batch, AlreadyStored when it is the
+    same one and its answer was not kept."""
+    producer_id, epoch, number = command.numbers
+    if answer.crc != _crc(command):
+        raise Conflict(
+            f"producer {producer_id} stored another batch as number {number} of epoch {epoch}, or others before it; "
+            "nothing was stored now. A producer id is of one producer, and a batch sent again is sent as it was"
+        )
+    if answer.how == WHOLE:
+        base = offsets.pack(answer.floor_ms, answer.entry, answer.place, partition)
+        return base, peek(command.batch).count
+    if answer.how == UNKNOWN:
+        raise already_stored(command)
+    batch = Batch.parse(command.batch)
+    _, column = placed_each(batch, answer.entry, answer.place, partition, answer.now_ms, answer.floor_ms)
+    refused: list[tuple[int, str]] = []
+    if answer.how == EACH_BUT:
+        row = view.get(rows.answer_key(producer_id, number))
+        assert row is not None
+        for position, message_id, state in rows.unpack(row):
+            column[position] = message_id
+            if state is not None:
+                refused.append((position, state))
+    return Stored(b"".join(column), refused)
+
+
+def already_stored(command: c.Append) -> AlreadyStored:
+    """The error about a batch whose answer is not kept."""
+    producer_id, epoch, number = command.numbers
+    return AlreadyStored(
+        f"batch {number} of producer {producer_id} in epoch {epoch} was stored before, and not again now; "
+        "where its messages are is not known any more: look for them with LIST or FETCH"
+    )
+
+
+def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | None]]:
+    """(position, id, state when refused) of the messages that gave way to another one."""
+    states = dict(stored.refused)
+    answered = [stored.offsets[at : at + 16] for at in range(0, len(stored.offsets), offsets.OFFSET_BYTES)]
+    return [
+        (at, message_id, states.get(at))
+        for at, (message_id, offset) in enumerate(zip(answered, own, strict=True))
+        if message_id != offset
+    ]
+
+
+def _crc(command: c.Append) -> int:
+    return int.from_bytes(command.batch[4:8], "little") ^ chain_of(command.sequence)

@@ -1,0 +1,71 @@
+"""Unique keys: a producer's own names for its pending messages.
+
+Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* while its message is pending, in all
+groups; with the first lease of the message it is *delivered*, and still refuses another one for `dedup_window`; one
+whose message was cancelled is free, and is remembered so that a repeated cancel is answered as the first time.
+
+The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
+had no answer meets its own message, which is no conflict.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sandq.partition import rows
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.rows import Extra
+from sandq.partition.view import View
+
+HELD, DELIVERED, CANCELLED = 0, 1, 2
+
+Sender = tuple[int, int, int, int]
+
+
+class Named(NamedTuple):
+    """What a unique key stands for."""
+
+    state: int
+    id: bytes
+    sender: Sender | None
+
+
+class UniqueKeys:
+    def __init__(self, forgetter: Forgetter) -> None:
+        self._forgetter = forgetter
+
+    def find(self, key: bytes, now_ms: int, view: View) -> Named | None:
+        row = view.get(rows.UNIQUE + key)
+        if row is None:
+            return None
+        state, message_id, sender, forgotten_ms = rows.unpack(row)
+        if forgotten_ms is not None and forgotten_ms <= now_ms:
+            return None
+        return Named(state, message_id, None if sender is None else tuple(sender))
+
+    def hold(self, key: bytes, message_id: bytes, sender: Sender | None, view: View) -> None:
+        """The message of this id is pending under the key."""
+        view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, sender, None))
+
+    def delivered(self, extra: Extra, now_ms: int, window_ms: int, view: View) -> None:
+        """A message is pending no longer: a group leased it, or it died there."""
+        self._end(extra, DELIVERED, now_ms, window_ms, view)
+
+    def cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
+        self._end(extra, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+
+    def _end(self, extra: Extra, state: int, now_ms: int, window_ms: int, view: View) -> None:
+        if extra.unique_key is None:
+            return
+        key = rows.UNIQUE + extra.unique_key
+        row = view.get(key)
+        # Another group may have leased it before, and the key may be another message's by now.
+        if row is None:
+            return
+        was, message_id, sender, _ = rows.unpack(row)
+        if (was, message_id) != (HELD, extra.id):
+            return
+        if window_ms:
+            self._forgetter.put(key, now_ms + window_ms, view, state, message_id, sender)
+        else:
+            view.delete(key)

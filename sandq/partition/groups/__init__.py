@@ -1,0 +1,1 @@
+"""Consumer groups of a partition: leases, settlement, retries, dead letters."""

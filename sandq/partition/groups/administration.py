@@ -1,0 +1,142 @@
+"""Groups as a whole: they begin, are put elsewhere, get settings of their own, and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.jobs.jobs import Jobs
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.reader import cursor_before
+from sandq.partition.rows import Range
+from sandq.partition.view import View
+
+
+class GroupAdmin:
+    def __init__(self, log: MessageLog, book: GroupBook, jobs: Jobs) -> None:
+        self._log = log
+        self._book = book
+        self._jobs = jobs
+
+    def open_group(self, command: c.OpenGroup, latest: bytes, now_ms: int, view: View) -> int:
+        """The group's id; made unless it exists. Raises InvalidRequest (limit, a foreign offset)."""
+        group = self._book.find_group(command.group)
+        if group is None:
+            if len(self._book.groups) >= FIXED.groups_per_topic:
+                raise InvalidRequest(f"the topic has {len(self._book.groups)} groups, which is the limit")
+            group = Group(self._book.next_group, command.group, self._cursor(command.start, latest))
+            self._book.next_group += 1
+            self._book.add_group(group)
+        group.touched_ms = now_ms
+        self._book.put_group(group, view)
+        return group.group_id
+
+    def seek(self, command: c.Seek, latest: bytes, index: int, now_ms: int, view: View) -> bytes:
+        """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
+        group = self._book.group(command.group)
+        if group.seeking:
+            raise InvalidRequest(f"group {group.name!r} is being put elsewhere already; wait until that is done")
+        above = self._cursor(command.to, latest, clamped=False)
+        cursor = max(above, self._log.state.trimmed)
+        gone: list[Range] = []
+        for lease in list(group.leases.values()):
+            gone += self._own(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
+            self._book.revoke(lease, view)
+        for entry in list(group.waiting.values()):
+            gone += self._own(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
+            self._book.shrink(group, entry, [], view)
+        for offset in list(group.order.blocked):
+            view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+        group.order.clear()
+        group.reader.seek(cursor)
+        group.generation += 1
+        if gone:
+            # Their log rows were trimmed: the group has the only ones.
+            self._book.wait(group, Waiting(now_ms, 0, 0, None, sorted(gone), now_ms, kept=True), view)
+            if self._book.ordered:
+                self._book.start_keys(group, gone, True, view)
+        if group.dead.total():
+            group.seeking = True
+            self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
+        self._book.put_group(group, view)
+        return cursor
+
+    def drop(self, name: str, index: int, now_ms: int, view: View) -> None:
+        group = self._book.group(name)
+        self._book.remove_group(group, view)
+        self._jobs.start_own("drop", {"group_id": group.group_id}, index, now_ms, view)
+
+    def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
+        group = self._book.group(name)
+        group.settings = settings
+        self._book.put_group(group, view)
+
+    def touch(self, names: list[str], now_ms: int, view: View) -> None:
+        for name in names:
+            group = self._book.find_group(name)
+            if group is not None:
+                group.touched_ms = now_ms
+                self._book.put_group(group, view)
+
+    def idle_ms(self) -> int | None:
+        """When the first group goes because it has no consumers."""
+        ttl_ms = self._book.settings["group_ttl_ms"]
+        if ttl_ms is None:
+            return None
+        return min((group.touched_ms + ttl_ms for group in self._book.groups.values()), default=None)
+
+    def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
+        """Drop one group that nobody used for `group_ttl`. Whether there was one."""
+        idle_ms = self.idle_ms()
+        if idle_ms is None or idle_ms > now_ms:
+            return False
+        group = min(self._book.groups.values(), key=lambda group: (group.touched_ms, group.group_id))
+        self.drop(group.name, index, now_ms, view)
+        return True
+
+    def _cursor(self, to: c.Position, latest: bytes, *, clamped: bool = True) -> bytes:
+        """The cursor of a group that goes on at a place: never above `latest`; nor, clamped, below what is trimmed."""
+        cursor: bytes = latest
+        if isinstance(to, bytes):
+            parts = offsets.unpack(to)
+            if parts.partition != self._log.partition:
+                raise InvalidRequest(
+                    f"offset {offsets.to_text(to)} is of partition {parts.partition}, not of {self._log.partition}"
+                )
+            cursor = cursor_before(to)
+        elif isinstance(to, int):
+            cursor = cursor_before(offsets.pack(to, 0, 0, 0))
+        elif to == "earliest":
+            cursor = offsets.FIRST
+        elif to != "latest":
+            raise InvalidRequest(f"{to!r} is no place: earliest, latest, an instant or an offset is expected")
+        return min(max(cursor, self._log.state.trimmed) if clamped else cursor, latest)
+
+    def _own(
+        self,
+        group: Group,
+        ranges: list[Range],
+        kept: bool,
+        above: bytes,
+        cursor: bytes,
+        now_ms: int,
+        view: View,
+    ) -> list[Range]:
+        """What of a revoked holding is only in rows of the group's own and comes again; the other rows are deleted."""
+        if not kept:
+            return []
+        again: list[Range] = []
+        for base, length in ranges:
+            for offset in offsets.run(base, length):
+                if above < offset <= cursor:
+                    again.append(Range(offset, 1))
+                else:
+                    self._book.drop_kept(group, offset, now_ms, view)
+        return again

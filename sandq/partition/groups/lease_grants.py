@@ -1,0 +1,155 @@
+"""Granting leases: what waited and is due, what its key no longer blocks, then what comes next in the log."""
+
+from __future__ import annotations
+
+from sandq.model import offsets
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.dead_letters import EXPIRED
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Lease, Waiting, split
+from sandq.partition.rows import LogEntry, Range
+from sandq.partition.view import View
+
+MAX_LEASE_AHEAD_MS = 50
+LEASE_BYTES = 8 << 20
+"""Of all grants of one lease command: it is read and sent as a whole."""
+
+
+class Granter:
+    def __init__(self, book: GroupBook) -> None:
+        self._book = book
+
+    def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
+        """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
+        group = self._book.group(command.group)
+        group.touched_ms = now_ms
+        self._book.put_group(group, view)
+        if group.seeking:
+            return []
+        horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
+        granted: list[Lease] = []
+        left_bytes = LEASE_BYTES
+        for grant in command.grants:
+            limit = min(grant.limit, FIXED.grant_messages)
+            while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
+                if self._book.held(group, grant.consumer) >= FIXED.leases_per_consumer:
+                    break
+                token = offsets.token(index, place + len(granted))
+                lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
+                size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
+                if not lease.ranges and group.paused() is None:
+                    size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)
+                if not lease.ranges and group.stalled() is None:
+                    size = self._take_log(group, lease, horizon_ms, limit, left_bytes, view)
+                if not lease.ranges:
+                    break
+                lease.reindex()
+                limit -= lease.total
+                left_bytes -= size
+                self._book.add_lease(group, lease)
+                view.put(rows.token_key(rows.LEASE, token), lease.row())
+                granted.append(lease)
+        self._book.put_group(group, view)
+        return granted
+
+    def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+        """Into the lease: ranges whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        left, taken_bytes = limit, 0
+        while left > 0 and taken_bytes < max_bytes:
+            entry = group.first_waiting()
+            if entry is None or entry.due_ms > horizon_ms:
+                break
+            if entry.dies_waiting and entry.due_ms > lease.leased_ms:
+                break  # not ahead of a time that does not come
+            if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
+                break
+            if self._book.bury_expired(group, entry, lease.leased_ms, view):
+                continue
+            count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
+            ranges, rest = split(entry.ranges, count)
+            left -= count
+            taken_bytes += size
+            lease.attempt, lease.kept, lease.due_ms = entry.attempt + 1, entry.kept, entry.due_ms
+            lease.since_ms = min(lease.since_ms, entry.since_ms)
+            lease.ranges += ranges
+            if entry.history:
+                lease.past.append((ranges, entry.history))
+            self._book.shrink(group, entry, rest, view)
+        lease.ranges.sort()
+        return taken_bytes
+
+    def _fitting(self, group: Group, entry: Waiting, limit: int, max_bytes: int, view: View) -> tuple[int, int]:
+        """How many messages of a waiting entry are leased at once: up to the one that reaches `max_bytes`; and their
+        bytes."""
+        count = size = 0
+        row: LogEntry | None = None
+        for base, length in entry.ranges:
+            if entry.kept:
+                for offset in offsets.run(base, min(length, limit - count)):
+                    count += 1
+                    size += self._book.kept_bytes(group, offset, view)
+                    if size >= max_bytes:
+                        return count, size
+            else:
+                behind = offsets.distance(row.first, base) if row is not None else None
+                if row is None or behind is None or not 0 <= behind < row.length:
+                    row = self._book.row_entry(base, view)
+                unit = row.unit or row.size
+                fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
+                count += fits
+                size += fits * unit
+            if count >= limit or size >= max_bytes:
+                break
+        return count, size
+
+    def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+        """Into the lease: messages that were blocked by their keys, whose turn has come. Bytes taken."""
+        taken: list[bytes] = []
+        size = 0
+        while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
+            if offsets.deliver_ms(offset) > horizon_ms:
+                break  # a lease that looked further ahead passed it
+            entry = self._book.entry_at(offset, view)
+            expires_ms = self._book.expires_ms(entry)
+            view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+            self._book.delivered(entry, lease.leased_ms, view)
+            size += entry.size
+            if expires_ms is not None and expires_ms <= lease.leased_ms:
+                group.order.remove(offset)
+                self._book.bury(group, 0, EXPIRED, None, [Range(offset, 1)], (), False, lease.leased_ms, view)
+            else:
+                group.order.take(offset)
+                taken.append(offset)
+        if taken:
+            lease.ranges = [Range(offset, 1) for offset in taken]
+            lease.due_ms = offsets.deliver_ms(taken[-1])
+        return size
+
+    def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+        """Into the lease: what comes next in the log. Bytes taken."""
+
+        def judge(entry: LogEntry) -> bool:
+            expires_ms = self._book.expires_ms(entry)
+            if expires_ms is not None and expires_ms <= lease.leased_ms:
+                self._book.delivered(entry, lease.leased_ms, view)
+                messages = [Range(entry.first, entry.length)]
+                self._book.bury(group, 0, EXPIRED, None, messages, (), False, lease.leased_ms, view)
+                return False
+            key = entry.extra.order if entry.extra is not None else None
+            if key is not None:
+                if group.order.is_busy(key):
+                    group.order.block(entry.first, key)
+                    view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
+                    return False
+                group.order.start(entry.first, key)
+            self._book.delivered(entry, lease.leased_ms, view)
+            return True
+
+        topic_ttl = self._book.settings["ttl_ms"] is not None
+        lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=topic_ttl)
+        if lease.ranges:
+            lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)
+        return size

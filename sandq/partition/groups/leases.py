@@ -1,0 +1,270 @@
+"""What a group holds: leases, with what became of their messages, and what waits for another attempt."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.commands import What
+from sandq.partition.rows import Range
+
+_ANY_LENGTH = 1 << 32
+HISTORY_ATTEMPTS = 5
+HISTORY_ERROR_CHARS = 200
+
+Attempt = tuple[int, str, int, int, str, str | None]
+"""An attempt that failed: its number, the consumer, leased_ms, ended_ms, how it ended, the error."""
+History = tuple[Attempt, ...]
+"""The last `HISTORY_ATTEMPTS` of them."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Messages held by one consumer. Bit i of a mask stands for the i-th message of `ranges`, in order."""
+
+    token: int
+    group_id: int
+    consumer: str
+    attempt: int
+    deadline_ms: int
+    due_ms: int
+    """When the last of it is due: at most the lease-ahead after the grant."""
+    ranges: list[Range]
+    leased_ms: int
+    since_ms: int
+    """When the first of it was first leased."""
+    kept: bool = False
+    """Its messages are in rows of the group's own: the log need not keep them for it."""
+    past: list[tuple[list[Range], History]] = field(default_factory=list)
+    """Earlier attempts of messages of the lease."""
+    acked: int = 0
+    left: int = 0
+    """Nacked, expired, revoked or dead: no longer of this lease."""
+    revoked: bool = False
+    """It ended by its deadline or with its consumer, not by acks and nacks."""
+    ended: int = 0
+    """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
+    counted: int = 0
+    """Of the live ones, how many the group's tally knows of."""
+    starts: list[int] = field(init=False)
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reindex()
+
+    def reindex(self) -> None:
+        """Its ranges have changed (before it was granted)."""
+        counts = [r.length for r in self.ranges]
+        self.total = sum(counts)
+        self.starts = list(accumulate(counts, initial=0))[:-1]
+
+    @property
+    def live(self) -> int:
+        return ((1 << self.total) - 1) & ~(self.acked | self.left)
+
+    def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
+        """The mask that `what` names, and those of its parts that lie outside this lease.
+
+        A part is a run of places; it may cross ranges whose places follow one another.
+        """
+        if what is None:
+            return (1 << self.total) - 1, []
+        mask, foreign = 0, []
+        left = 2 * self.total + 64
+        for base, named in what:
+            bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
+            left -= bits.bit_count()
+            if left < 0:
+                # Far more than the lease holds, or the same again and again: the search would take long.
+                foreign.append([base, bits.bit_length()])
+                continue
+            at = bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1
+            behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
+            if behind is not None and behind + bits.bit_length() <= self.ranges[at].length:
+                mask |= bits << (self.starts[at] + behind)  # within one range, as most are
+                continue
+            found, outside = self._find(base, bits)
+            mask |= found
+            foreign += [[offsets.shift(base, first), length] for first, length in _runs(outside)]
+        return mask, foreign
+
+    def _find(self, base: bytes, bits: int) -> tuple[int, int]:
+        """The mask of places `base` + i for every bit i of `bits`, and the bits that are not of this lease."""
+        mask = 0
+        for at in range(max(bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1, 0), len(self.ranges)):
+            first, length = self.ranges[at]
+            ahead = offsets.distance(base, first)
+            if ahead is None or ahead >= bits.bit_length():
+                if first > base:
+                    break
+                continue
+            held = (1 << length) - 1
+            # Bit i of `bits` is bit i - ahead of the range.
+            here = (bits >> ahead if ahead >= 0 else bits << -ahead) & held
+            mask |= here << self.starts[at]
+            bits &= ~(here << ahead if ahead >= 0 else here >> -ahead)
+            if not bits:
+                break
+        return mask, bits
+
+    def select(self, mask: int) -> list[Range]:
+        """The messages of `mask` as ranges."""
+        if mask == (1 << self.total) - 1:
+            return self.ranges
+        chosen: list[Range] = []
+        for start, (base, count) in zip(self.starts, self.ranges, strict=True):
+            bits = (mask >> start) & ((1 << count) - 1)
+            chosen += [Range(offsets.shift(base, first), length) for first, length in _runs(bits)]
+        return chosen
+
+    def first_live(self) -> bytes | None:
+        return self.first_of(self.live) if self.live else None
+
+    def first_of(self, mask: int) -> bytes:
+        """The first message of a mask that is not empty."""
+        at = (mask & -mask).bit_length() - 1
+        index = bisect_right(self.starts, at) - 1
+        return offsets.shift(self.ranges[index].base, at - self.starts[index])
+
+    def holds(self, offset: bytes) -> bool:
+        """Whether a message is of this lease and still live in it."""
+        at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
+        behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
+        if behind is None or behind >= self.ranges[at].length:
+            return False
+        return bool(self.live >> self.starts[at] + behind & 1)
+
+    def past_of(self, offset: bytes) -> History:
+        """Earlier attempts of a message of the lease."""
+        return next((history for ranges, history in self.past if contains(ranges, offset)), ())
+
+    def row(self) -> bytes:
+        past = [(rows.pack_ranges(ranges), history) for ranges, history in self.past]
+        return rows.pack(
+            self.group_id,
+            self.consumer,
+            self.attempt,
+            self.deadline_ms,
+            self.due_ms,
+            rows.pack_ranges(self.ranges),
+            self.leased_ms,
+            self.since_ms,
+            self.kept,
+            past,
+        )
+
+    def progress_row(self) -> bytes:
+        size = (self.total + 7) // 8
+        acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
+        return rows.pack(acked, left, self.ended, self.revoked)
+
+    @classmethod
+    def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
+        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past = rows.unpack(row)
+        lease = cls(
+            token,
+            group_id,
+            consumer,
+            attempt,
+            deadline_ms,
+            due_ms,
+            rows.unpack_ranges(ranges),
+            leased_ms,
+            since_ms,
+            kept,
+            [(rows.unpack_ranges(packed), load_history(history)) for packed, history in past],
+        )
+        if progress is not None:
+            acked, left, lease.ended, lease.revoked = rows.unpack(progress)
+            lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
+        return lease
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Messages that come back at `due_ms`; `attempt` is the number of attempts they have had."""
+
+    due_ms: int
+    seq: int
+    attempt: int
+    error: str | None
+    ranges: list[Range]
+    since_ms: int
+    kept: bool = False
+    expires_ms: int | None = None
+    """When the ttl of the first of them has passed."""
+    history: History = ()
+    counted: int = 0
+    """How many of its messages the group's tally knows of, ..."""
+    first: bytes = b""
+    """... the lowest of them, ..."""
+    ripe: bool = False
+    """... and whether their time has come."""
+
+    @property
+    def dies_waiting(self) -> bool:
+        """Whether the ttl of the first of them passes before they come back."""
+        return self.expires_ms is not None and self.expires_ms <= self.due_ms
+
+    def row(self) -> bytes:
+        ranges = rows.pack_ranges(self.ranges)
+        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
+
+    @classmethod
+    def load(cls, key: bytes, row: bytes) -> Waiting:
+        attempt, error, packed, since_ms, kept, expires_ms, history = rows.unpack(row)
+        due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
+        ranges = rows.unpack_ranges(packed)
+        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+
+
+def _runs(bits: int) -> Iterator[tuple[int, int]]:
+    """Runs of ones, from the lowest on: (first, length)."""
+    at = 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        bits >>= zeros
+        ones = (~bits & (bits + 1)).bit_length() - 1
+        yield at + zeros, ones
+        bits >>= ones
+        at += zeros + ones
+
+
+def split(ranges: list[Range], limit: int) -> tuple[list[Range], list[Range]]:
+    """The first `limit` messages of `ranges`, and the rest."""
+    taken: list[Range] = []
+    for at, (base, count) in enumerate(ranges):
+        if count >= limit:
+            taken.append(Range(base, limit))
+            rest = [Range(offsets.shift(base, limit), count - limit)] if count > limit else []
+            return taken, rest + ranges[at + 1 :]
+        taken.append(Range(base, count))
+        limit -= count
+    return taken, []
+
+
+def merged(messages: Iterable[bytes]) -> list[Range]:
+    """Messages (rising offsets) as few ranges. Only for those that a group keeps: a range of the log lies within one
+    of its rows."""
+    found: list[Range] = []
+    for offset in messages:
+        if found and offsets.distance(found[-1].base, offset) == found[-1].length:
+            found[-1] = Range(found[-1].base, found[-1].length + 1)
+        else:
+            found.append(Range(offset, 1))
+    return found
+
+
+def contains(ranges: list[Range], offset: bytes) -> bool:
+    return any(
+        (behind := offsets.distance(base, offset)) is not None and 0 <= behind < length for base, length in ranges
+    )
+
+
+def load_history(history: list[list[Any]]) -> History:
+    return tuple((a, b, c, d, e, f) for a, b, c, d, e, f in history)

@@ -1,0 +1,197 @@
+"""What becomes of leases: acked, nacked, extended, expired, given back."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from sandq.model import offsets
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups import retry
+from sandq.partition.groups.dead_letters import EXPIRED, LEASE_EXPIRED, NACKED
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
+from sandq.partition.rows import Range
+from sandq.partition.view import View
+
+EXPIRE_MESSAGES = 10_000
+EXPIRE_BYTES = 8 << 20
+"""Of what dies: it is copied."""
+
+Lost = list[list[Any]] | None
+"""None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
+
+
+class Settler:
+    def __init__(self, book: GroupBook) -> None:
+        self._book = book
+
+    def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
+        lease = self._book.leases.get(token)
+        if lease is None:
+            return []
+        mask, foreign = lease.mask_of(what)
+        fresh = mask & lease.live
+        if fresh:
+            self._book.totals.acked += fresh.bit_count()
+            group = self._book.groups[lease.group_id]
+            if lease.kept or group.order.blocked or self._book.ordered:
+                self._book.finish(group, lease.select(fresh), lease.kept, now_ms, view)
+            lease.acked |= fresh
+            self._book.progress(lease, view)
+        if what is None and lease.acked and not lease.revoked:
+            return None  # "the whole lease" leaves out what its holder nacked itself
+        return _lost(lease, mask & lease.left, foreign, what)
+
+    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
+        """`item`: one of a Nack."""
+        token, what, delay_ms, error, *begun = item
+        lease = self._book.leases.get(token)
+        if lease is None:
+            return []
+        mask, foreign = lease.mask_of(what)
+        fresh = mask & lease.live
+        if fresh and begun == [False]:
+            self._return(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        elif fresh:
+            self._book.totals.nacked += fresh.bit_count()
+            self._give_back(lease, fresh, delay_ms, NACKED, error, now_ms, view)
+        return _lost(lease, mask & ~fresh, foreign, what)
+
+    def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
+        """The new deadline (ms), or None when the lease has ended."""
+        lease = self._book.leases.get(token)
+        if lease is None or lease.ended:
+            return None
+        lease.deadline_ms = now_ms + lease_ms
+        heapq.heappush(self._book.deadlines, (lease.deadline_ms, token))
+        view.put(rows.token_key(rows.LEASE, token), lease.row())
+        return lease.deadline_ms
+
+    def expire(self, now_ms: int, view: View) -> int:
+        """End leases whose deadline has come, and bury what died at the head of a group: up to about
+        `EXPIRE_MESSAGES`. Messages given back or buried."""
+        expired = 0
+        enough_bytes = self._book.buried_bytes + EXPIRE_BYTES
+
+        def is_enough() -> bool:
+            return expired >= EXPIRE_MESSAGES or self._book.buried_bytes >= enough_bytes
+
+        while self._book.deadlines and self._book.deadlines[0][0] <= now_ms and not is_enough():
+            deadline_ms, token = heapq.heappop(self._book.deadlines)
+            if not self._book.stale(deadline_ms, token):
+                lease = self._book.leases[token]
+                live = lease.live
+                expired += live.bit_count()
+                self._book.totals.lease_expired += live.bit_count()
+                lease.revoked = True
+                self._give_back(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
+        if self._book.mortal:
+            for group in self._book.groups.values():
+                while not is_enough():
+                    at_ms = self._book.next_death_ms(group, view)
+                    if at_ms is None or at_ms > now_ms:
+                        break
+                    expired += self._bury_first(group, now_ms, view)
+        return expired
+
+    def release(self, command: c.Release, now_ms: int, view: View) -> int:
+        """What the consumer holds is ready again at once, the attempt not counted. Messages given back."""
+        self._book.group(command.group)
+        released = 0
+        for lease in self._book.leases_of(command.group, command.consumer):
+            released += lease.live.bit_count()
+            lease.revoked = True
+            self._return(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        self._book.totals.released += released
+        return released
+
+    def _give_back(
+        self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
+    ) -> None:
+        """What a lease names in `mask` waits for its next attempt, or is dead after its last."""
+        group = self._book.groups[lease.group_id]
+        last = self._book.setting(group, "max_attempts")
+        if last is not None and lease.attempt >= last:
+            for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
+                self._book.bury(group, lease.attempt, reason, error, ranges, history, lease.kept, now_ms, view)
+            lease.left |= mask
+            self._book.progress(lease, view)
+            return
+        if delay_ms is None:
+            backoff = self._book.setting(group, "backoff")
+            delay_ms = retry.delay_ms(backoff, lease.attempt, lease.first_of(mask), group.group_id)
+        self._return(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view)
+
+    def _return(
+        self,
+        lease: Lease,
+        mask: int,
+        due_ms: int,
+        attempt: int,
+        reason: str | None,
+        error: str | None,
+        now_ms: int,
+        view: View,
+    ) -> None:
+        """What a lease names in `mask` waits until `due_ms`."""
+        group = self._book.groups[lease.group_id]
+        for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
+            by_due: dict[int, list[Range]] = {}
+            for waiting in ranges:
+                # Leased ahead of its time and given back before it: not before its time even so.
+                at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
+                by_due.setdefault(at_ms, []).append(waiting)
+            for at_ms, together in by_due.items():
+                entry = Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, history=history)
+                self._book.wait(group, entry, view)
+        lease.left |= mask
+        self._book.progress(lease, view)
+
+    def _with_history(
+        self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
+    ) -> list[tuple[list[Range], History]]:
+        """The messages of `mask` by what their attempts were, this one included (unless it is not counted)."""
+        ranges = lease.select(mask)
+        now: tuple[Attempt, ...] = ()
+        if reason is not None:
+            short = None if error is None else error[:HISTORY_ERROR_CHARS]
+            now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
+        if not lease.past:
+            return [(ranges, now)]
+        past = {
+            offset: history for known, history in lease.past for base, n in known for offset in offsets.run(base, n)
+        }
+        by_history: dict[History, list[Range]] = {}
+        for base, length in ranges:
+            # A range is cut where the history changes, and never joined with the next: it lies within one log row.
+            for history, part in groupby(offsets.run(base, length), lambda offset: past.get(offset, ())):
+                found = list(part)
+                by_history.setdefault(history, []).append(Range(found[0], len(found)))
+        return [(found, (*history, *now)[-HISTORY_ATTEMPTS:]) for history, found in by_history.items()]
+
+    def _bury_first(self, group: Group, now_ms: int, view: View) -> int:
+        """Bury what `_next_death_ms` saw. Messages buried."""
+        waiting = group.first_death()
+        if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
+            count = sum(r.length for r in waiting.ranges)
+            self._book.bury_expired(group, waiting, now_ms, view)
+            return count - sum(r.length for r in waiting.ranges)
+        head = group.reader.head(view)
+        assert head is not None
+        self._book.delivered(head, now_ms, view)
+        group.reader.pass_head()
+        self._book.bury(group, 0, EXPIRED, None, [Range(head.first, head.length)], (), False, now_ms, view)
+        return head.length
+
+
+def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lost:
+    if not mask and not foreign:
+        return None
+    if what is None and mask == (1 << lease.total) - 1:
+        return []
+    return [[r.base, r.length] for r in lease.select(mask)] + foreign

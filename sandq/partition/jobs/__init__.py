@@ -1,0 +1,1 @@
+"""Bulk work in a partition, and changes of pending messages."""

@@ -1,0 +1,318 @@
+"""Bulk work that no single command could bound: it goes on in steps, each a part of an `Upkeep` command.
+
+A job is replicated state: it survives the leader that began it and says how far it is. Row: the fields of `Job`.
+A message that a job moved, or that came while the job runs, is not touched by it (its Raft index is not below the
+job's), so that no job chases what it put further on itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import Conflict, InvalidRequest, NotFound
+from sandq.partition import rows
+from sandq.partition.groups import dead_letters
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.view import View
+
+STEP_MESSAGES = 1000
+STEP_BYTES = 8 << 20
+NO_LIMIT = 1 << 40
+RUNNING_JOBS = 64
+FINISHED_JOBS = 64
+WAITING_RANGES = 5000
+"""A redrive makes a pause while so many ranges of the group wait."""
+PAUSE_MS = 1000
+RUNNING, DONE, STOPPED = "running", "done", "stopped"
+KINDS = ("cancel", "move", "redrive", "purge_dead")
+OWN_KINDS = ("seek", "drop")
+"""Begun by the partition itself."""
+OWN_IDS = b"sandq\x00\x00\x00"
+"""What the ids of its own jobs begin with."""
+
+
+@dataclass(slots=True)
+class Job:
+    job_id: bytes
+    kind: str
+    arguments: dict[str, Any]
+    index: int
+    """Raft index at its start."""
+    seq: int
+    """In the order in which jobs began."""
+    started_ms: int
+    state: str = RUNNING
+    position: bytes = offsets.FIRST
+    """Done up to here."""
+    matched: int = 0
+    done: int = 0
+    too_late: int = 0
+    finished_ms: int | None = None
+    next_ms: int = 0
+    """When its next step is due."""
+
+    def row(self) -> bytes:
+        return rows.pack(*[getattr(self, field.name) for field in fields(self)])
+
+    def shown(self) -> dict[str, Any]:
+        names = ("job_id", "kind", "state", "matched", "done", "too_late", "started_ms", "finished_ms")
+        return {name: getattr(self, name) for name in names}
+
+
+class Jobs:
+    def __init__(self, log: MessageLog, book: GroupBook) -> None:
+        self._log = log
+        self._book = book
+        self._jobs: dict[bytes, Job] = {}
+        """In the order in which they began."""
+        self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
+            "cancel": self._pending,
+            "move": self._pending,
+            "redrive": self._dead,
+            "purge_dead": self._dead,
+            "seek": self._seek,
+            "drop": self._drop,
+        }
+        """Each does a bounded part, and says whether that was all. It gets the job, the entry's index, the entry's next
+        free place, and the view; `used` says how many places it took."""
+        self.used = 0
+        self._now_ms = self._floor_ms = 0
+
+    def load(self, view: View) -> None:
+        found = [Job(*rows.unpack(value)) for _, value in rows.all_rows(view, rows.JOB)]
+        for job in sorted(found, key=lambda job: job.seq):
+            self._jobs[job.job_id] = job
+            if job.kind == "seek" and job.state == RUNNING:
+                group = self._book.groups.get(job.arguments["group_id"])
+                if group is not None:
+                    group.seeking = True
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def start(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+        """Begin a job unless there is one of this id. Raises Conflict (too many run), InvalidRequest, UnknownGroup."""
+        if job_id.startswith(OWN_IDS):
+            raise InvalidRequest("job ids that begin so are the partition's own")
+        known = self._jobs.get(job_id)
+        if known is not None:
+            return known
+        if kind in ("redrive", "purge_dead"):
+            arguments = arguments | {"group_id": self._book.group(arguments["group"]).group_id}
+        elif kind not in KINDS:
+            raise InvalidRequest(f"there are no jobs of kind {kind!r}")
+        if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
+            raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
+        return self._begin(job_id, kind, arguments, index, now_ms, view)
+
+    def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+        """Begin a job of the partition itself."""
+        job_id = OWN_IDS + self._book.next_seq.to_bytes(8, "big")
+        return self._begin(job_id, kind, arguments, index, now_ms, view)
+
+    def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, self._book.next_seq, now_ms, next_ms=now_ms)
+        self._book.next_seq += 1
+        view.put(rows.JOB + job_id, job.row())
+        return job
+
+    def find(self, job_id: bytes) -> Job:
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise NotFound("there is no such job in this partition (any more)")
+        return job
+
+    def stop(self, job_id: bytes, now_ms: int, view: View) -> Job:
+        job = self.find(job_id)
+        if job.state == RUNNING and job.kind not in OWN_KINDS:
+            self._finish(job, STOPPED, now_ms, view)
+        return job
+
+    @property
+    def next_ms(self) -> int | None:
+        """When a step is due."""
+        return min((job.next_ms for job in self._jobs.values() if job.state == RUNNING), default=None)
+
+    def step(self, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> int:
+        """One step of the job that has waited longest. The places it used."""
+        due = [job for job in self._jobs.values() if job.state == RUNNING and job.next_ms <= now_ms]
+        if not due:
+            return 0
+        job = min(due, key=lambda job: (job.next_ms, job.index, job.job_id))
+        self._now_ms, self._floor_ms, self.used = now_ms, floor_ms, 0
+        job.next_ms = now_ms
+        if self._steps[job.kind](job, index, place, view):
+            self._finish(job, DONE, now_ms, view)
+        else:
+            # Behind the others that are due.
+            job.next_ms = max(job.next_ms, max(other.next_ms for other in due))
+            view.put(rows.JOB + job.job_id, job.row())
+        return self.used
+
+    def _finish(self, job: Job, state: str, now_ms: int, view: View) -> None:
+        job.state, job.finished_ms = state, now_ms
+        view.put(rows.JOB + job.job_id, job.row())
+        # The oldest ends go, and never this one: somebody waits for it.
+        ends = [
+            (other.finished_ms, other.seq, other.job_id)
+            for other in self._jobs.values()
+            if other.finished_ms is not None and other is not job
+        ]
+        for _, _, job_id in sorted(ends)[: max(len(ends) + 1 - FINISHED_JOBS, 0)]:
+            del self._jobs[job_id]
+            view.delete(rows.JOB + job_id)
+
+    # -- pending messages -----------------------------------------------------------------------------------------
+
+    def _pending(self, job: Job, index: int, place: int, view: View) -> bool:
+        """Cancel or move what is pending in a window of time, with a prefix of the key."""
+        arguments = job.arguments
+        from_ms, until_ms, prefix = arguments["from_ms"], arguments["until_ms"], arguments["key_prefix"]
+        start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
+        start = max(job.position, cursor_before(start), self._log.state.trimmed)
+        reader = LogReader(start, look_ahead=STEP_MESSAGES)
+        # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
+        blind = prefix is None and job.kind == "cancel"
+        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
+        if prefix is not None:
+            messages = self._book.reader.messages(view, ranges)
+            chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
+        else:
+            chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
+        for offset in chosen:
+            if offsets.unpack(offset).index >= job.index:
+                continue
+            if not self._log.is_pending(offset):
+                job.too_late += 1
+                continue
+            job.matched += 1
+            if not arguments["dry_run"]:
+                self._change(job, offset, index, place, view)
+                job.done += 1
+        job.position = reader.cursor
+        return not ranges
+
+    def _change(self, job: Job, offset: bytes, index: int, place: int, view: View) -> None:
+        found = self._log.find(offset, view)
+        assert found is not None, "a message that was just read is gone"
+        if job.kind == "cancel":
+            self._log.cancel(found, self._now_ms, self._floor_ms, view, remember=False)
+            return
+        to_ms = job.arguments.get("to_ms")
+        if to_ms is None:
+            to_ms = max(offsets.deliver_ms(offset) + job.arguments["shift_ms"], 0)
+        self._log.move(found, to_ms, index, place + self.used, self._now_ms, self._floor_ms, view)
+        self.used += 1
+
+    # -- dead messages --------------------------------------------------------------------------------------------
+
+    def _dead(self, job: Job, index: int, place: int, view: View) -> bool:
+        """Redrive or purge dead messages of a group, by reason and time of death."""
+        arguments = job.arguments
+        group = self._book.groups.get(arguments["group_id"])
+        if group is None:
+            return True
+        if group.seeking:
+            # What died above the new cursor comes from the log again: it must not be redriven as well.
+            job.next_ms = self._now_ms + PAUSE_MS
+            return False
+        allowed = self._allowed(job, group)
+        if allowed <= 0:
+            return False
+        found = dead_letters.scan(group.group_id, job.position or None, STEP_MESSAGES, STEP_BYTES, view)
+        chosen: list[dead_letters.DeadMessage] = []
+        for at, message in enumerate(found):
+            if (
+                arguments["reason"] in (None, message.reason)
+                and arguments["from_ms"] <= message.dead_ms < arguments["until_ms"]
+                and message.dead_ms <= job.started_ms
+            ):
+                chosen.append(message)
+                if len(chosen) == allowed:
+                    found = found[: at + 1]
+                    break
+        job.matched += len(chosen)
+        if chosen and not arguments["dry_run"]:
+            self._raise(group, chosen, view, again=job.kind == "redrive")
+            job.done += len(chosen)
+        if found:
+            job.position = found[-1].offset
+        return not found
+
+    def _allowed(self, job: Job, group: Group) -> int:
+        """How many dead messages may be taken now; sets when to go on."""
+        rate = job.arguments.get("rate")
+        if job.kind != "redrive" or job.arguments["dry_run"]:
+            return STEP_MESSAGES
+        if group.gaps >= WAITING_RANGES:
+            job.next_ms = self._now_ms + PAUSE_MS
+            return 0
+        if rate is None:
+            return STEP_MESSAGES
+        allowed = rate * (self._now_ms - job.started_ms) // 1000 + 1 - job.done
+        if allowed <= 0:
+            job.next_ms = job.started_ms + -(-job.done * 1000 // rate)
+        return min(int(allowed), STEP_MESSAGES)
+
+    def _raise(self, group: Group, messages: list[dead_letters.DeadMessage], view: View, *, again: bool) -> None:
+        """Take dead messages from their rows; `again`: they are ready, attempt 0, in rows that their group keeps."""
+        for message in messages:
+            view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+            group.dead[message.reason] -= 1
+            if again:
+                view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
+                order = rows.order_of(message.fields) if self._book.ordered else None
+                if order is not None:
+                    group.order.start(message.offset, order)
+            else:
+                self._book.left(message.offset, message.id, self._now_ms, view)
+        if again:
+            ranges = merged([message.offset for message in messages])
+            self._book.wait(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
+        self._book.put_group(group, view)
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def _seek(self, job: Job, index: int, place: int, view: View) -> bool:
+        """What died above the new place of a group is ready again: from the log, or, where that was trimmed, from its
+        own row."""
+        group = self._book.groups.get(job.arguments["group_id"])
+        if group is None:
+            return True
+        found = dead_letters.scan(
+            group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
+        )
+        for again in (False, True):
+            # The cursor was put where the log begins when that is behind the place asked for.
+            chosen = [message for message in found if (message.offset <= group.cursor) is again]
+            if chosen:
+                self._raise(group, chosen, view, again=again)
+        if found:
+            job.position = found[-1].offset
+            return False
+        group.seeking = False
+        return True
+
+    def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
+        """Delete the rows of a group that is no more."""
+        for tag in sorted((rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED)):
+            start, stop = rows.group_bounds(tag, job.arguments["group_id"])
+            found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
+            for key, _ in found:
+                view.delete(key)
+            for key, value in found if tag in (rows.DEAD, rows.KEPT) else ():
+                message_id = dead_letters.load(key, value).id if tag == rows.DEAD else rows.unpack(value)[0]
+                self._book.left(key[5:], message_id, self._now_ms, view)
+            if found:
+                # From there on: a scan from the group's first key would walk over every row deleted so far.
+                job.position = rows.after(found[-1][0])
+                job.done += len(found)
+                return False
+        return True

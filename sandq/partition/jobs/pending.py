@@ -1,0 +1,124 @@
+"""Cancel and move by a producer's own names for its messages, each with a definite answer.
+
+Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["too_late", state]` (leased, acked, dead or gone) and
+`["not_found", nil]`. A message is anybody's to cancel and move while no group has made an attempt at it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model import offsets
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.groups import dead_letters
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.log.message_log import CANCELLED, Found, MessageLog
+from sandq.partition.view import View
+
+Outcome = list[Any]
+DELAYED, READY, LEASED, WAITING, ACKED, DEAD, GONE = "delayed", "ready", "leased", "waiting", "acked", "dead", "gone"
+_TOO_LATE = (LEASED, DEAD, ACKED)
+_FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
+"""What the groups made of a message, as one word: the first of these that is true in one of them."""
+
+
+class Pending:
+    def __init__(self, log: MessageLog, book: GroupBook, unique: UniqueKeys) -> None:
+        self._log = log
+        self._book = book
+        self._unique = unique
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def cancel(self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
+        found, refusal = self._find_pending(target, applied_index, now_ms, floor_ms, view)
+        if found is None:
+            return refusal
+        self._log.cancel(found, now_ms, floor_ms, view)
+        return ["cancelled", found.id]
+
+    def move(
+        self, target: c.Target, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
+    ) -> Outcome:
+        found, refusal = self._find_pending(target, index - 1, now_ms, floor_ms, view)
+        if found is None:
+            return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
+        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view)]
+
+    def _find_pending(
+        self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
+    ) -> tuple[Found | None, Outcome]:
+        """The message, or why it cannot be had."""
+        message_id = self.id_of(target, now_ms, view)
+        if message_id is None:
+            return None, ["not_found", None]
+        found = self._log.find(message_id, view)
+        if found is None:
+            return None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
+        if self._log.is_pending(found.offset):
+            return found, []
+        # A group that has it yet to take does not count.
+        states = {
+            LEASED if group.holder_of(found.offset) is not None else self.state_in(group, found.offset, now_ms, view)
+            for group in self._book.groups.values()
+        }
+        return None, ["too_late", next(state for state in _TOO_LATE if state in states)]
+
+    def _absent(self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
+        moved = view.get(rows.MOVED + message_id)
+        offset = rows.unpack(moved)[0] if moved is not None else message_id
+        tombstone = view.get(rows.TOMBSTONE + offset)
+        if tombstone is not None:
+            # What was moved away has its row where it is now; one that is not there was trimmed since.
+            return ["cancelled", message_id] if rows.unpack(tombstone)[0] == CANCELLED else ["too_late", GONE]
+        state = self.own_rows_state(offset, view)
+        if state is not None or moved is not None:
+            return ["too_late", state or GONE]
+        parts = offsets.unpack(message_id)
+        if parts.index > applied_index or parts.deliver_ms > floor_ms or parts.partition != self._log.partition:
+            return ["not_found", None]
+        return ["too_late", GONE]
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
+        kind, name = target
+        if kind == c.TARGET_ID:
+            return bytes(name)
+        named = self._unique.find(name, now_ms, view)
+        return None if named is None else named.id
+
+    def state_of(self, offset: bytes, now_ms: int, view: View) -> str:
+        """What all groups made of a message that is in the log."""
+        states = {self.state_in(group, offset, now_ms, view) for group in self._book.groups.values()}
+        if not states:
+            return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
+        return next(state for state in _FIRST_OF if state in states)
+
+    def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
+        """What one group made of a message."""
+        if offset > group.cursor:
+            return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
+        if offset in group.order.blocked:
+            return READY
+        holder = group.holder_of(offset)
+        if isinstance(holder, Waiting):
+            return WAITING if holder.due_ms > now_ms else READY
+        if holder is not None:
+            return LEASED
+        if view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+            return DEAD
+        return ACKED
+
+    def own_rows_state(self, offset: bytes, view: View) -> str | None:
+        """`leased` or `dead` for a message that is only in rows of groups' own any more."""
+        for group in self._book.groups.values():
+            if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
+                return LEASED
+        if any(dead_letters.find(group.group_id, offset, view) for group in self._book.groups.values()):
+            return DEAD
+        return None

@@ -1,0 +1,319 @@
+"""Compaction: of every key the log of a compacted topic keeps the last write, and what was written lately.
+
+A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. A write that
+another one of its key came after goes. What stays keeps its offset, so groups and watchers go on where they were. A row
+with a message that some group holds stays as it is until the next pass.
+
+A deletion goes `tombstone_retention` after the end of a pass that took out everything that it deleted, and not after it
+was made: whoever began before that end may have read the value, and has so long to come to the deletion. A pass that
+left a row as it was (it is *behind* from there on) may have left such a thing, and takes out no deletion behind that
+row: who reads from the beginning would hear of the value, and never that it is gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column
+from sandq.partition import rows
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.kv.key_table import KeyTable
+from sandq.partition.kv.writes import Writes
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.pieces import decode_fields, load_message
+from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.view import Row, View
+
+STEP_ROWS = 1000
+STEP_MESSAGES = 5000
+STEP_BYTES = 4 << 20
+STEP_FACTOR = 2
+"""A step goes through so many more messages for each that was written since the last one: so it keeps up ..."""
+STEP_MOST = 65_536
+"""... but not through more than these."""
+LOOK_MS = 1000
+"""Between two looks whether a pass is worth it."""
+IDLE_MS = 5000
+"""After so long without a write a pass is worth it whatever there is to lose."""
+PASS_MS = 600_000
+"""And after so long without a pass."""
+BYTES_LEAST = 64 << 20
+BYTES_FACTOR = 2
+"""And when the log has so many bytes, and so many times as many as the values of all keys ..."""
+REST_MS = 1
+"""... but not before so long after the last pass for each message that it left: it would go through all of them again
+for a few that are new."""
+NEW_LEAST = 1000
+NEW_FACTOR = 4
+"""At once after so many new messages, and so many times as many as the last pass left."""
+AGAIN_MS = 60_000
+"""After a pass that is behind: until the next one."""
+
+
+class Compactor:
+    def __init__(self, log: MessageLog, book: GroupBook, keys: KeyTable) -> None:
+        self.due_ms: int | None = None
+        """When to look next."""
+        self.forgotten = offsets.FIRST
+        """Deletions at or below this may be gone: who reads on from before it may have missed one. It rises with each
+        that goes."""
+        self.removed = offsets.FIRST
+        """The same, of any write."""
+        self._log = log
+        self._book = book
+        self._keys = keys
+        self._wrote_ms = 0
+        self._at: bytes | None = None
+        """A pass is under way, and through up to here."""
+        self._until_s = 0
+        """The pass, or the last one, goes up to this second."""
+        self._left = 0
+        """Messages that the last pass left."""
+        self._keeps = False
+        """Deletions are among them."""
+        self._behind_s: int | None = None
+        """From this second on the pass, or the last one, has kept, for it was held, what nobody wants."""
+        self._fresh = 0
+        """Messages that were written since the last step."""
+        self._ended_ms = 0
+        """The last pass."""
+        self._ripening: tuple[int, int] | None = None
+        """Up to which second a pass has taken out all that it should, and when it ended: deletions from before are to
+        go ..."""
+        self._ripe_s = 0
+        """... as those from before this second are."""
+        self._again_ms: int | None = None
+        """When there is something to do for a pass although nothing was written."""
+
+    def state(self) -> tuple[object, ...]:
+        return (
+            self.due_ms,
+            self.forgotten,
+            self.removed,
+            self._wrote_ms,
+            self._at,
+            self._until_s,
+            self._left,
+            self._keeps,
+            self._behind_s,
+            self._fresh,
+            self._ended_ms,
+            self._ripening,
+            self._ripe_s,
+            self._again_ms,
+        )
+
+    def load(self, state: list[object]) -> None:
+        self.due_ms, self.forgotten, self.removed, self._wrote_ms, self._at, *rest = state  # type: ignore[assignment]
+        self._until_s, self._left, self._keeps, self._behind_s, self._fresh, *rest = rest  # type: ignore[assignment]
+        self._ended_ms, ripening, self._ripe_s, self._again_ms = rest  # type: ignore[assignment]
+        self._ripening = None if ripening is None else (ripening[0], ripening[1])  # type: ignore[index]
+
+    def appended(self, now_ms: int, count: int) -> None:
+        """There are so many messages more."""
+        self._wrote_ms = now_ms
+        self._fresh += count
+        if self.due_ms is None or self.due_ms > now_ms + LOOK_MS:
+            self.due_ms = now_ms + LOOK_MS
+
+    def look_anew(self, now_ms: int) -> None:
+        """Other settings may have given it something to do."""
+        self.due_ms = self._again_ms = now_ms
+
+    def step(self, now_ms: int, view: View) -> None:
+        """A bounded part of a pass, when one is worth it."""
+        if self.due_ms is None or self.due_ms > now_ms:
+            return
+        if self._at is None and not self._begins(now_ms, view):
+            self.due_ms = self._next_look_ms(now_ms)
+            return
+        self.due_ms = now_ms
+        self._pass_on(now_ms, view)
+
+    # -- when -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _history_ms(self) -> int:
+        return int(self._book.settings["history_ms"])
+
+    @property
+    def _retention_ms(self) -> int:
+        return int(self._book.settings["tombstone_retention_ms"])
+
+    def _begins(self, now_ms: int, view: View) -> bool:
+        """Whether a pass is worth it; then it begins."""
+        until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
+        is_again = self._again_ms is not None and self._again_ms <= now_ms
+        if not is_again and not self._is_worth_it(now_ms, until_s, view):
+            return False
+        if self._ripening is not None and self._ripening[1] + self._retention_ms <= now_ms:
+            self._ripe_s, self._ripening = self._ripening[0], None
+        self._at, self._until_s, self._left = offsets.FIRST, until_s, 0
+        self._keeps, self._behind_s = False, None
+        return True
+
+    def _is_worth_it(self, now_ms: int, until_s: int, view: View) -> bool:
+        log, keys = self._log, self._keys
+        if not self._may_go:
+            return False
+        new = log.counts.between(self._until_s, until_s, view)
+        if not new:
+            return False
+        if new >= max(NEW_LEAST, NEW_FACTOR * self._left):
+            return True
+        if now_ms < self._rested_ms:
+            return False
+        is_large = log.state.bytes >= max(BYTES_LEAST, BYTES_FACTOR * keys.bytes)
+        return is_large or self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS
+
+    def _next_look_ms(self, now_ms: int) -> int | None:
+        times = []
+        if self._may_go and self._log.state.messages > self._left:
+            idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
+            times.append(max(idle_ms, self._wrote_ms + self._history_ms + 1000) if self._is_quiet(now_ms) else idle_ms)
+        if self._again_ms is not None:
+            times.append(max(self._again_ms, now_ms + LOOK_MS))
+        return min(times, default=None)
+
+    @property
+    def _may_go(self) -> bool:
+        """Whether there is anything in the log but the last value of each key."""
+        return self._log.state.messages != self._keys.live or self._keys.deletions > 0
+
+    @property
+    def _rested_ms(self) -> int:
+        return self._ended_ms + REST_MS * self._left
+
+    def _is_quiet(self, now_ms: int) -> bool:
+        return now_ms - self._wrote_ms >= IDLE_MS
+
+    def _ends(self, now_ms: int) -> None:
+        """A pass is through."""
+        self._at, self._ended_ms, self._again_ms = None, now_ms, None
+        if self._ripening is None:
+            self._ripening = self._until_s if self._behind_s is None else self._behind_s, now_ms
+        if self._behind_s is not None:
+            self._again_ms = max(now_ms + AGAIN_MS, self._rested_ms)
+        elif self._keeps:
+            self._again_ms = self._ripening[1] + self._retention_ms
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
+    def _pass_on(self, now_ms: int, view: View) -> None:
+        assert self._at is not None
+        stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
+        held = _Held(self._book)
+        most, self._fresh = min(STEP_MESSAGES + STEP_FACTOR * self._fresh, STEP_MOST), 0
+        seen = 0
+        while seen < most:
+            found = view.scan(rows.after(rows.log_key(self._at)), stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
+            for row in found:
+                entry = rows.log_entry(*row)
+                self._left += self._clean(row, entry, held, view)
+                self._at = rows.last_of(entry)
+                seen += entry.length
+                if seen >= most:
+                    return
+            if len(found) < STEP_ROWS and sum([len(value) for _, value in found]) < STEP_BYTES:
+                self._ends(now_ms)
+                return
+
+    def _clean(self, row: Row, entry: LogEntry, held: _Held, view: View) -> int:
+        """Take out of a row what is not wanted any more. How many messages it has then."""
+        count, run = entry.length, offsets.run(entry.first, entry.length)
+        writes = _writes(row, entry, view)
+        wanted = [self._is_wanted(offset, *write, view) for offset, write in zip(run, writes, strict=True)]
+        gone = [at for at, is_wanted in enumerate(wanted) if not is_wanted]
+        if not gone:
+            return count
+        if held.any_between(entry.first, run[-1]):
+            if self._behind_s is None:
+                self._behind_s = offsets.deliver_ms(entry.first) // 1000
+            return count
+        for at in gone:
+            key, is_deletion = writes[at]
+            if is_deletion and self._keys.is_latest(key, run[at], view):
+                self._keys.forget_deletion(key, view)
+                self.forgotten = _risen(self.forgotten, run[at])
+        self.removed = _risen(self.removed, run[gone[-1]])
+        created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
+        fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
+        self._log.delete_row(row[0], len(row[1]), view)
+        view.delete(rows.PAYLOAD + entry.first)
+        size = 0
+        for offset, each, is_wanted in zip(run, fields, wanted, strict=True):
+            if is_wanted:
+                stored, left = rows.message_rows(offset, created_ms, each, None, {})
+                size += left.size
+                for key, value in stored:
+                    view.put(key, value)
+        self._count([run[at] for at in gone], entry, size, view)
+        return count - len(gone)
+
+    def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, view: View) -> bool:
+        if not self._keys.is_latest(key, offset, view):
+            return False
+        if is_deletion and (self._behind_s is not None or offsets.deliver_ms(offset) // 1000 >= self._ripe_s):
+            self._keeps = True
+            return True
+        return not is_deletion
+
+    def _count(self, gone: list[bytes], entry: LogEntry, size: int, view: View) -> None:
+        """These messages of a row are no more, and what is left of it has another size."""
+        state, made_ms = self._log.state, offsets.deliver_ms(entry.first)
+        self._log.counts.add(made_ms, -len(gone))
+        state.messages -= len(gone)
+        state.bytes += size - entry.size
+        for group in self._book.groups.values():
+            reader = group.reader
+            reader.look_anew(rows.last_of(entry))
+            passed = sum([offset <= group.cursor for offset in gone])
+            if passed and reader.passed is not None:
+                reader.passed -= passed
+            if passed and reader.taken[0] == made_ms // 1000:
+                reader.taken = reader.taken[0], reader.taken[1] - passed
+                self._book.put_group(group, view)
+
+
+def _risen(mark: bytes, offset: bytes) -> bytes:
+    """A mark for what goes at an offset: not below it, and not the one before, which some may have seen."""
+    return offset if offset > mark else (int.from_bytes(mark, "big") + 1).to_bytes(offsets.OFFSET_BYTES, "big")
+
+
+class _Held:
+    """What is leased, or waits, in any group."""
+
+    def __init__(self, book: GroupBook) -> None:
+        holders: list[Lease | Waiting] = []
+        for group in book.groups.values():
+            holders += [*group.leases.values(), *group.waiting.values()]
+        spans = sorted((base, offsets.shift(base, n - 1)) for holder in holders for base, n in holder.ranges)
+        self._firsts = [first for first, _ in spans]
+        self._lasts = list(accumulate([last for _, last in spans], max))
+        """The greatest of those up to there."""
+
+    def any_between(self, first: bytes, last: bytes) -> bool:
+        """Whether one of these messages may be."""
+        at = bisect_right(self._firsts, last)
+        return at > 0 and self._lasts[at - 1] >= first
+
+
+def _writes(row: Row, entry: LogEntry, view: View) -> list[tuple[bytes, bool]]:
+    """The key of each message of a row, and whether it is a deletion."""
+    value = row[1]
+    if value[0] == rows.KIND_MESSAGE:
+        fields = load_message(view, entry.first, value).fields
+        return [(fields[Column.KEY], Column.VALUE not in fields)]
+    writes = Writes.of(Batch.parse(value[rows.LOG_HEADER.size :]))
+    return [(key, value is None) for key, value in zip(writes.keys, writes.values, strict=True)]
+
+
+def _fields(row: Row, entry: LogEntry, view: View) -> list[Fields]:
+    """What each message of a row holds."""
+    value = row[1]
+    if value[0] == rows.KIND_MESSAGE:
+        return [load_message(view, entry.first, value).fields]
+    return decode_fields(Batch.parse(value[rows.LOG_HEADER.size :]))

@@ -1,0 +1,232 @@
+"""The latest value of every key of a compacted topic, and what a write may be conditioned on.
+
+The log keeps every write until it is compacted (`compaction.py`); here is what the last one of each key left, be it
+that the key has no value: as long as the log tells that. The version of a value is the offset of the write: it only
+rises, in the whole partition, so a version that was seen once never stands for another value, even after the key was
+deleted and written anew.
+
+Rows, PERSISTED::
+
+    "v" key                 `<B 3x I q 16s`: flags u8, three zero bytes, length of the headers u32, expires_ms i64
+                            (0: never), version 16; then the headers, then the value
+    "x" expires_ms u48, key a value that is gone at expires_ms, if it still says so itself
+    "y" key                 version 16: of the deletion that was the key's last write, while the log has it
+    "o"                     [keys, bytes of their rows, when the next expires | nil, up to when was looked (ms),
+                            deletions]
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from sandq.partition import rows
+from sandq.partition.garbage import Garbage
+from sandq.partition.view import Row, View
+
+VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
+VALUE_HEADER = struct.Struct("<B3xIq16s")
+FLAG_HEADERS = 1
+_NEVER = bytes(8)
+"""The time in most rows, and the place where it stands (8 to 16): they are looked at once for each key of a scan."""
+_, _VALUE_STOP = rows.tag_bounds(VALUE)
+SWEEP_KEYS = 1000
+"""Values that are taken away in one step because their time is over."""
+SWEEP_BYTES = 4 << 20
+"""Of their keys."""
+SCAN_ROWS = 256
+"""Rows that are read at once: their keys are not counted until they are there."""
+KNOWN_KEYS = 8192
+"""Keys that were written lately, of which is kept in memory what the next write has to know of the last: half of what a
+write costs is to look for it among the rows. Twice as many are kept at most."""
+
+
+Known = tuple[int, int, bytes]
+"""What a write must know of the value before: bytes of its row, key included; expires_ms; version."""
+
+
+class Value(NamedTuple):
+    """What a key has. `headers`: as they were sent (msgpack); `expires_ms`: 0 for never."""
+
+    version: bytes
+    value: bytes
+    headers: bytes | None = None
+    expires_ms: int = 0
+
+    def row(self) -> bytes:
+        version, value, headers, expires_ms = self
+        if headers is None:
+            return VALUE_HEADER.pack(0, 0, expires_ms, version) + value
+        return VALUE_HEADER.pack(FLAG_HEADERS, len(headers), expires_ms, version) + headers + value
+
+    @classmethod
+    def load(cls, row: bytes) -> Value:
+        flags, length, expires_ms, version = VALUE_HEADER.unpack_from(row)
+        start = VALUE_HEADER.size
+        headers = row[start : start + length] if flags & FLAG_HEADERS else None
+        return cls(version, row[start + length :], headers, expires_ms)
+
+
+class KeyTable:
+    def __init__(self, garbage: Garbage | None = None) -> None:
+        self.live = 0
+        """Keys that have a value."""
+        self.bytes = 0
+        """Of their rows, keys included."""
+        self.deletions = 0
+        """Keys that have none, and of which the log tells so."""
+        self.next_expiry_ms: int | None = None
+        """When the time of some value may be over."""
+        self._swept_ms = 0
+        self._garbage = garbage if garbage is not None else Garbage()
+        # A cache, never state: whatever it holds, the answers are those of the rows. Two generations.
+        self._young: dict[bytes, Known] = {}
+        self._old: dict[bytes, Known] = {}
+
+    def write(self, view: View) -> None:
+        """Put the state row. Called once for each set of changes that is written."""
+        view.put(STATE, rows.pack(self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions))
+
+    def load(self, view: View) -> None:
+        row = view.get(STATE)
+        if row is not None:
+            self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions = rows.unpack(row)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: Value, view: View) -> None:
+        """Let a key have this value."""
+        before = self._known(key, view)
+        if before is not None:
+            self._forget(key, before, view)
+        elif self.deletions:
+            self.forget_deletion(key, view)
+        row = value.row()
+        version, _, _, expires_ms = value
+        size = len(key) + len(row)
+        self.live += 1
+        self.bytes += size
+        view.put(VALUE + key, row)
+        self._remember(key, (size, expires_ms, version))
+        if expires_ms:
+            view.put(_expiry_key(expires_ms, key), b"")
+            self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
+
+    def delete(self, key: bytes, version: bytes, view: View) -> None:
+        """Let a key have none; `version`: of the write that says so."""
+        before = self._known(key, view)
+        if before is not None:
+            self._forget(key, before, view)
+            view.delete(VALUE + key)
+            self._young.pop(key, None)
+            self._old.pop(key, None)
+        if before is not None or view.get(DELETION + key) is None:
+            self.deletions += 1
+        view.put(DELETION + key, version)
+
+    def forget_deletion(self, key: bytes, view: View) -> None:
+        """The log tells no more that a key has no value, if it did."""
+        if view.get(DELETION + key) is not None:
+            view.delete(DELETION + key)
+            self.deletions -= 1
+
+    def _forget(self, key: bytes, value: Known, view: View) -> None:
+        """A value is not counted any more."""
+        size, expires_ms, _ = value
+        self.live -= 1
+        self.bytes -= size
+        self._garbage.overwritten(VALUE, size)
+        if expires_ms:
+            view.delete(_expiry_key(expires_ms, key))
+
+    def _known(self, key: bytes, view: View) -> Known | None:
+        """The value that a key has, be its time over or not."""
+        known = self._young.get(key) or self._old.get(key)
+        if known is None:
+            row = view.get(VALUE + key)
+            if row is not None:
+                _, _, expires_ms, version = VALUE_HEADER.unpack_from(row)
+                known = (len(key) + len(row), expires_ms, version)
+                self._remember(key, known)
+        return known
+
+    def _remember(self, key: bytes, value: Known) -> None:
+        if len(self._young) >= KNOWN_KEYS:
+            self._young, self._old = {}, self._young
+        self._young[key] = value
+
+    def expired(self, now_ms: int, view: View) -> list[bytes]:
+        """Keys whose value's time is over, the earliest first, a bounded number; they are to be deleted."""
+        if self.next_expiry_ms is None or self.next_expiry_ms > now_ms:
+            return []
+        # From where the last one ended: a scan from the start would walk over every row deleted so far.
+        start, stop = _expiry_key(self._swept_ms, b""), rows.tag_bounds(EXPIRY)[1]
+        found, is_cut = _scan(view, start, stop, SWEEP_KEYS, SWEEP_BYTES)
+        due = [(_expiry_of(key), key[7:]) for key, _ in found]
+        over = [key for at_ms, key in due if at_ms <= now_ms]
+        # Cut: there are more, and perhaps due as well.
+        following = due[-1][0] if is_cut else None
+        self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else following
+        self._swept_ms = due[len(over) - 1][0] if over else self._swept_ms
+        return over
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def version(self, key: bytes, now_ms: int, view: View) -> bytes | None:
+        """Of the value that a key has; None: it has none."""
+        known = self._known(key, view)
+        return None if known is None or 0 < known[1] <= now_ms else known[2]
+
+    def is_latest(self, key: bytes, offset: bytes, view: View) -> bool:
+        """Whether the write at this offset is the last one of its key."""
+        known = self._known(key, view)
+        return offset == (view.get(DELETION + key) if known is None else known[2])
+
+    def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
+        """The row of the value that a key has."""
+        row = view.get(VALUE + key)
+        return None if row is None or _is_over(row, now_ms) else row
+
+    def scan(
+        self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, now_ms: int, view: View
+    ) -> tuple[list[Row], bytes | None]:
+        """Keys with start <= key < stop (None: to the last) and their values' rows, in order; at most `limit`, and not
+        beyond the one that reaches `max_bytes`, keys included. And the key to go on from; None: there are no more."""
+        end = _VALUE_STOP if stop is None else VALUE + stop
+        found, is_cut = _scan(view, VALUE + start, end, limit, max_bytes)
+        following = found[-1][0][1:] + b"\0" if is_cut else None
+        return [(key[1:], row) for key, row in found if row[8:16] == _NEVER or not _is_over(row, now_ms)], following
+
+
+def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> tuple[list[Row], bool]:
+    """Rows in order, at most `limit`, and not beyond the one that reaches `max_bytes`, keys included; and whether there
+    may be more."""
+    found: list[Row] = []
+    size = 0
+    while True:
+        most = min(SCAN_ROWS, limit - len(found))
+        part = view.scan(start, stop, limit=most, max_bytes=max_bytes - size)
+        found += part
+        size += sum([len(key) + len(row) for key, row in part])
+        if len(found) >= limit or size >= max_bytes:
+            break
+        if len(part) < most:
+            return found, False
+        start = part[-1][0] + b"\0"
+    while size - len(found[-1][0]) - len(found[-1][1]) >= max_bytes:
+        key, row = found.pop()
+        size -= len(key) + len(row)
+    return found, True
+
+
+def _is_over(row: bytes, now_ms: int) -> bool:
+    expires_ms: int = VALUE_HEADER.unpack_from(row)[2]
+    return 0 < expires_ms <= now_ms
+
+
+def _expiry_key(expires_ms: int, key: bytes) -> bytes:
+    return EXPIRY + expires_ms.to_bytes(6, "big") + key
+
+
+def _expiry_of(key: bytes) -> int:
+    return int.from_bytes(key[1:7], "big")

@@ -1,0 +1,1 @@
+"""The time-ordered message log of a partition."""

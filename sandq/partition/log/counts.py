@@ -1,0 +1,204 @@
+"""How many messages stand in each second of the log: what forecasts, backlogs and read limits go by, without a scan.
+
+A message counts in the second of its delivery time from its insertion until it is cancelled or moved; what is acked
+goes with its whole hour, when the log is trimmed beyond it.
+
+Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`, one row each time the partition's
+rows are written, so that a message far ahead costs no look-up; after `FOLD_ROWS` of them all of an hour become one. A
+few hours are kept in memory as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from sandq.partition import rows
+from sandq.partition.view import Row, View
+
+HOUR_S = 3600
+HOT_HOURS = 8
+FOLD_ROWS = 64
+COUNTED_HOURS = 10_000
+"""Hours of which it is known how many rows they have; others are folded a little later."""
+DROP_ROWS = 1000
+_NO_LIMIT = 1 << 40
+
+Seconds = Counter[int]
+"""Second of the hour -> messages."""
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.now_s = 0
+        self.later = 0
+        """Messages whose second lies after `now_s`."""
+        self.due = 0
+        """How many came to be due, less those of them that were cancelled or moved; of this process alone. The place
+        it begins at means nothing, what is added to it does."""
+        self._first_hour = 0
+        self._next_seq = 1
+        self._changes: dict[int, Seconds] = {}
+        """By hour: not in rows yet."""
+        self._hot: OrderedDict[int, Seconds] = OrderedDict()
+        """Whole hours, changes included."""
+        self._rows: OrderedDict[int, int] = OrderedDict()
+
+    def state(self) -> tuple[int, int, int, int]:
+        return self.now_s, self.later, self._first_hour, self._next_seq
+
+    def load(self, state: tuple[int, int, int, int]) -> None:
+        self.now_s, self.later, self._first_hour, self._next_seq = state
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def add(self, deliver_ms: int, count: int) -> None:
+        """`count` messages more (or, negative, fewer) at this time."""
+        self._add(deliver_ms // 1000, count)
+
+    def add_each(self, times_ms: Iterable[int]) -> None:
+        """One message at each of these times."""
+        by_hour: dict[int, list[int]] = {}
+        due = 0
+        for at_ms in times_ms:
+            second = at_ms // 1000
+            due += second <= self.now_s
+            by_hour.setdefault(second // HOUR_S, []).append(second % HOUR_S)
+        self.due += due
+        for hour, seconds in by_hour.items():
+            self.later += len(seconds)
+            self._changes.setdefault(hour, Counter()).update(seconds)
+            if hour in self._hot:
+                self._hot[hour].update(seconds)
+        self.later -= due
+
+    def _add(self, second: int, count: int) -> None:
+        if second > self.now_s:
+            self.later += count
+        else:
+            self.due += count
+        hour, at = divmod(second, HOUR_S)
+        changes = self._changes.get(hour)
+        if changes is None:
+            changes = self._changes[hour] = Counter()
+        changes[at] += count
+        if hour in self._hot:
+            self._hot[hour][at] += count
+
+    def advance(self, now_ms: int, view: View) -> None:
+        """The time has come to `now_ms`: what stood before it is not `later` any more."""
+        now_s = now_ms // 1000
+        if now_s <= self.now_s:
+            return
+        if self.later:
+            now_due = self.between(self.now_s + 1, now_s + 1, view)
+            self.later -= now_due
+            self.due += now_due
+        self.now_s = now_s
+
+    def drop_before(self, second: int, view: View) -> None:
+        """Forget whole hours before this second, a bounded number of rows."""
+        hour = second // HOUR_S
+        if hour <= self._first_hour:
+            return
+        self.write(view)
+        found = view.scan(_key(self._first_hour), _key(hour), limit=DROP_ROWS, max_bytes=_NO_LIMIT)
+        for key, _ in found:
+            view.delete(key)
+            self._hot.pop(_hour_of(key), None)
+            self._rows.pop(_hour_of(key), None)
+        if len(found) < DROP_ROWS:
+            self._first_hour = hour
+
+    def write(self, view: View) -> None:
+        """Put what has changed since the last time into rows."""
+        for hour, changes in self._changes.items():
+            view.put(_key(hour, self._next_seq), _packed(changes))
+            self._next_seq += 1
+            self._rows[hour] = self._rows.pop(hour, 0) + 1
+        folded = [hour for hour in self._changes if self._rows[hour] >= FOLD_ROWS]
+        self._changes = {}
+        for hour in folded:
+            self._fold(hour, view)
+        while len(self._rows) > COUNTED_HOURS:
+            self._rows.popitem(last=False)
+
+    def _fold(self, hour: int, view: View) -> None:
+        """Make one row of all those of an hour."""
+        found = _rows_of(hour, hour + 1, view)
+        for key, _ in found:
+            view.delete(key)
+        total = self._hot.get(hour) or _sum([row for _, row in found])
+        if any(total.values()):
+            view.put(_key(hour), _packed(total))
+        self._rows[hour] = 1
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def between(self, start_s: int, stop_s: int, view: View) -> int:
+        """Messages with start <= second < stop."""
+        return sum(count for _, count in self.seconds(start_s, stop_s, view))
+
+    def seconds(self, start_s: int, stop_s: int, view: View) -> list[tuple[int, int]]:
+        """(second, messages) for each second with some, start <= second < stop, rising."""
+        if stop_s <= start_s:
+            return []
+        first, last = start_s // HOUR_S, (stop_s - 1) // HOUR_S
+        if stop_s - start_s <= 2:
+            return [(s, n) for s in range(start_s, stop_s) if (n := self._hour(s // HOUR_S, view)[s % HOUR_S])]
+        if last - first < HOT_HOURS // 2:
+            hours = {hour: self._hour(hour, view) for hour in range(first, last + 1)}
+        else:
+            hours = self._many(first, last + 1, view)
+        return [
+            (second, hours[hour][at])
+            for hour in sorted(hours)
+            for at in sorted(hours[hour])
+            if start_s <= (second := hour * HOUR_S + at) < stop_s and hours[hour][at]
+        ]
+
+    def _hour(self, hour: int, view: View) -> Seconds:
+        seconds = self._hot.get(hour)
+        if seconds is None:
+            seconds = _sum([row for _, row in _rows_of(hour, hour + 1, view)])
+            seconds.update(self._changes.get(hour, {}))
+            self._hot[hour] = seconds
+            if len(self._hot) > HOT_HOURS:
+                self._hot.popitem(last=False)
+        else:
+            self._hot.move_to_end(hour)
+        return seconds
+
+    def _many(self, first: int, stop: int, view: View) -> dict[int, Seconds]:
+        by_hour: dict[int, list[bytes]] = {}
+        for key, row in _rows_of(first, stop, view):
+            by_hour.setdefault(_hour_of(key), []).append(row)
+        hours = {hour: _sum(found) for hour, found in by_hour.items()}
+        for hour, changes in self._changes.items():
+            if first <= hour < stop:
+                hours.setdefault(hour, Counter()).update(changes)
+        return hours
+
+
+def _key(hour: int, seq: int = 0) -> bytes:
+    return rows.COUNTS + hour.to_bytes(4, "big") + seq.to_bytes(8, "big")
+
+
+def _hour_of(key: bytes) -> int:
+    return int.from_bytes(key[1:5], "big")
+
+
+def _rows_of(first: int, stop: int, view: View) -> list[Row]:
+    return view.scan(_key(first), _key(stop), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+
+
+def _packed(seconds: Seconds) -> bytes:
+    return rows.pack(*[part for at, count in sorted(seconds.items()) if count for part in (at, count)])
+
+
+def _sum(found: list[bytes]) -> Seconds:
+    total: Seconds = Counter()
+    for row in found:
+        flat = rows.unpack(row)
+        total.update(dict(zip(flat[::2], flat[1::2], strict=True)))
+    return total

@@ -1,0 +1,118 @@
+"""A stretch of the log: its messages, and how many there are. Nothing is leased, nothing changes.
+
+What lies below the closed time is not added to any more, and what is removed there is trimmed or compacted; what lies
+above it, the pending messages, is given only when it is asked for, as it stands at this moment.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.partition.log.pieces import Piece
+from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.rows import Range
+from sandq.partition.state_machine import TimerPartition
+from sandq.partition.view import View
+
+FETCH_BYTES: Final = 16 << 20
+FETCH_MESSAGES: Final = 65_536
+
+
+class Fetched(NamedTuple):
+    """A page of a stretch. `next`: where to go on, None at the end of the stretch. `closed_ms`: nothing is inserted
+    before that instant any more. `trimmed`: up to this offset, with it, the log was trimmed."""
+
+    pieces: list[Piece]
+    next: bytes | None
+    closed_ms: int
+    trimmed: bytes
+
+
+class Extent(NamedTuple):
+    """How much a stretch holds. `first`: the first message in it, None when there is none. `next`: as far as was
+    counted, None when that is the whole stretch. `messages`: about so many stand before that."""
+
+    first: bytes | None
+    next: bytes | None
+    messages: int
+    closed_ms: int
+    trimmed: bytes
+
+
+def fetch(
+    machine: TimerPartition,
+    view: View,
+    start: bytes,
+    end: bytes | None,
+    max_messages: int,
+    max_bytes: int,
+    pending: bool = False,
+) -> Fetched:
+    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`."""
+    closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
+    reader = LogReader(max(cursor_before(start), trimmed))
+    reader.rows_read = {}
+    until_ms = _until_ms(machine, end, pending)
+    ranges, _ = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
+    following = offsets.behind(reader.cursor) if ranges else None
+    if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
+        ranges, following = _below(ranges, end), None
+    return Fetched(machine.book.reader.pieces(view, ranges, rows_read=reader.rows_read), following, closed_ms, trimmed)
+
+
+def measure(
+    machine: TimerPartition, view: View, start: bytes, end: bytes | None, most: int | None, pending: bool = False
+) -> Extent:
+    """Count what `fetch` would give, by the counts of whole seconds; when there is more than `most`, up to `next` only.
+
+    A second that is counted in part, at either end, may count as a whole one. Only in the one that `most` divides are
+    messages counted one by one, `FETCH_MESSAGES` of them: the answer may end there with fewer than `most`, but never
+    with none, and is to be asked on from `next`.
+    """
+    closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
+    until_ms = _until_ms(machine, end, pending)
+    reader = LogReader(max(cursor_before(start), trimmed))
+    head = reader.head(view)
+    if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
+        return Extent(None, None, 0, closed_ms, trimmed)
+    counted = 0
+    for second, messages in machine.log.counts.seconds(
+        offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
+    ):
+        if most is not None and counted + messages > most:
+            begin = offsets.pack(second * 1000, 0, 0, 0)
+            if counted == most:
+                return Extent(head.first, begin, counted, closed_ms, trimmed)
+            reader.seek(max(cursor_before(begin), reader.cursor))
+            more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
+            return Extent(head.first, following, counted + more, closed_ms, trimmed)
+        counted += messages
+    return Extent(head.first, None, counted, closed_ms, trimmed)
+
+
+def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
+    """Pass over `count` messages: how many that were below `end`, and the offset behind them, None at the end."""
+    ranges, _ = reader.take(view, until_ms, count, FETCH_BYTES)
+    if not ranges:
+        return 0, None
+    if end is not None and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
+        return sum(one.length for one in _below(ranges, end)), None
+    return sum(one.length for one in ranges), offsets.behind(reader.cursor)
+
+
+def _until_ms(machine: TimerPartition, end: bytes | None, pending: bool) -> int:
+    until_ms = offsets.U48_MAX if pending else machine.now_ms - 1
+    return until_ms if end is None else min(until_ms, offsets.deliver_ms(end))
+
+
+def _below(ranges: list[Range], end: bytes) -> list[Range]:
+    """What of the ranges (rising) lies below `end`."""
+    cut: list[Range] = []
+    for base, length in ranges:
+        if base >= end:
+            break
+        # How many places lie below `end`, whatever partition it names; of another time or entry, all of them.
+        inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
+        cut.append(Range(base, min(length, inside)))
+    return cut

@@ -1,0 +1,339 @@
+"""The log of a partition: messages go in at their time, are found, cancelled and moved while they are pending, and are
+trimmed once nobody needs them.
+
+A message that was stored in a batch is taken out by a tombstone, one in a row of its own with its row; a tombstone
+stands also where a message of its own row was taken out below the closed time, so that history does not change
+silently under a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, peek
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
+from sandq.partition.dedup.unique_keys import HELD, Named, Sender, UniqueKeys
+from sandq.partition.garbage import Garbage
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.log.counts import Counts
+from sandq.partition.log.pieces import Message, decode_fields, load_message
+from sandq.partition.log.reader import row_holding
+from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.view import View
+
+CANCELLED, MOVED = "cancelled", "moved"
+"""What a tombstone stands for."""
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log keeps of itself beside its rows; in this order in the partition's state row."""
+
+    messages: int = 0
+    trimmed: bytes = offsets.FIRST
+    """Nothing is left in the log at or below this offset."""
+    bytes: int = 0
+    gone: tuple[int, int] = (0, 0)
+    """The second in which `trimmed` stands, and how many of its messages were trimmed."""
+
+
+class Stored(NamedTuple):
+    """What became of a batch whose messages were stored one by one: 16 bytes a message (its own offset, or the id of
+    the message that has its unique key), and those refused: (position, how the other is: delayed, ready, delivered)."""
+
+    offsets: bytes
+    refused: list[tuple[int, str]]
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
+        """Messages of the batch."""
+        return len(self.offsets) // offsets.OFFSET_BYTES
+
+
+class Found(NamedTuple):
+    """A message in the log."""
+
+    offset: bytes
+    id: bytes
+    key: bytes
+    """Of its row; `value` is the row's."""
+    value: bytes
+    moves: int = 0
+    moved_ms: int | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is in a row of its own."""
+        return self.value[0] == rows.KIND_MESSAGE
+
+
+class MessageLog:
+    def __init__(self, partition: int, book: GroupBook, unique: UniqueKeys, forgetter: Forgetter) -> None:
+        self.partition = partition
+        self.state = LogState()
+        self.counts = Counts()
+        self.garbage = Garbage()
+        self.taken_out: Callable[[int], None] = lambda now_ms: None
+        """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
+        self._book = book
+        book.is_trimmed = lambda offset: offset <= self.state.trimmed
+        self._unique = unique
+        self._forgetter = forgetter
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def append(
+        self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View
+    ) -> tuple[bytes, int] | Stored:
+        header = peek(command.batch)
+        self._book.totals.stored_bytes += len(command.batch)
+        latest_ms = header.max_deliver_ms + (now_ms if header.relative else 0)
+        if latest_ms <= floor_ms and not command.split:
+            base = offsets.pack(floor_ms, index, place, self.partition)
+            row = rows.batch_row(header.count, now_ms, command.batch)
+            view.put(rows.log_key(base), row)
+            self.counts.add(floor_ms, header.count)
+            self._added([rows.batch_entry(base, header.count, len(row))])
+            self._book.totals.stored += header.count
+            return base, header.count
+        return self._append_each(index, place, command, now_ms, floor_ms, view)
+
+    def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
+        batch = Batch.parse(command.batch)
+        times, column = placed_each(batch, index, place, self.partition, now_ms, floor_ms)
+        refused: list[tuple[int, str]] = []
+        if command.split:
+            refused = self._append_special(column, decode_fields(batch), command, now_ms, floor_ms, view)
+        else:
+            self._append_plain(column, decode_fields(batch), now_ms, view)
+            self.counts.add_each(times)
+            self._book.totals.stored += batch.count
+        return Stored(b"".join(column), refused)
+
+    def _append_plain(self, column: list[bytes], messages: list[Fields], now_ms: int, view: View) -> None:
+        """Messages of which the log needs nothing, but where they are."""
+        stored = rows.plain_rows(column, now_ms, messages)
+        if stored is None:
+            added = [
+                self._put(offset, now_ms, fields, {}, view) for offset, fields in zip(column, messages, strict=True)
+            ]
+            added.sort(key=_first)
+            self._added(added)
+            return
+        view.put_all(stored)
+        self.state.messages += len(stored)
+        self.state.bytes += sum([len(row) for _, row in stored])
+        groups = self._book.groups.values()
+        # Most of them are far ahead of what anybody looks at.
+        near = max([group.reader.covered for group in groups], default=offsets.FIRST)
+        added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
+        added.sort(key=_first)
+        for group in groups:
+            group.reader.insert(added)
+
+    def _append_special(
+        self,
+        column: list[bytes],
+        messages: list[Fields],
+        command: c.Append,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+    ) -> list[tuple[int, str]]:
+        """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
+        one that has its unique key. Those refused."""
+        refused: list[tuple[int, str]] = []
+        for at, fields in enumerate(messages):
+            offset = column[at]
+            unique_key = fields.get(Column.UNIQUE_KEY)
+            if unique_key is not None:
+                sender = (*command.numbers, at) if command.producer_id else None
+                other = self._conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
+                if other is not None:
+                    column[at] = other.id
+                    if command.on_conflict == c.REJECT and (sender is None or other.sender != sender):
+                        refused.append((at, self._state_of(other, now_ms, view)))
+                    continue
+                self._unique.hold(unique_key, offset, sender, view)
+            light = rows.needed_of(fields, self._book.ordered)
+            self._book.own_ttl = self._book.own_ttl or Column.TTL_MS in light
+            self.counts.add(offsets.deliver_ms(offset), 1)
+            self._book.totals.stored += 1
+            self._added([self._put(offset, now_ms, fields, light, view)])
+        return refused
+
+    def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
+        """Store a message in a row of its own, at an offset above all others."""
+        self.counts.add(offsets.deliver_ms(offset), 1)
+        self._book.totals.stored += 1
+        self._added([self._put(offset, now_ms, fields, {}, view)])
+
+    def _put(self, offset: bytes, now_ms: int, fields: Fields, light: Fields, view: View) -> LogEntry:
+        stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
+        for key, value in stored:
+            view.put(key, value)
+        return entry
+
+    def _conflict(
+        self, unique_key: bytes, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
+    ) -> Named | None:
+        """The message that has the unique key and stays; None when the new one may be stored."""
+        named = self._unique.find(unique_key, now_ms, view)
+        if named is None or named.state == CANCELLED_KEY:
+            return None
+        found = self.find(named.id, view) if named.state == HELD else None
+        if named.state == HELD and (found is None or not self.is_pending(found.offset)):
+            return None  # no group leased it, but one passed it over (a seek, a start at the latest)
+        if on_conflict != c.REPLACE or (sender is not None and named.sender == sender):
+            return named
+        if found is not None:
+            self.cancel(found, now_ms, floor_ms, view, remember=False)
+        return None
+
+    def _state_of(self, named: Named, now_ms: int, view: View) -> str:
+        """How the message is that keeps a unique key."""
+        found = self.find(named.id, view) if named.state == HELD else None
+        if found is None:
+            return "delivered"
+        return "delayed" if offsets.deliver_ms(found.offset) > now_ms else "ready"
+
+    def _added(self, entries: list[LogEntry]) -> None:
+        """`entries`: in the order of the log."""
+        self.state.messages += sum([entry.length for entry in entries])
+        self.state.bytes += sum([entry.size for entry in entries])
+        for group in self._book.groups.values():
+            group.reader.insert(entries)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def find(self, message_id: bytes, view: View) -> Found | None:
+        """The message of this id, wherever it stands now; None when it is not in the log."""
+        moved = view.get(rows.MOVED + message_id)
+        offset, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (message_id, 0, None, None)
+        key = rows.log_key(offset)
+        value = view.get(key)
+        if value is None:
+            row = row_holding(view, offset)
+            if row is None or view.get(rows.TOMBSTONE + offset) is not None:
+                return None
+            key, value = row
+        elif value[0] == rows.KIND_BATCH and view.get(rows.TOMBSTONE + offset) is not None:
+            return None
+        elif value[0] == rows.KIND_MESSAGE and moved is None:
+            # Asked for by the offset to which it was moved.
+            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or offset
+            if message_id != offset:
+                return self.find(message_id, view)
+        return Found(offset, message_id, key, value, moves, moved_ms)
+
+    def is_pending(self, offset: bytes) -> bool:
+        """No group made an attempt at it: it may be cancelled and moved."""
+        return all(group.is_pending(offset) for group in self._book.groups.values())
+
+    def load(self, found: Found, view: View) -> Message:
+        """The message itself."""
+        if found.alone:
+            return load_message(view, found.offset, found.value)
+        return next(self._book.reader.messages(view, [rows.Range(found.offset, 1)]))
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def cancel(self, found: Found, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
+        """Take a pending message out. `remember`: for a while, so that a repeated cancel is answered likewise."""
+        entry = self._entry(found)
+        self._book.totals.cancelled += 1
+        self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
+        if found.alone and rows.is_apart(found.value):
+            view.delete(rows.PAYLOAD + found.id)
+        if entry.extra is not None:
+            self._unique.cancelled(entry.extra, now_ms, view)
+        if found.moves:
+            # Where it had been moved leads to the tombstone.
+            fields = (found.offset, found.moves, found.moved_ms)
+            self._forgetter.put(rows.MOVED + found.id, now_ms + CANCEL_MEMORY_MS, view, *fields)
+
+    def move(self, found: Found, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> bytes:
+        """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset."""
+        offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
+        old = self._entry(found)
+        if found.alone:
+            row = rows.moved_row(found.value, found.id)
+            view.put(rows.log_key(offset), row)
+            entry = rows.log_entry(rows.log_key(offset), row)
+        else:
+            message = self.load(found, view)
+            light = rows.needed_of(message.fields, self._book.ordered)
+            stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, light)
+            for key, value in stored:
+                view.put(key, value)
+        self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
+        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
+        self.counts.add(offsets.deliver_ms(offset), 1)
+        self._added([entry])
+        self._book.totals.moved += 1
+        return offset
+
+    def delete_row(self, key: bytes, size: int, view: View) -> None:
+        """Delete a log row, of about that many bytes."""
+        view.delete(key)
+        self.garbage.deleted(key, size)
+
+    def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
+        """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
+        key = rows.TOMBSTONE + offset
+        row = view.get(key)
+        assert row is not None
+        why, at_ms, forgotten_ms = rows.unpack(row)
+        if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > now_ms:
+            if forgotten_ms is None:
+                self._forgetter.put(key, at_ms + CANCEL_MEMORY_MS, view, why, at_ms)
+        else:
+            view.delete(key)
+
+    def _entry(self, found: Found) -> LogEntry:
+        entry = rows.log_entry(found.key, found.value)
+        return entry if found.alone else LogEntry(found.offset, 1, entry.unit)
+
+    def _take_out(
+        self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool
+    ) -> None:
+        offset = found.offset
+        if rows.LOG_HEADER.unpack_from(found.value)[2] == 1:
+            self.delete_row(found.key, len(found.value), view)
+        if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
+            view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
+            self.taken_out(now_ms)
+        elif remember:
+            self._forgetter.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
+        due_before = self.counts.due
+        self.counts.add(offsets.deliver_ms(offset), -1)
+        self.state.messages -= 1
+        self.state.bytes -= entry.size
+        for group in self._book.groups.values():
+            if offset > group.cursor:
+                group.reader.remove(offset)
+            elif offset in group.order.blocked:
+                group.order.remove(offset)
+                if group.reader.passed is not None:
+                    group.reader.passed += self.counts.due - due_before  # the group had passed it
+                view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+
+
+def placed_each(
+    batch: Batch, index: int, place: int, partition: int, now_ms: int, floor_ms: int
+) -> tuple[list[int], list[bytes]]:
+    """Times and offsets of a batch's messages, each at a time of its own; `place` is the first one's."""
+    start_ms = now_ms if batch.relative else 0
+    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    times = [min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX) for asked_ms in asked]
+    return times, offsets.pack_run(times, index, place, partition)
+
+
+def _first(entry: LogEntry) -> bytes:
+    return entry.first

@@ -1,0 +1,269 @@
+"""Reads the messages that ranges name, as pieces ready to be sent: batches verbatim where that is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import Corruption
+from sandq.partition import rows
+from sandq.partition.log.reader import row_holding
+from sandq.partition.rows import Fields, Range
+from sandq.partition.view import View
+
+PIECE_MESSAGES = 1000
+PIECE_BYTES = 1 << 20
+SCAN_RANGES = 8
+SCAN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch and what only the broker knows of its messages (formats.md, "Delivery envelope")."""
+
+    offsets: bytes
+    """16 bytes: base of a run; else 16 bytes a message."""
+    ids: bytes | None
+    """16 bytes a message where they differ from the offsets."""
+    created_ms: int | bytes
+    """One for all, or little-endian int64 a message."""
+    live: list[tuple[int, int]] | None
+    """[(first position, count), ...] that are delivered; None: all."""
+    batch: bytes
+    count: int
+    """Messages delivered."""
+
+
+class Message(NamedTuple):
+    offset: bytes
+    id: bytes
+    created_ms: int
+    fields: Fields
+
+
+class _BatchRow(NamedTuple):
+    base: bytes
+    length: int
+    created_ms: int
+    raw: bytes
+
+
+class Reader:
+    """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
+
+    def __init__(self) -> None:
+        self._row: _BatchRow | None = None
+        self._batch: Batch | None = None
+        self._fields: list[Fields] | None = None
+        self._ahead: dict[bytes, bytes] = {}
+        """Log rows that were read together."""
+
+    def pieces(
+        self,
+        view: View,
+        ranges: Sequence[Range],
+        kept_of: int | None = None,
+        rows_read: dict[bytes, bytes] | None = None,
+    ) -> list[Piece]:
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own; `rows_read`:
+        log rows that were read already, most of them."""
+        if kept_of is not None:
+            return _loose_pieces(kept_messages(view, ranges, kept_of))
+        pieces: list[Piece] = []
+        if rows_read is None:
+            self._read_ahead(view, ranges)
+        else:
+            self._ahead = rows_read
+        loose: list[Message] = []
+        loose_bytes = 0
+        picked: list[tuple[int, int]] = []
+        picked_row: _BatchRow | None = None
+        for base, count in ranges:
+            row, message = self._find(view, base)
+            if row is not picked_row:
+                if picked_row is not None:
+                    pieces.append(self._piece(picked_row, picked))
+                picked_row, picked = row, []
+            if message is not None:
+                loose.append(message)
+                loose_bytes += _bytes_of(message)
+                if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
+                    pieces.append(from_messages(loose))
+                    loose, loose_bytes = [], 0
+                continue
+            assert row is not None
+            if loose:
+                pieces.append(from_messages(loose))
+                loose, loose_bytes = [], 0
+            picked.append((_position(row, base), count))
+        if picked_row is not None:
+            pieces.append(self._piece(picked_row, picked))
+        if loose:
+            pieces.append(from_messages(loose))
+        self._ahead = {}
+        return pieces
+
+    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> None:
+        """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
+        self._ahead = {}
+        if len(ranges) >= SCAN_RANGES:
+            start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
+            self._ahead = dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
+
+    def messages(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> Iterator[Message]:
+        """The messages themselves, decoded."""
+        if kept_of is not None:
+            yield from kept_messages(view, ranges, kept_of)
+            return
+        for base, count in ranges:
+            row, message = self._find(view, base)
+            if message is not None:
+                yield message
+                continue
+            assert row is not None
+            start = _position(row, base)
+            decoded = self._decoded(row)
+            for at in range(count):
+                offset = offsets.shift(base, at)
+                yield Message(offset, offset, row.created_ms, decoded[start + at])
+
+    def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
+        row = self._row
+        if row is not None and _holds(row, offset):
+            return row, None
+        key = rows.log_key(offset)
+        value = self._ahead.get(key)
+        if value is None:
+            value = view.get(key)
+        if value is None:
+            found = row_holding(view, offset)
+            if found is None:
+                raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
+            key, value = found
+        kind, _, count, created_ms = rows.LOG_HEADER.unpack_from(value)
+        if kind == rows.KIND_MESSAGE:
+            return None, load_message(view, offset, value)
+        row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
+        self._row, self._batch, self._fields = row, None, None
+        return row, None
+
+    def _parsed(self, row: _BatchRow) -> Batch:
+        if row is not self._row:
+            return Batch.parse(row.raw)
+        if self._batch is None:
+            self._batch = Batch.parse(row.raw)
+        return self._batch
+
+    def _decoded(self, row: _BatchRow) -> list[Fields]:
+        if row is not self._row:
+            return decode_fields(Batch.parse(row.raw))
+        if self._fields is None:
+            self._fields = decode_fields(self._parsed(row))
+        return self._fields
+
+    def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+        count = sum(n for _, n in picked)
+        if count == row.length:
+            return Piece(row.base, None, row.created_ms, None, row.raw, count)
+        if 2 * count >= row.length:
+            return Piece(row.base, None, row.created_ms, picked, row.raw, count)
+        batch = self._parsed(row)
+        if len(picked) == 1:
+            start, n = picked[0]
+            sliced = batch.slice(start, start + n)
+            return Piece(offsets.shift(row.base, start), None, row.created_ms, None, sliced, n)
+        positions = [start + at for start, n in picked for at in range(n)]
+        column = b"".join([offsets.shift(row.base, position) for position in positions])
+        return Piece(column, None, row.created_ms, None, batch.take(positions), count)
+
+
+def decode_fields(batch: Batch) -> list[Fields]:
+    """Column values of each message, absent and null ones left out, DELIVER_MS too."""
+    messages: list[Fields] = [{} for _ in range(batch.count)]
+    for column in batch.columns:
+        if column == Column.DELIVER_MS:
+            continue
+        cells: Sequence[Any] | None = batch.bytes_column(column)
+        if cells is None:
+            cells = batch.int_column(column)
+        assert cells is not None
+        for fields, value in zip(messages, cells, strict=True):
+            if value is not None:
+                fields[column] = value
+    return messages
+
+
+def _holds(row: _BatchRow, offset: bytes) -> bool:
+    behind = offsets.distance(row.base, offset)
+    return behind is not None and 0 <= behind < row.length
+
+
+def _position(row: _BatchRow, offset: bytes) -> int:
+    behind = offsets.distance(row.base, offset)
+    assert behind is not None
+    return behind
+
+
+def load_message(view: View, offset: bytes, value: bytes) -> Message:
+    """The message of a log row of its own."""
+    created_ms = rows.LOG_HEADER.unpack_from(value)[3]
+    stored = rows.unpack(value[rows.LOG_HEADER.size :])
+    original_id = stored[0] or offset
+    fields: Fields | None = stored[1]
+    if fields is None:
+        payload = view.get(rows.PAYLOAD + original_id)
+        if payload is None:
+            raise Corruption(f"the payload of message {offsets.to_text(original_id)} is gone")
+        fields = rows.unpack(payload)[0]
+    assert fields is not None
+    fields.pop(Column.ORDERING_HASH, None)
+    return Message(offset, original_id, created_ms, fields)
+
+
+def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
+    """Messages that a group keeps in rows of its own."""
+    for base, count in ranges:
+        for offset in offsets.run(base, count):
+            row = view.get(rows.of_group(rows.KEPT, group_id, offset))
+            if row is None:
+                raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
+            yield Message(offset, *rows.unpack(row)[:3])
+
+
+def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:
+    """Pieces of at most `PIECE_MESSAGES`, and not beyond the message that reaches `PIECE_BYTES`."""
+    pieces: list[Piece] = []
+    loose: list[Message] = []
+    size = 0
+    for message in messages:
+        loose.append(message)
+        size += _bytes_of(message)
+        if len(loose) >= PIECE_MESSAGES or size >= PIECE_BYTES:
+            pieces.append(from_messages(loose))
+            loose, size = [], 0
+    if loose:
+        pieces.append(from_messages(loose))
+    return pieces
+
+
+def _bytes_of(message: Message) -> int:
+    return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
+
+
+def from_messages(messages: list[Message]) -> Piece:
+    columns: dict[int, list[Any]] = {Column.VALUE: [m.fields.get(Column.VALUE) for m in messages]}
+    for column in sorted({c for m in messages for c in m.fields} - {Column.VALUE}):
+        columns[column] = [m.fields.get(column) for m in messages]
+    moved = any(m.id != m.offset for m in messages)
+    return Piece(
+        # Sixteen bytes mean the base of a run, and a single message is just that.
+        b"".join([m.offset for m in messages]),
+        b"".join([m.id for m in messages]) if moved else None,
+        b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
+        None,
+        encode(columns),
+        len(messages),
+    )

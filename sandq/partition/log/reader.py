@@ -1,0 +1,250 @@
+"""The log as one group's cursor sees it: the next entries in order, from a bounded look-ahead in memory.
+
+The look-ahead is a cache of rows, never state: whatever it holds, `head` and `take` answer what a scan of the
+rows would. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without the
+messages that tombstones stand for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.rows import LogEntry, Range
+from sandq.partition.view import Row, View
+
+LOOK_AHEAD_ENTRIES = 2048
+LOOK_AHEAD_BYTES = 4 << 20
+FEW = 16
+"""Rows that are cheaper put in one by one than by sorting."""
+WHOLE_ROW_BYTES = 2 << 20
+"""A smaller row is not cut by a limit on bytes: a batch that is taken whole is sent as it is."""
+FILL_TOMBSTONES = (1 << 16) + 1
+"""More than the messages of one row."""
+NEAR_ROWS = 16
+NEAR_BYTES = 1 << 20
+PASSED_OVER = 1000
+"""Entries that one `take` passes over without taking them."""
+_, _LOG_STOP = rows.tag_bounds(rows.LOG)
+_NO_LIMIT = 1 << 40
+
+Judge = Callable[[LogEntry], bool]
+"""Whether an entry is taken; otherwise it is passed over."""
+
+
+class LogReader:
+    def __init__(self, cursor: bytes, look_ahead: int = LOOK_AHEAD_ENTRIES) -> None:
+        self.cursor = cursor
+        self.covered = cursor
+        self.entries: deque[LogEntry] = deque()
+        self.taken = (0, 0)
+        """The second in which the cursor stands, and how many of its messages it passed."""
+        self.passed: int | None = None
+        """What `Counts.due` was when all that is due had been passed, and what was passed since; None: not known."""
+        self.unsure_s: int | None = None
+        """While the cursor stands in this second, `passed` may be too small."""
+        self._look_ahead = look_ahead
+        self.rows_read: dict[bytes, bytes] | None = None
+        """A dict is filled with every row that is read, for who wants the messages at once."""
+
+    def seek(self, cursor: bytes) -> None:
+        """Go on from elsewhere."""
+        self.cursor = self.covered = cursor
+        self.entries.clear()
+        self.taken = (0, 0)
+        self.passed = None
+
+    def look_anew(self, last: bytes) -> None:
+        """Rows up to this offset are others than they were."""
+        if last > self.cursor:
+            self.covered = self.cursor
+            self.entries.clear()
+
+    def insert(self, added: list[LogEntry]) -> None:
+        """Log rows were added, in order (always above the cursor: the placing rule)."""
+        assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
+        near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
+        if not near:
+            return
+        if not self.entries or near[0].first > self.entries[-1].first:
+            self.entries.extend(near)
+        elif len(near) < FEW:
+            for entry in near:
+                insort(self.entries, entry, key=_first)
+        else:
+            self.entries = deque(sorted([*self.entries, *near], key=_first))
+        if len(self.entries) > 2 * self._look_ahead:
+            self.entries = deque(islice(self.entries, self._look_ahead))
+            self.covered = rows.last_of(self.entries[-1])
+
+    def remove(self, offset: bytes) -> None:
+        """The message at this offset, above the cursor, is gone."""
+        entries = self.entries
+        if offset > self.covered or not entries:
+            return
+        at = bisect_right(entries, offset, key=_first) - 1
+        if at >= 0:
+            entry = entries[at]
+            del entries[at]
+            for part in reversed(without(entry, [offset])):
+                entries.insert(at, part)
+
+    def head(self, view: View) -> LogEntry | None:
+        """The first entry above the cursor; None when the log ends there."""
+        while not self.entries and self.covered != offsets.LAST:
+            self._fill(view)
+        return self.entries[0] if self.entries else None
+
+    def take(
+        self,
+        view: View,
+        until_ms: int,
+        limit: int,
+        max_bytes: int,
+        judge: Judge | None = None,
+        *,
+        judge_all: bool = False,
+    ) -> tuple[list[Range], int]:
+        """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
+        (of a small row: not beyond the row) that reaches `max_bytes`. Returns the ranges taken, and their bytes.
+        `judge` is asked about entries with an extra (or about all)."""
+        taken: list[Range] = []
+        taken_bytes = passed_over = passed_bytes = 0
+        while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
+            entry = self.head(view)
+            if entry is None or offsets.deliver_ms(entry.first) > until_ms:
+                break
+            if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
+                passed_over += entry.length
+                passed_bytes += entry.size
+                self.pass_head()
+                continue
+            count = min(entry.length, limit)
+            if entry.size > WHOLE_ROW_BYTES:
+                count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
+            size = entry.size if count == entry.length else entry.unit * count
+            taken.append(Range(entry.first, count))
+            limit -= count
+            taken_bytes += size
+            self._pass(entry, count)
+            self.entries.popleft()
+            if count < entry.length:
+                self.entries.appendleft(entry.part(count, entry.length))
+        return taken, taken_bytes
+
+    def pass_head(self) -> None:
+        """Move the cursor over the first entry."""
+        entry = self.entries.popleft()
+        self._pass(entry, entry.length)
+
+    def _pass(self, entry: LogEntry, count: int) -> None:
+        self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
+        # What was passed is covered, however short the look-ahead was.
+        self.covered = max(self.covered, self.cursor)
+        if self.passed is not None:
+            self.passed += count
+        second = offsets.deliver_ms(entry.first) // 1000
+        self.taken = (second, self.taken[1] + count if self.taken[0] == second else count)
+
+    def _fill(self, view: View) -> None:
+        found = view.scan(
+            rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=self._look_ahead, max_bytes=LOOK_AHEAD_BYTES
+        )
+        if self.rows_read is not None:
+            self.rows_read.update(found)
+        entries = [rows.log_entry(key, value) for key, value in found]
+        # Only what was stored in a batch can be there and have a tombstone.
+        batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
+        rest = self._rest_of_row(view)
+        if rest is not None:
+            entries.insert(0, rest)
+            batches.insert(0, rest)
+        # Nothing found means that the log ends here: whatever comes later is inserted.
+        self.covered = rows.last_of(entries[-1]) if found else offsets.LAST
+        if batches:
+            gone = tombstones(view, batches[0].first, rows.last_of(batches[-1]), FILL_TOMBSTONES)
+            if len(gone) == FILL_TOMBSTONES:
+                # So many that those of the first batch are all there, but not of every one.
+                entries = [entry for entry in entries if rows.last_of(entry) <= gone[-1]]
+                self.covered = rows.last_of(entries[-1])
+            entries = _without(entries, gone)
+        self.entries.extend(entries)
+
+    def _rest_of_row(self, view: View) -> LogEntry | None:
+        """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;
+        else where the look-ahead was cut."""
+        found = row_holding(view, self.covered)
+        if found is None:
+            return None
+        entry = rows.log_entry(*found)
+        behind = offsets.distance(entry.first, self.covered)
+        assert behind is not None
+        return entry.part(behind + 1, entry.length) if behind + 1 < entry.length else None
+
+
+def row_holding(view: View, offset: bytes) -> Row | None:
+    """The log row that the message at this offset was stored in."""
+    key = rows.log_key(offset)
+    start, stop = rows.entry_start(offset), rows.after(key)
+    # Forwards: what was before is often deleted, and a step back would walk over all of that.
+    near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
+    found = near[-1:]
+    if len(near) == NEAR_ROWS or sum([len(value) for _, value in near]) >= NEAR_BYTES:
+        found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
+    if not found:
+        return None
+    entry = rows.log_entry(*found[0])
+    behind = offsets.distance(entry.first, offset)
+    return found[0] if behind is not None and 0 <= behind < entry.length else None
+
+
+def cursor_before(offset: bytes) -> bytes:
+    """A cursor right before a message: the place before it, within a batch, or the number before it."""
+    if offsets.unpack(offset).place:
+        return offsets.shift(offset, -1)
+    return (max(int.from_bytes(offset, "big"), 1) - 1).to_bytes(16, "big")
+
+
+def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
+    """What is left of an entry without these offsets (rising; others than its own do not count)."""
+    parts: list[LogEntry] = []
+    start = 0
+    for offset in gone:
+        at = offsets.distance(entry.first, offset)
+        if at is None or not start <= at < entry.length:
+            continue
+        if at > start:
+            parts.append(entry.part(start, at))
+        start = at + 1
+    if not start:
+        return [entry]
+    if start < entry.length:
+        parts.append(entry.part(start, entry.length))
+    return parts
+
+
+def tombstones(view: View, first: bytes, last: bytes, limit: int) -> list[bytes]:
+    """Offsets of tombstones from `first` to `last`, both included."""
+    start, stop = rows.TOMBSTONE + first, rows.after(rows.TOMBSTONE + last)
+    return [key[1:] for key, _ in view.scan(start, stop, limit=limit, max_bytes=_NO_LIMIT)]
+
+
+def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
+    """`without` for many entries in order."""
+    left: list[LogEntry] = []
+    at = 0
+    for entry in entries:
+        while at < len(gone) and gone[at] < entry.first:
+            at += 1
+        stop = bisect_right(gone, rows.last_of(entry), at)
+        left += without(entry, gone[at:stop])
+        at = stop
+    return left
+
+
+def _first(entry: LogEntry) -> bytes:
+    return entry.first

@@ -1,0 +1,241 @@
+"""Trimming: the log loses, oldest first, what every group is done with and no setting keeps.
+
+With `delete_on_ack` that is what was acked by all groups at least `retention` ago; else what is older than `retain`,
+or in excess of `retain_bytes`. A message that some group is not done with is never trimmed; one that is leased or waits
+for long is copied into rows of that group's own, so that it does not keep the log behind it. Nor is anything trimmed
+above a hold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.log.holds import Holds
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.rows import LogEntry
+from sandq.partition.view import View
+
+TRIM_ROWS = 1000
+TRIM_BYTES = 64 << 20
+PIN_MS = 60_000
+"""A message that is not settled so long after its first lease gets a row of its own."""
+UNPIN_MESSAGES = 1000
+UNPIN_BYTES = 8 << 20
+SAMPLES = 16
+"""The instants at which everything below some offset was done are kept this finely within `retention`."""
+LEAST_PAUSE_MS = 1000
+
+
+class Trimmer:
+    def __init__(self, log: MessageLog, book: GroupBook, holds: Holds) -> None:
+        self.due_ms: int | None = None
+        """When to trim next."""
+        self._log = log
+        log.taken_out = self.settled
+        self._book = book
+        self._holds = holds
+        self._done: list[tuple[int, bytes]] = []
+        """(ms, offset): at that instant every group was done with all below the offset. Rising."""
+
+    def state(self) -> tuple[int | None, list[tuple[int, bytes]]]:
+        return self.due_ms, self._done
+
+    def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
+        self.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
+
+    def settled(self, now_ms: int) -> None:
+        """Groups may be done with more than before."""
+        due_ms = now_ms + (self._pause_ms if self._keeps else 0)
+        if self._trims and (self.due_ms is None or self.due_ms > due_ms):
+            self.due_ms = due_ms
+
+    def appended(self, now_ms: int) -> None:
+        """There is more than before, which its age alone, or others' size, may remove."""
+        if self._keeps and not self._settings["delete_on_ack"] and self.due_ms is None:
+            self.due_ms = now_ms + self._pause_ms
+
+    def step(self, now_ms: int, view: View) -> None:
+        """Trim a bounded number of rows, when it is time to."""
+        if self.due_ms is None or self.due_ms > now_ms:
+            return
+        self.due_ms = None
+        limit = self._limit(now_ms)
+        if limit is not None:
+            if self._trim(limit, now_ms, view) or self._unpin(now_ms, view):
+                self.due_ms = now_ms
+                return
+            self.due_ms = self._next_pin_ms()
+        if self._keeps and (self._book.groups or not self._settings["delete_on_ack"]):
+            # Time alone may let the first row go, but not before its time has come.
+            start = rows.after(rows.log_key(self._log.state.trimmed))
+            first = view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
+            if first:
+                self.due_ms = max(now_ms + self._pause_ms, offsets.deliver_ms(first[0][0][1:]))
+
+    # -- what may go ----------------------------------------------------------------------------------------------
+
+    @property
+    def _settings(self) -> dict[str, object]:
+        return self._book.settings
+
+    @property
+    def _trims(self) -> bool:
+        settings = self._settings
+        return bool(settings["delete_on_ack"]) or self._keeps
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether time (or size) decides, too."""
+        settings = self._settings
+        if settings["delete_on_ack"]:
+            return bool(settings["retention_ms"])
+        return settings["retain_ms"] is not None or settings["retain_bytes"] is not None
+
+    @property
+    def _pause_ms(self) -> int:
+        settings = self._settings
+        kept_ms = settings["retention_ms"] if settings["delete_on_ack"] else settings["retain_ms"]
+        return max(LEAST_PAUSE_MS, int(str(kept_ms or 0)) // SAMPLES)
+
+    def _limit(self, now_ms: int) -> bytes | None:
+        """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
+        done = self._book.done_below()
+        settings = self._settings
+        if not settings["delete_on_ack"]:
+            if not self._keeps:
+                return None
+            return done if done is not None else offsets.pack(now_ms, 0, 0, 0)
+        retention_ms = settings["retention_ms"]
+        assert isinstance(retention_ms, int)
+        if done is None or not retention_ms:
+            return done
+        if not self._done or now_ms - self._done[-1][0] >= retention_ms // SAMPLES:
+            self._done.append((now_ms, done))
+        old = [offset for ms, offset in self._done if ms + retention_ms <= now_ms]
+        self._done = self._done[max(len(old) - 1, 0) :]
+        # A group that went back since is not done with what it was done with then.
+        return min(old[-1], done) if old else None
+
+    def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:
+        """Whether a setting keeps a row that every group is done with."""
+        settings = self._settings
+        if settings["delete_on_ack"]:
+            return False
+        retain_ms, retain_bytes = settings["retain_ms"], settings["retain_bytes"]
+        too_old = isinstance(retain_ms, int) and offsets.deliver_ms(entry.first) + retain_ms <= now_ms
+        too_much = isinstance(retain_bytes, int) and self._log.state.bytes > retain_bytes
+        return not (too_old or too_much)
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def _trim(self, limit: bytes, now_ms: int, view: View) -> bool:
+        """Delete rows below `limit`, a bounded number. Whether there may be more."""
+        state = self._log.state
+        # What is trimmed already no hold brings back.
+        held = max(self._holds.lowest, state.trimmed)
+        limit = min(limit, rows.after(held))
+        # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
+        start = rows.after(rows.log_key(state.trimmed))
+        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
+        entries = [rows.log_entry(key, value) for key, value in found]
+        gone = tombstones(view, state.trimmed, rows.last_of(entries[-1]), FILL_TOMBSTONES) if entries else []
+        complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
+        if not entries:
+            return self._trim_tombstones(limit, now_ms, view)
+        more = bool(found)
+        for (key, value), entry in zip(found, entries, strict=True):
+            last = rows.last_of(entry)
+            # Of a row with a hold within it not even the tombstones at its end go: `trimmed` would come above the hold.
+            if _last_left(entry, gone) >= limit or last > held or self._is_wanted(entry, now_ms):
+                more = False
+                break
+            if last > complete:
+                # Too many tombstones stand before the row's end: on with the row when those before it are gone.
+                state.trimmed = max(state.trimmed, gone[bisect_left(gone, entry.first) - 1])
+                break
+            here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
+            self._delete(key, value, entry, here, now_ms, view)
+            self._book.forget_key(entry, view)
+        for offset in gone[: bisect_right(gone, state.trimmed)]:
+            self._log.drop_tombstone(offset, now_ms, view)
+        self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
+        return more
+
+    def _trim_tombstones(self, limit: bytes, now_ms: int, view: View) -> bool:
+        """Nothing but tombstones is left below `limit`. Whether there may be more."""
+        state = self._log.state
+        found = tombstones(view, state.trimmed, limit, FILL_TOMBSTONES)
+        gone = found[: bisect_left(found, limit)]
+        for offset in gone:
+            self._log.drop_tombstone(offset, now_ms, view)
+            state.trimmed = max(state.trimmed, offset)
+        return len(gone) == FILL_TOMBSTONES
+
+    def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
+        """Delete a log row, of which `gone` messages were taken out before."""
+        state = self._log.state
+        self._log.delete_row(key, len(value), view)
+        state.messages -= entry.length - gone
+        state.bytes -= entry.size - gone * entry.unit
+        state.trimmed = rows.last_of(entry)
+        second = offsets.deliver_ms(state.trimmed) // 1000
+        state.gone = (second, entry.length - gone + (state.gone[1] if state.gone[0] == second else 0))
+        if value[0] == rows.KIND_MESSAGE:
+            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
+            view.delete(rows.PAYLOAD + message_id)
+            self._book.left(entry.first, message_id, now_ms, view)
+
+    # -- what pins it ---------------------------------------------------------------------------------------------
+
+    def _next_pin_ms(self) -> int | None:
+        """When the first of the messages that keep the log gets a row of its own."""
+        holders: list[Lease | Waiting] = []
+        for group in self._book.groups.values():
+            holders += [*group.leases.values(), *group.waiting.values()]
+        return min((holder.since_ms + PIN_MS for holder in holders if not holder.kept), default=None)
+
+    def _unpin(self, now_ms: int, view: View) -> bool:
+        """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
+        messages = size = 0
+        for group in self._book.groups.values():
+            holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
+            for holder in holders:
+                if holder.kept or holder.since_ms + PIN_MS > now_ms:
+                    continue
+                if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
+                    return True
+                kept, kept_bytes = self._keep(group, holder, view)
+                messages += kept
+                size += kept_bytes
+        return messages > 0
+
+    def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> tuple[int, int]:
+        """How many messages were copied, and their bytes: at most those of one lease."""
+        ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
+        count = size = 0
+        for message in self._book.reader.messages(view, ranges):
+            row = rows.kept_row(message.id, message.created_ms, message.fields)
+            view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
+            count += 1
+            size += len(row)
+        holder.kept = True
+        self._book.put_holder(group, holder, view)
+        return count, size
+
+
+def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:
+    """The last offset of a row that was not taken out, by the tombstones in `gone`; without any left: the first.
+
+    What was taken out behind the last message is leased to nobody: no group's cursor ever goes beyond it for its sake.
+    """
+    last = rows.last_of(entry)
+    place = bisect_right(gone, last)
+    while place and gone[place - 1] == last and last > entry.first:
+        last, place = offsets.shift(last, -1), place - 1
+    return last

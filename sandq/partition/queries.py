@@ -1,0 +1,354 @@
+"""Looking into a partition: single messages, pages of them, what became of one, what is dead, what comes when.
+
+Everything here reads and changes nothing that matters (caches move). Each call is bounded; where there is more it says
+from where to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups import dead_letters
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.jobs.pending import ACKED, DEAD, DELAYED, LEASED, READY, WAITING
+from sandq.partition.log import fetch as log_fetch
+from sandq.partition.log.fetch import Extent, Fetched
+from sandq.partition.log.message_log import Found
+from sandq.partition.log.pieces import Message
+from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.rows import Range
+from sandq.partition.state_machine import TimerPartition
+from sandq.partition.view import View
+
+LOOKED_AT = 1000
+"""Messages that one page looks at, found or not."""
+PAGE_BYTES = 2 << 20
+ROW_BYTES = 256
+STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
+UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
+
+Shown = dict[str, Any]
+"""A message map (docs/protocol.md)."""
+
+
+class Inspector:
+    def __init__(self, machine: TimerPartition, view: View) -> None:
+        self._machine = machine
+        self._view = view
+
+    # -- one message ----------------------------------------------------------------------------------------------
+
+    def get(self, target: c.Target) -> Shown | None:
+        """A message with its value and state; None when it is not here (any more)."""
+        machine, view = self._machine, self._view
+        message_id = machine.pending.id_of(target, machine.now_ms, view)
+        if message_id is None:
+            return None
+        found = machine.log.find(message_id, view)
+        if found is not None:
+            message = machine.log.load(found, view)
+            return self._shown(message, self._state(found.offset), values=True, found=found)
+        moved = view.get(rows.MOVED + message_id)
+        return self._get_own(rows.unpack(moved)[0] if moved is not None else message_id)
+
+    def _get_own(self, offset: bytes) -> Shown | None:
+        """A message that is only in a row of a group's own any more."""
+        for group in self._machine.book.groups.values():
+            row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+            if row is not None:
+                message = Message(offset, *rows.unpack(row)[:3])
+                return self._shown(message, self._state(offset), values=True)
+            buried = dead_letters.find(group.group_id, offset, self._view)
+            if buried is not None:
+                message = Message(offset, buried.id, buried.created_ms, buried.fields)
+                return self._shown(message, self._state(offset), values=True)
+        return None
+
+    def why(self, target: c.Target) -> Shown | None:
+        """The biography of a message: itself, without its value, and what each group made of it."""
+        shown = self.get(target)
+        if shown is None:
+            return None
+        shown["value"] = None
+        shown["groups"] = [self._in_group(group, shown) for group in self._machine.book.groups.values()]
+        return shown
+
+    def _in_group(self, group: Group, shown: Shown) -> Shown:
+        offset = shown["offset"]
+        state = self._machine.pending.state_in(group, offset, self._machine.now_ms, self._view)
+        told: Shown = {
+            "group": group.name,
+            "state": state,
+            "attempt": 0,
+            "consumer": None,
+            "token": None,
+            "deadline_ms": None,
+            "due_ms": None,
+            "error": None,
+            "history": [],
+        }
+        holder = group.holder_of(offset)
+        lease = holder if isinstance(holder, Lease) else None
+        waiting = holder if isinstance(holder, Waiting) else None
+        if lease is not None:
+            told |= {
+                "attempt": lease.attempt,
+                "consumer": lease.consumer,
+                "token": lease.token,
+                "deadline_ms": lease.deadline_ms,
+                "history": [list(one) for one in lease.past_of(offset)],
+            }
+        elif waiting is not None:
+            told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
+            told["history"] = [list(one) for one in waiting.history]
+        elif state == DEAD:
+            buried = dead_letters.find(group.group_id, offset, self._view)
+            assert buried is not None
+            told |= {"attempt": buried.attempts, "error": buried.error}
+            told["history"] = [list(one) for one in buried.history]
+        elif state == ACKED:
+            ended = self._machine.book.ended_lease_of(group, offset)
+            if ended is not None:
+                told |= {"attempt": ended.attempt, "consumer": ended.consumer}
+        told["reason"] = self._reason(group, told, shown)
+        return told
+
+    def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
+        state, offset = told["state"], shown["offset"]
+        waiting = group.holder_of(offset)
+        match state:
+            case "delayed":
+                return "its time has not come"
+            case "leased":
+                return f"consumer {told['consumer']} holds it"
+            case "waiting":
+                if (
+                    isinstance(waiting, Waiting)
+                    and waiting.expires_ms is not None
+                    and waiting.expires_ms <= waiting.due_ms
+                ):
+                    return "its ttl passes before its next attempt: it dies then"
+                return "it waits for its next attempt"
+            case "dead":
+                buried = dead_letters.find(group.group_id, offset, self._view)
+                return (
+                    f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
+                )
+            case "acked":
+                return "it was acked"
+        if group.paused() is not None:
+            return f"the group is stopped: {group.paused()}"
+        if offset in group.order.blocked:
+            return "it waits for an earlier message of its key"
+        if group.stalled() is not None:
+            return f"the group takes nothing new: {group.stalled()}"
+        return "it waits for a consumer with room"
+
+    # -- pages ----------------------------------------------------------------------------------------------------
+
+    def page(
+        self,
+        state: str | None,
+        from_ms: int,
+        until_ms: int,
+        key_prefix: bytes | None,
+        limit: int,
+        after: bytes | None,
+        values: bool,
+    ) -> tuple[list[Shown], bytes | None]:
+        """Messages of the log in order, within a window of delivery times; and the offset to go on behind, if any."""
+        if state in (LEASED, WAITING):
+            ranges, last = self._held(state, from_ms, until_ms, after)
+        else:
+            ranges, last = self._logged(state, from_ms, until_ms, after)
+        shown: list[Shown] = []
+        size = 0
+        for message in self._load(ranges, from_ms, until_ms):
+            if len(shown) >= limit or size >= PAGE_BYTES:
+                return shown, cursor_before(message.offset)
+            found_state = self._state(message.offset)
+            key = message.fields.get(Column.KEY)
+            if state not in (None, found_state) or not (key_prefix is None or (key or b"").startswith(key_prefix)):
+                continue
+            shown.append(self._shown(message, found_state, values=values))
+            size += ROW_BYTES + len(key or b"") + (len(message.fields.get(Column.VALUE) or b"") if values else 0)
+        return shown, last
+
+    def _logged(
+        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None
+    ) -> tuple[list[Range], bytes | None]:
+        """The next ranges of the log in the window, and where they end unless that is the end of it."""
+        machine = self._machine
+        cursors = [group.cursor for group in machine.book.groups.values()]
+        if state == DELAYED:
+            from_ms = max(from_ms, machine.now_ms + 1)
+        elif state == READY:
+            until_ms = min(until_ms, machine.now_ms + 1)
+        elif state == ACKED:
+            until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
+        start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
+        start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
+        reader = LogReader(start)
+        ranges, _ = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES)
+        return ranges, reader.cursor if ranges else None
+
+    def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[Range], bytes | None]:
+        """Ranges that some group has leased, or that wait; the window and the page are for the caller to cut."""
+        held: set[bytes] = set()
+        for group in self._machine.book.groups.values():
+            found = [r for lease in group.leases.values() for r in lease.select(lease.live)]
+            if state == WAITING:
+                found = [r for entry in group.waiting.values() for r in entry.ranges]
+            for base, length in found:
+                if from_ms <= offsets.deliver_ms(base) < until_ms:
+                    held.update(offsets.run(base, length))
+        chosen = sorted(offset for offset in held if after is None or offset > after)
+        page = chosen[:LOOKED_AT]
+        return [Range(offset, 1) for offset in page], page[-1] if len(chosen) > len(page) else None
+
+    def _load(self, ranges: list[Range], from_ms: int, until_ms: int) -> Iterator[Message]:
+        """One by one: a page ends when it is full, and what lies behind is not read."""
+        reader, view = self._machine.book.reader, self._view
+        for one in ranges:
+            if not from_ms <= offsets.deliver_ms(one.base) < until_ms:
+                continue
+            if one.base > self._machine.log.state.trimmed:
+                yield from reader.messages(view, [one])
+                continue
+            for group in self._machine.book.groups.values():
+                if view.get(rows.of_group(rows.KEPT, group.group_id, one.base)) is not None:
+                    yield from reader.messages(view, [one], group.group_id)
+                    break
+
+    def dead_page(
+        self, group_name: str, reason: str | None, limit: int, after: bytes | None, values: bool
+    ) -> tuple[list[Shown], bytes | None]:
+        """Dead messages of a group in the order of their offsets; and the offset to go on behind, if any."""
+        group = self._machine.book.group(group_name)
+        found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view)
+        shown: list[Shown] = []
+        size = 0
+        for message in found:
+            if len(shown) >= limit or size >= PAGE_BYTES:
+                return shown, cursor_before(message.offset)
+            if reason in (None, message.reason):
+                shown.append(_shown_dead(message, values))
+                size += len(message.fields.get(Column.VALUE) or b"") if values else 256
+        return shown, found[-1].offset if found else None
+
+    def fetch(self, *asked: Any) -> Fetched:
+        """`asked`: as `log.fetch.fetch` takes it."""
+        return log_fetch.fetch(self._machine, self._view, *asked)
+
+    def measure(self, *asked: Any) -> Extent:
+        """`asked`: as `log.fetch.measure` takes it."""
+        return log_fetch.measure(self._machine, self._view, *asked)
+
+    def job(self, job_id: bytes) -> Shown:
+        """Raises NotFound."""
+        return self._machine.jobs.find(job_id).shown()
+
+    # -- counts ---------------------------------------------------------------------------------------------------
+
+    def group_rows(self) -> list[Shown]:
+        counts, now_s = self._machine.log.counts, self._machine.now_ms // 1000
+        told = []
+        for group in self._machine.book.groups.values():
+            second, taken = max(group.reader.taken, self._machine.log.state.gone)
+            second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
+            ready = counts.between(second, now_s + 1, self._view) - taken + len(group.order.blocked)
+            waiting = 0
+            for entry in group.waiting.values():
+                count = sum(r.length for r in entry.ranges)
+                if entry.due_ms > self._machine.now_ms:
+                    waiting += count
+                else:
+                    ready += count
+            told.append(
+                {
+                    "partition": self._machine.partition,
+                    "group": group.name,
+                    "cursor": group.cursor,
+                    "committed": group.done_below(),
+                    "ready": max(ready, 0),
+                    "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
+                    "waiting": waiting,
+                    "dead": group.dead.total(),
+                    "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
+                    "settings": group.settings or None,
+                    "touched_ms": group.touched_ms,
+                    "reason": group.stalled(),
+                }
+            )
+        return told
+
+    def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
+        """Messages due in each unit from the one that holds `now_ms` on, as (start ms, messages) of those with some;
+        and how many come after the last."""
+        first_s = now_ms // 1000 // unit_s * unit_s
+        stop_s = first_s + count * unit_s
+        now_s = now_ms // 1000
+        buckets: dict[int, int] = {}
+        counts = self._machine.log.counts
+        for second, messages in counts.seconds(max(first_s, now_s), stop_s, self._view):
+            start_ms = (first_s + (second - first_s) // unit_s * unit_s) * 1000
+            buckets[start_ms] = buckets.get(start_ms, 0) + messages
+        ahead = counts.between(counts.now_s + 1, stop_s, self._view)
+        return sorted(buckets.items()), max(counts.later - ahead, 0)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _state(self, offset: bytes) -> str:
+        return self._machine.pending.state_of(offset, self._machine.now_ms, self._view)
+
+    def _shown(self, message: Message, state: str, *, values: bool, found: Found | None = None) -> Shown:
+        moves, moved_ms = 0, None
+        if found is not None:
+            moves, moved_ms = found.moves, found.moved_ms
+        elif message.id != message.offset:
+            row = self._view.get(rows.MOVED + message.id)
+            if row is not None:
+                _, moves, moved_ms, _ = rows.unpack(row)
+        fields = message.fields
+        return {
+            "id": message.id,
+            "offset": message.offset,
+            "state": state,
+            "created_ms": message.created_ms,
+            "deliver_ms": offsets.deliver_ms(message.offset),
+            "due_ms": offsets.deliver_ms(message.id),
+            "value": fields.get(Column.VALUE) if values else None,
+            "key": fields.get(Column.KEY),
+            "headers": fields.get(Column.HEADERS),
+            "ttl_ms": fields.get(Column.TTL_MS),
+            "unique_key": fields.get(Column.UNIQUE_KEY),
+            "moves": moves,
+            "moved_ms": moved_ms,
+            "size": len(fields.get(Column.VALUE) or b""),
+        }
+
+
+def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
+    fields = message.fields
+    return {
+        "id": message.id,
+        "offset": message.offset,
+        "attempts": message.attempts,
+        "reason": message.reason,
+        "error": message.error,
+        "dead_ms": message.dead_ms,
+        "created_ms": message.created_ms,
+        "deliver_ms": offsets.deliver_ms(message.offset),
+        "key": fields.get(Column.KEY),
+        "headers": fields.get(Column.HEADERS),
+        "value": fields.get(Column.VALUE) if values else None,
+        "unique_key": fields.get(Column.UNIQUE_KEY),
+        "size": len(fields.get(Column.VALUE) or b""),
+        "history": [list(one) for one in message.history],
+    }

@@ -1,0 +1,388 @@
+"""The timer partition: one time-ordered log, any number of groups that lease and ack its messages.
+
+Invariants (the first three carry the promise "never skipped, never early, never leased twice at once"):
+
+* A message is placed at max(its time, `floor_ms`), and `floor_ms` is the greatest of every applied stamp and every
+  delivery time that a cursor passed. With the Raft index behind it in the offset, no insert lands at or below a cursor.
+* A group's cursor is the last offset that was leased, or passed over. A lease takes what lies above it in order.
+* A message at or below the cursor is in one live lease, waits, is blocked by its key, is dead, or is acked.
+* Rows and memory say the same after every entry: a partition loaded from rows goes on exactly as the one that
+  wrote them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.dedup.expiring_rows import Forgetter
+from sandq.partition.dedup.producers import Producers
+from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.groups.administration import GroupAdmin
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.lease_grants import Granter
+from sandq.partition.groups.leases import Lease
+from sandq.partition.groups.settlement import Settler
+from sandq.partition.jobs.jobs import Jobs
+from sandq.partition.jobs.pending import Pending
+from sandq.partition.log.holds import Hold, Holds
+from sandq.partition.log.message_log import LogState, MessageLog, Stored
+from sandq.partition.log.trim import Trimmer
+from sandq.partition.metrics import Counted
+from sandq.partition.view import View
+
+_STATE_VERSION = 1
+
+Result = Any
+"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
+Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
+outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
+Hold: up to where the log is trimmed.
+Of any: the SandqError that refused it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    group_id: int
+    name: str
+    next_ms: int | None
+    """When something is next to be leased; None: nothing is there, or the group is paused."""
+    paused: str | None
+    generation: int
+    ready: int
+    """Messages that a consumer may have now, by the second: of the log, and of those given back."""
+    leased: int
+    waiting: int
+    """Messages given back whose next attempt has not come."""
+    dead: int
+    oldest_ms: int | None
+    """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """An immutable copy of what the event loop needs to know."""
+
+    applied_index: int
+    now_ms: int
+    floor_ms: int
+    next_expiry_ms: int | None
+    upkeep_ms: int | None
+    """When an `Upkeep` has something to do."""
+    messages: int
+    later: int
+    """Messages whose second has not come."""
+    trimmed: bytes
+    bytes: int
+    dead: int
+    garbage_rows: int
+    """Log rows that were deleted and are still in the way of who reads there."""
+    garbage_bytes: int
+    """That the store keeps, though nobody needs them any more."""
+    settings: dict[str, Any]
+    groups: tuple[GroupStatus, ...]
+    counted: Counted = field(compare=False)
+    """Of this process alone."""
+    keys: int = 0
+    """That have a value, of a compacted topic."""
+    keys_bytes: int = 0
+    keys_expire_ms: int | None = None
+    """When the time of some value is over."""
+    is_resting: bool = False
+    """What there is to be compacted of the log is."""
+    holds: tuple[Hold, ...] = ()
+
+
+class TimerPartition:
+    def __init__(self, partition: int, settings: dict[str, Any]) -> None:
+        self.partition = partition
+        self.applied_index = 0
+        self.now_ms = 0
+        self.floor_ms = 0
+        self.clock_epoch = 0
+        self.forgetter = Forgetter()
+        unique = UniqueKeys(self.forgetter)
+        self.book = GroupBook(settings, unique, self.forgetter)
+        self.log = MessageLog(partition, self.book, unique, self.forgetter)
+        self.jobs = Jobs(self.log, self.book)
+        self.pending = Pending(self.log, self.book, unique)
+        self.producers = Producers(partition)
+        self._granter = Granter(self.book)
+        self._settler = Settler(self.book)
+        self._admin = GroupAdmin(self.log, self.book, self.jobs)
+        self.holds = Holds()
+        self._trimmer = Trimmer(self.log, self.book, self.holds)
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def write_state(self, view: View) -> None:
+        """Put the state row. The host calls it once for each set of changes it writes."""
+        self.log.counts.write(view)
+        self.producers.write(view)
+        log = self.log.state
+        state = (
+            _STATE_VERSION,
+            self.applied_index,
+            self.now_ms,
+            self.floor_ms,
+            self.clock_epoch,
+            (log.messages, log.trimmed, log.bytes, log.gone),
+            self.log.counts.state(),
+            self.forgetter.state(),
+            self._trimmer.state(),
+            (self.book.next_group, self.book.next_seq, self.book.own_ttl),
+            self.book.settings,
+        )
+        view.put(rows.STATE_KEY, rows.pack(*state))
+
+    @classmethod
+    def load(cls, partition: int, settings: dict[str, Any], view: View) -> TimerPartition:
+        """From rows; `settings` are those of a partition that has none stored yet."""
+        self = cls(partition, settings)
+        row = view.get(rows.STATE_KEY)
+        if row is not None:
+            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
+            log, counts, forgetter, trimmer, book = parts
+            self.log.state = LogState(log[0], log[1], log[2], (log[3][0], log[3][1]))
+            self.log.counts.load(counts)
+            self.forgetter.load(forgetter)
+            self._trimmer.load(trimmer)
+            self.book.next_group, self.book.next_seq, self.book.own_ttl = book
+            self.book.settings = stored
+            self.book.load(view)
+            self.jobs.load(view)
+            self.producers.load(view)
+            self.holds.load(view)
+        return self
+
+    # -- what the host asks ---------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.book.settings
+
+    def status(self, view: View) -> Status:
+        return Status(
+            self.applied_index,
+            self.now_ms,
+            self.floor_ms,
+            self.book.next_expiry_ms(view),
+            self._upkeep_ms(),
+            self.log.state.messages,
+            self.log.counts.later,
+            self.log.state.trimmed,
+            self.log.state.bytes,
+            sum(group.dead.total() for group in self.book.groups.values()),
+            self.log.garbage.rows,
+            self.log.garbage.bytes,
+            self.book.settings,
+            tuple([self._group_status(group, view) for group in self.book.groups.values()]),
+            self.book.totals.counted(),
+            *self._keys_status,
+            self.holds.all,
+        )
+
+    @property
+    def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        return 0, 0, None, False
+
+    def _group_status(self, group: Group, view: View) -> GroupStatus:
+        next_ms = _next_ms(group, view)
+        in_log, head = self._in_log(group, view)
+        tally, blocked = group.tally, len(group.order.blocked)
+        tally.ripen(self.now_ms, group.waiting)
+        firsts = (head, tally.oldest(), group.order.first() if blocked else None)
+        oldest = min((first for first in firsts if first is not None), default=None)
+        return GroupStatus(
+            group.group_id,
+            group.name,
+            next_ms,
+            group.stalled(),
+            group.generation,
+            in_log + blocked + tally.ripe,
+            tally.leased,
+            tally.waiting - tally.ripe,
+            group.dead.total(),
+            None if oldest is None else offsets.deliver_ms(oldest),
+        )
+
+    def _in_log(self, group: Group, view: View) -> tuple[int, bytes | None]:
+        """Messages above a group's cursor whose second has come, and the first of them.
+
+        Where a group stands within a second is not known after a seek or a start: until it comes to the next second,
+        or to the end of what is due, those of the second that it passed before are among them.
+        """
+        reader, counts = group.reader, self.log.counts
+        at_s = offsets.deliver_ms(group.cursor) // 1000
+        if reader.passed is None or (reader.unsure_s is not None and reader.unsure_s != at_s):
+            reader.unsure_s = at_s if reader.passed is None else None
+            second, taken = max(reader.taken, self.log.state.gone, (at_s, 0))
+            reader.passed = counts.due - counts.between(second, counts.now_s + 1, view) + taken
+        if group.seeking:
+            return max(counts.due - reader.passed, 0), None
+        head = reader.head(view)
+        if head is not None and offsets.deliver_ms(head.first) // 1000 <= counts.now_s:
+            return max(counts.due - reader.passed, head.length), head.first
+        # Not below it: what was leased ahead of its second is passed, and not due yet.
+        reader.passed = max(reader.passed, counts.due)
+        return 0, None
+
+    def _upkeep_ms(self) -> int | None:
+        forgotten_ms = (self.forgetter.next_ms, self.producers.next_ms)
+        times = (self._trimmer.due_ms, self.holds.next_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
+        return min((at for at in times if at is not None), default=None)
+
+    # -- apply ----------------------------------------------------------------------------------------------------
+
+    def apply(self, index: int, entry: c.Entry, view: View) -> list[Result]:
+        """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
+        if index <= self.applied_index:
+            return []
+        self.now_ms = max(self.now_ms, entry.now_ms)
+        self.floor_ms = max(self.floor_ms, self.now_ms)
+        self.log.counts.advance(self.now_ms, view)
+        place = grants = 0
+        results: list[Result] = []
+        for command in entry.commands:
+            try:
+                match command:
+                    case c.Append():
+                        result, places = self._append(index, place, command, view)
+                        place += places
+                        results.append(result)
+                    case c.Lease():
+                        leases = self._lease(index, grants, command, view)
+                        grants += len(leases)
+                        results.append(leases)
+                    case c.Move():
+                        results.append(self._move(index, place, command, view))
+                        place += len(command.items)
+                    case c.Upkeep():
+                        place += self._upkeep(index, place, view)
+                        results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
+                    case _:
+                        results.append(self._other(index, place, command, view))
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence) as refusal:
+                results.append(refusal)
+        self.applied_index = index
+        return results
+
+    def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
+        """The batch's answer, and the places that it used: none, when it was stored before."""
+        before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
+        if before is not None:
+            return before, 0
+        stored = self._store(index, place, command, view)
+        if command.producer_id:
+            self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
+        self._trimmer.appended(self.now_ms)
+        return stored, stored.count if isinstance(stored, Stored) else stored[1]
+
+    def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
+        return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
+
+    def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
+        settler, admin, now_ms = self._settler, self._admin, self.now_ms
+        match command:
+            case c.Ack():
+                self._trimmer.settled(now_ms)
+                return [settler.ack(token, what, now_ms, view) for token, what in command.items]
+            case c.Nack():
+                self._trimmer.settled(now_ms)
+                return [settler.nack(item, now_ms, view) for item in command.items]
+            case c.Extend():
+                return [settler.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
+            case c.Expire():
+                self._trimmer.settled(now_ms)
+                return settler.expire(now_ms, view)
+            case c.Release():
+                return settler.release(command, now_ms, view)
+            case c.Cancel():
+                return [
+                    self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
+                    for target in command.targets
+                ]
+            case c.OpenGroup():
+                return admin.open_group(command, self._latest(index, place), now_ms, view)
+            case c.Seek():
+                self._trimmer.settled(now_ms)
+                return admin.seek(command, self._latest(index, place), index, now_ms, view)
+            case c.DropGroup():
+                self._trimmer.settled(now_ms)
+                return admin.drop(command.group, index, now_ms, view)
+            case c.ConfigureGroup():
+                return admin.configure(command.group, command.settings, view)
+            case c.Touch():
+                return admin.touch(list(command.groups), now_ms, view)
+            case c.StartJob():
+                return self.jobs.start(command.job_id, command.kind, command.arguments, index, now_ms, view).shown()
+            case c.StopJob():
+                return self.jobs.stop(command.job_id, now_ms, view).shown()
+            case c.Hold():
+                return self._hold(command, view)
+            case c.Configure():
+                self.book.settings = command.settings
+                self._trimmer.settled(now_ms)
+        return None
+
+    def _latest(self, index: int, place: int) -> bytes:
+        """The greatest offset below all that is stored from here on: above everything whose time has come, below
+        everything that is still delayed; of this entry's own commands, those before below and those after above."""
+        # Not by `offsets.pack`: an entry may be full, and the next place one too many.
+        return ((self.floor_ms << 80) + (index << 32) + (place << 12) - 1).to_bytes(16, "big")
+
+    def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
+        group = self.book.group(command.group)
+        dead = group.dead.total()
+        leases = self._granter.grant(index, place, command, self.now_ms, view)
+        self.book.totals.leases += len(leases)
+        self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
+        if group.dead.total() != dead:
+            self._trimmer.settled(self.now_ms)
+        return leases
+
+    def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
+        outcomes = []
+        for at, (target, at_ms, relative) in enumerate(command.items):
+            to_ms = self.now_ms + at_ms if relative else at_ms
+            outcomes.append(self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view))
+        return outcomes
+
+    def _hold(self, command: c.Hold, view: View) -> bytes:
+        before = self.holds.lowest
+        self.holds.change(command, self.now_ms, view)
+        if self.holds.lowest > before:
+            self._trimmer.settled(self.now_ms)
+        return self.log.state.trimmed
+
+    def _upkeep(self, index: int, place: int, view: View) -> int:
+        """A bounded part of all that is to be done. The places it used."""
+        while self._admin.drop_idle(index, self.now_ms, view):
+            self._trimmer.settled(self.now_ms)
+        self.forgetter.sweep(self.now_ms, view)
+        self.producers.forget(self.now_ms, view)
+        if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
+            self.holds.drop(self.now_ms, view)
+            self._trimmer.settled(self.now_ms)
+        self._trimmer.step(self.now_ms, view)
+        return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
+
+
+def _next_ms(group: Group, view: View) -> int | None:
+    if group.seeking:
+        return None
+    waiting = group.first_waiting()
+    times = [waiting.due_ms] if waiting else []
+    free = group.order.first_free()
+    if free is not None and group.paused() is None:
+        times.append(offsets.deliver_ms(free))
+    if group.stalled() is None:
+        head = group.reader.head(view)
+        if head is not None:
+            times.append(offsets.deliver_ms(head.first))
+    return min(times, default=None)

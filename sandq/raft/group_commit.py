@@ -1,0 +1,295 @@
+"""Passes: messages in, all dirty groups of a node ticked, then one WAL pass written for all, then what it holds counts.
+
+Pure of I/O: `tick` returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
+`synced`, and only then sends what `take_outgoing` gives. A group is never ticked between the two: its leader would
+count entries that are not on disk yet, and so would a follower's answer. Nor is a committed entry handed out before the
+pass that wrote it is synced (an only voter commits its first no-op within the tick that elects it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from sandq.model.errors import Corruption
+from sandq.raft import hooks, wire
+from sandq.raft.core import HEARTBEAT_S
+from sandq.raft.group import Group
+from sandq.raft.heartbeat_coalescing import Beat
+from sandq.raft.journal import GroupJournal
+from sandq.storage.wal import Record
+
+log = structlog.get_logger("sandq.raft")
+
+SCAN_S, SCAN_MOST_S = 0.05, 1.0
+"""The election deadlines are looked at when the first of them is over, at this interval at least and at most."""
+
+ARRIVED_BYTES, ARRIVED_FRAMES = 64 << 20, 1024
+"""What peers have sent and no pass has taken in yet: no more is read beyond either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    group: int
+    index: int
+    command: bytes
+    """Empty for Raft's own entries."""
+
+
+class Passes:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        """Where the journals of all groups write; taken by `tick`."""
+        self.groups: dict[int, Group] = {}
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is work; the owner sets it."""
+        self.room: Callable[[str], bool] = lambda node: True
+        """Whether the queue to a node takes more; the owner sets it."""
+        self.takes_entries: Callable[[], bool] = lambda: True
+        """Whether this node applies fast enough to be sent more; the owner sets it."""
+        self._before_tick: dict[int, Callable[[], None]] = {}
+        self._dirty: dict[Group, None] = {}
+        self._touched: dict[Group, None] = {}
+        """Groups of this pass: only they may have written something."""
+        self._ticked: list[tuple[Group, int]] = []
+        self._committed: list[Committed] = []
+        self._arrived: list[tuple[str, Sequence[Any], int]] = []
+        self._arrived_bytes = 0
+        self._outgoing: dict[str, list[wire.Message]] = {}
+        self._up: dict[str, None] = {}
+        self._heartbeat_s = self._scan_s = self._not_before_s = 0.0
+        self.changed: dict[Group, None] = {}
+        """Groups that this node began or ceased to lead; the owner empties it."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._dirty or self.records or self._arrived or self._outgoing)
+
+    def add(
+        self,
+        number: int,
+        member: str,
+        journal: GroupJournal,
+        *,
+        applied: int,
+        before_tick: Callable[[], None],
+    ) -> Group:
+        """Run a group from now on.
+
+        `applied`: the last index its state machine holds. `before_tick`: where the group's owner proposes what has
+        gathered since the last pass. Raises Corruption.
+        """
+
+        def committed(index: int, command: bytes) -> None:
+            self._committed.append(Committed(number, index, command))
+
+        group = Group(
+            number,
+            member,
+            journal,
+            applied,
+            committed=committed,
+            send=self._send,
+            room=lambda node: self.room(node),
+            takes_entries=lambda: self.takes_entries(),
+        )
+        group.on_leadership = lambda: self.changed.setdefault(group)
+
+        self.groups[number] = group
+        self._before_tick[number] = before_tick
+        for node in self._up:
+            group.connected(node)
+        self.mark(group)
+        return group
+
+    def remove(self, group: Group) -> None:
+        """Run it no more. What it has written since the last tick never gets to the log."""
+        self.records[:] = [record for record in self.records if record[1] != group.number]
+        self.groups.pop(group.number, None)
+        self._before_tick.pop(group.number, None)
+        self._dirty.pop(group, None)
+        self._touched.pop(group, None)
+        self._ticked = [ticked for ticked in self._ticked if ticked[0] is not group]
+        self._committed = [entry for entry in self._committed if entry.group != group.number]
+
+    def mark(self, group: Group) -> None:
+        """There is something to do for a group; nothing happens for one that was removed."""
+        if self.groups.get(group.number) is group:
+            self._dirty[group] = None
+            self.wake()
+
+    # -- peers and time -------------------------------------------------------------------------------------------
+
+    def connected(self, node: str) -> None:
+        self._up[node] = None
+        for group in self.groups.values():
+            group.connected(node)
+
+    def disconnected(self, node: str) -> None:
+        """What was queued for it, and what it sent and was not looked at yet, is gone: after a connection is lost
+        nothing of it may come behind what the next one brings."""
+        self._up.pop(node, None)
+        self._outgoing.pop(node, None)
+        self._arrived = [arrived for arrived in self._arrived if arrived[0] != node]
+        self._arrived_bytes = sum([size for _, _, size in self._arrived])
+        for group in self.groups.values():
+            group.disconnected(node)
+
+    def receive(self, node: str, messages: Sequence[Any], size: int = 0) -> None:
+        """What a peer sent, for the next tick: a frame of so many bytes."""
+        self._arrived.append((node, messages, size))
+        self._arrived_bytes += size
+        self.wake()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether there is room for what peers send: they do not know that a sync hangs here, and go on."""
+        return self._arrived_bytes < ARRIVED_BYTES and len(self._arrived) < ARRIVED_FRAMES
+
+    def pause_s(self) -> float:
+        """How long nothing need be done unless something happens: then `on_time` is to be called."""
+        if all(group.is_alone for group in self.groups.values()):
+            return math.inf
+        return max(0.0, min(self._heartbeat_s, self._scan_s) - hooks.now_s())
+
+    def on_time(self) -> None:
+        """Mark whom the time calls. All leaders have one heartbeat, so that their messages share frames."""
+        now = hooks.now_s()
+        if now >= self._heartbeat_s:
+            self._heartbeat_s = now + HEARTBEAT_S
+            self._beat(now)
+        if now >= self._scan_s:
+            self._scan_s = now + SCAN_MOST_S
+            self._not_before_s = now + SCAN_S
+            for group in self.groups.values():
+                if group.deadline_s < now:
+                    self._dirty[group] = None
+                else:
+                    self._look_at(group.deadline_s)
+
+    def _beat(self, now_s: float) -> None:
+        numbers: dict[str, list[int]] = {}
+        for group in self.groups.values():
+            if group.is_leader and not group.is_alone:
+                beats = group.beats(now_s)
+                if beats is None:
+                    group.heartbeat()
+                    self._dirty[group] = None
+                else:
+                    for node, beat in beats:
+                        numbers.setdefault(node, []).extend(beat)
+        for node, beaten in numbers.items():
+            self._send(node, (wire.BEATS, tuple(beaten)))
+
+    def _look_at(self, deadline_s: float) -> None:
+        """Some member wants a tick then."""
+        if deadline_s < self._scan_s:
+            self._scan_s = max(deadline_s, self._not_before_s)
+
+    # -- a pass ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> tuple[list[Record], list[Committed]]:
+        """Take in what arrived, then tick every dirty group once.
+
+        Returns the records to be synced before anything else happens, and the entries that are committed and on
+        disk already: they may be applied while the records are written.
+        """
+        self._take_in()
+        dirty, self._dirty = self._dirty, {}
+        for group in dirty:
+            self._before_tick[group.number]()
+            group.tick()
+            self._look_at(group.deadline_s)
+            if group.has_more:
+                self._dirty[group] = None
+        touched, self._touched = self._touched | dirty, {}
+        self._ticked = [(group, group.journal.last_index) for group in touched if group.journal.is_new]
+        records = self.records[:]
+        self.records.clear()  # in place: the journals hold on to this list
+        return records, self._take_committed()
+
+    def _take_in(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._arrived_bytes = 0
+        for node, messages, _ in arrived:
+            for message in messages:
+                try:
+                    wire.check(message)
+                except (ValueError, TypeError, Corruption) as error:
+                    log.error("a peer sent what is no raft message; it is dropped", peer=node, error=str(error))
+                    continue
+                if message[0] == wire.BEATS:
+                    self._take_beats(node, message[1])
+                elif message[0] == wire.BEAT_ACKS:
+                    self._take_beat_acks(node, message[1])
+                else:
+                    self._take(node, message)
+
+    def _take(self, node: str, message: wire.Message) -> None:
+        group = self.groups.get(message[1])
+        if group is not None:
+            group.receive(node, message)
+            self._look_at(group.deadline_s)
+            self._touched[group] = None
+            if group.has_more:
+                self._dirty[group] = None
+
+    def _take_beats(self, node: str, numbers: tuple[int, ...]) -> None:
+        now_s = hooks.now_s()
+        answers: list[int] = []
+        for beat in _beats_of(numbers):
+            number, sender, to, term, seq = beat
+            group = self.groups.get(number)
+            if group is None:
+                continue
+            if group.beaten(node, beat, now_s):
+                self._look_at(group.deadline_s)
+                answers += (number, to, sender, term, seq)
+            else:
+                # It is asked what it knows to be committed, and then gets the rest.
+                self._take(node, (wire.ALIVE, *beat, True))
+        if answers:
+            self._send(node, (wire.BEAT_ACKS, tuple(answers)))
+
+    def _take_beat_acks(self, node: str, numbers: tuple[int, ...]) -> None:
+        now_s = hooks.now_s()
+        for beat in _beats_of(numbers):
+            group = self.groups.get(beat[0])
+            if group is not None and not group.beat_answered(node, beat, now_s):
+                self._take(node, (wire.ALIVE_ACK, *beat))
+
+    def synced(self) -> list[Committed]:
+        """The records of the last tick are on disk. Returns the committed entries that waited for it."""
+        for group, last in self._ticked:
+            group.journal.synced(last)
+            if group.is_leader:
+                self._dirty[group] = None
+        self._ticked = []
+        return self._take_committed()
+
+    def take_outgoing(self) -> dict[str, list[wire.Message]]:
+        """What may be sent now, by node. For the end of a pass: what is in here promises what the pass wrote."""
+        outgoing, self._outgoing = self._outgoing, {}
+        return outgoing
+
+    def _send(self, node: str, message: wire.Message) -> None:
+        if node in self._up:
+            self._outgoing.setdefault(node, []).append(message)
+
+    def _take_committed(self) -> list[Committed]:
+        groups = self.groups
+        ready: list[Committed] = []
+        held: list[Committed] = []
+        for entry in self._committed:
+            (ready if entry.index <= groups[entry.group].journal.durable else held).append(entry)
+        self._committed = held
+        return ready
+
+
+def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:
+    each = iter(numbers)
+    return zip(each, each, each, each, each, strict=True)

@@ -1,0 +1,203 @@
+"""What other members send: every message passes its guards before the library sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from sandq.model.members import incarnation_of, member_id
+from sandq.raft import guards, hooks, wire
+from sandq.raft.core import LEADER, Core
+from sandq.raft.elections import Election
+from sandq.raft.journal import GroupJournal
+from sandq.raft.members import Members
+from sandq.raft.read_index import Reads
+from sandq.raft.transport import GroupTransport
+
+
+class Inputs:
+    def __init__(
+        self,
+        member: str,
+        core: Core,
+        transport: GroupTransport,
+        journal: GroupJournal,
+        election: Election,
+        reads: Reads,
+        *,
+        members: Callable[[], Members],
+        takes_entries: Callable[[], bool],
+    ) -> None:
+        self.barriers: dict[str, int] = {}
+        self.tried: set[str] = set()
+        self.heard_s = -guards.MAX_ELECTION_S
+        """When the leader was heard last."""
+        self.complete_s: float | None = None
+        """When the leader was heard last that committed here was all that is committed."""
+        self.resend = False
+        """A follower wants to be sent to from somewhere else: at once."""
+        self.advanced = False
+        """Some member has more of the log than before."""
+        self._member = member
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._election = election
+        self._reads = reads
+        self._members = members
+        self._takes_entries = takes_entries
+        self._votes: set[tuple[int, str]] = set()
+
+    @property
+    def _term(self) -> int:
+        return int(self._core._SyncObj__raftCurrentTerm)
+
+    @property
+    def _is_leader(self) -> bool:
+        return bool(self._core._SyncObj__raftState == LEADER)
+
+    @property
+    def _commit_index(self) -> int:
+        return int(self._core._SyncObj__raftCommitIndex)
+
+    def receive(self, node_id: str, message: wire.Message) -> None:
+        """What another member sent; `message` was checked (`wire.check`)."""
+        kind, _, sender_incarnation, incarnation, *fields = message
+        if incarnation != incarnation_of(self._member):
+            return  # for another life of this replica
+        sender = member_id(node_id, sender_incarnation)
+        commit = self._commit_index
+        _HANDLERS[kind](self, sender, *fields)
+        self._core._SyncObj__raftCommitIndex = guards.never_back(commit, self._commit_index)
+
+    def age_s(self) -> float | None:
+        """Of a follower, as `Group.age_s`."""
+        return hooks.now_s() - self.complete_s if self.complete_s is not None else None
+
+    def _deliver(self, sender: str, message: dict[str, Any]) -> None:
+        self._transport._onMessageReceived(hooks.member_node(sender), message)
+
+    def _append(
+        self, sender: str, term: int, commit: int, previous: int, previous_term: int, entries: Any, seq: int
+    ) -> None:
+        if term < self._term:
+            self._answer(sender, wire.ALIVE_ACK, seq)
+            return
+        if entries and not self._takes_entries():
+            self._alive(sender, term, seq, False)
+            return
+        self.heard_s = hooks.now_s()
+        journal = self._journal
+        known = guards.known_prefix(journal, previous, previous_term, entries)
+        if known:
+            _, previous, previous_term = entries[known - 1]
+            entries = entries[known:]
+        agrees = not entries and journal.term_at(previous) == previous_term
+        message = {"type": "append_entries", "term": term, "commit_index": commit, "entries": entries}
+        message |= {"prevLogIdx": previous, "prevLogTerm": previous_term}
+        self._transport.answering = seq
+        with guards.hidden_suffix(journal, previous) if agrees else nullcontext():
+            self._deliver(sender, message)
+        # What a leader says before it has committed an entry of its own term may be less than is committed.
+        if self._commit_index >= commit and journal.term_at(commit) == term:
+            self.complete_s = self.heard_s
+
+    def _ack(self, sender: str, term: int, next_index: int, reset: bool, success: bool, seq: int) -> None:
+        node = hooks.member_node(sender)
+        core = self._core
+        if not self._is_answer(sender, term, seq):
+            return
+        if reset and not guards.is_fresh_reset(self.barriers, sender, seq, self._transport.seq):
+            core._SyncObj__lastResponseTime[node] = hooks.now_s()
+            return
+        if success:
+            self.tried.discard(sender)
+            if sender in self._transport.flights:
+                self._transport.flights[sender].taken(seq)
+        elif reset and sender not in self._transport.lagging:
+            next_index = guards.kept_start(self.tried, sender, next_index, self._journal.first_index)
+        next_index = guards.within_log(next_index, self._journal.last_index)
+        message = {"type": "next_node_idx", "next_node_idx": next_index, "reset": reset, "success": success}
+        match = core._SyncObj__raftMatchIndex[node]
+        self._deliver(sender, message)
+        self.advanced = self.advanced or core._SyncObj__raftMatchIndex[node] > match
+        if sender in self._transport.lagging and next_index <= self._journal.first_index:
+            return  # the next heartbeat looks again
+        if reset or node in self._transport.paused:
+            self.resend = True
+            self._transport.resume(node)
+
+    def _alive(self, sender: str, term: int, seq: int, lagging: bool) -> None:
+        if term >= self._term:
+            self.heard_s = hooks.now_s()
+            self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
+        if lagging and term >= self._term:
+            # Not behind the end of its log: that may conflict, and be found to again and again.
+            self._transport.answering = seq
+            node, known = hooks.member_node(sender), self._commit_index + 1
+            self._core._SyncObj__sendNextNodeIdx(node, reset=True, nextNodeIdx=known, success=False)
+        else:
+            self._answer(sender, wire.ALIVE_ACK, seq)
+
+    def _alive_ack(self, sender: str, term: int, seq: int) -> None:
+        if self._is_answer(sender, term, seq):
+            self._core._SyncObj__lastResponseTime[hooks.member_node(sender)] = hooks.now_s()
+
+    def _is_answer(self, sender: str, term: int, seq: int) -> bool:
+        """Whether an answer counts: to this leader, of this term, from a member."""
+        if sender not in self._members().voters and sender not in self._members().learners:
+            return False
+        if term > self._term:
+            self._election.follow(term)
+        if not guards.is_of_term(term, self._term) or not self._is_leader:
+            return False
+        flight = self._transport.flights.get(sender)
+        if flight is not None:
+            flight.answered(seq)
+        self._reads.heard(sender, seq)
+        return True
+
+    def _answer(self, sender: str, kind: int, seq: int) -> None:
+        self._transport.post(sender, kind, self._term, seq)
+
+    def _vote_request(self, sender: str, term: int, last: int, last_term: int, transfer: bool) -> None:
+        """Whoever is asked may vote, be it in its own configuration or not (yet): the candidate's is what counts."""
+        if transfer or not guards.leader_is_fresh(self._is_leader, self.heard_s, hooks.now_s()):
+            message = {"type": "request_vote", "term": term, "last_log_index": last, "last_log_term": last_term}
+            self._deliver(sender, message)
+
+    def _vote(self, sender: str, term: int) -> None:
+        if guards.is_new_vote(self._votes, term, sender, self._members()):
+            self._deliver(sender, {"type": "response_vote", "term": term})
+
+    def _pre_vote_request(self, sender: str, term: int, last: int, last_term: int) -> None:
+        granted = (
+            term > self._term
+            and guards.is_up_to_date(self._journal, last, last_term)
+            and not guards.leader_is_fresh(self._is_leader, self.heard_s, hooks.now_s())
+        )
+        self._transport.post(sender, wire.PRE_VOTE, term, granted, self._term)
+
+    def _pre_vote(self, sender: str, wanted: int, granted: bool, term: int) -> None:
+        if sender in self._members().voters and term > self._term:
+            self._election.follow(term)
+        elif granted and guards.is_new_vote(self._election.pre_votes, wanted, sender, self._members()):
+            self._election.pre_voted(wanted, self._members())
+
+    def _timeout_now(self, sender: str, term: int) -> None:
+        self._deliver(sender, {"type": "timeout_now", "term": term})
+        self._election.asked_to_lead()
+
+
+_HANDLERS: dict[int, Callable[..., None]] = {
+    wire.APPEND: Inputs._append,
+    wire.ACK: Inputs._ack,
+    wire.ALIVE: Inputs._alive,
+    wire.ALIVE_ACK: Inputs._alive_ack,
+    wire.VOTE_REQUEST: Inputs._vote_request,
+    wire.VOTE: Inputs._vote,
+    wire.PRE_VOTE_REQUEST: Inputs._pre_vote_request,
+    wire.PRE_VOTE: Inputs._pre_vote,
+    wire.TIMEOUT_NOW: Inputs._timeout_now,
+}

@@ -1,0 +1,1 @@
+"""Requests of a connection: parsed, handed to the broker, answered."""

@@ -1,0 +1,59 @@
+"""KV_GET requests that come in one receive for one partition: one question to it, answered one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from sandq.broker.queries.kv_queries import Keyed
+from sandq.model.errors import SandqError
+from sandq.protocol.frames import Frame, encode_replies
+from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet
+from sandq.server.connection import Connection
+
+TOGETHER: Final = 256
+"""Requests of one question: what it holds up is not much."""
+
+_Place = tuple[str, int, bool]
+"""Topic, partition, stale."""
+
+
+class Gets:
+    """Those of one connection."""
+
+    def __init__(self, connection: Connection, keyed: Keyed) -> None:
+        self._connection = connection
+        self._keyed = keyed
+        self._gathered: dict[_Place, list[tuple[int, KvGet]]] = {}
+
+    def add(self, frame: Frame) -> None:
+        """Take a request in. Raises InvalidRequest."""
+        asked = KvGet.parse(frame)
+        self._gathered.setdefault(asked[:3], []).append((frame[1], asked))
+
+    def flush(self) -> None:
+        """Everything that one receive brought was taken in."""
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, {}
+        for place, requests in gathered.items():
+            first = 0
+            while first < len(requests):
+                # What there is no room for is refused one by one.
+                stop = first + max(1, min(TOGETHER, self._connection.room))
+                self._ask(place, requests[first:stop])
+                first = stop
+
+    def _ask(self, place: _Place, requests: list[tuple[int, KvGet]]) -> None:
+        ids = [request_id for request_id, _ in requests]
+        try:
+            self._connection.start_many(ids, partial(self._answer, place, requests))
+        except SandqError as error:
+            for request_id in ids:
+                self._connection.refuse(request_id, error)
+
+    async def _answer(self, place: _Place, requests: list[tuple[int, KvGet]]) -> bytes:
+        values, stale_ms = await self._keyed.get(*place, [asked.keys for _, asked in requests], ANSWER_BYTES)
+        return encode_replies(
+            [(request_id, stale_ms, of) for (request_id, _), of in zip(requests, values, strict=True)]
+        )

@@ -1,0 +1,297 @@
+"""What a node tells Prometheus.
+
+`Metrics.render` copies what it needs on the event loop, which is a matter of references, and makes the text in a
+thread. Of partitions it reads what they published; it never asks the thread that owns them.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from sandq.broker.broker import Broker
+from sandq.broker.catalog import OpenTopic
+from sandq.broker.clock.guarded_clock import ClockStatus
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.stats import SECONDS, Histogram
+from sandq.membership.discovery import Seen
+from sandq.model.errors import StorageFailed
+from sandq.server.client_stats import ClientStats
+from sandq.server.metrics import catalog
+from sandq.server.metrics.members import tell_members
+from sandq.server.metrics.text import Exposition
+from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+
+STALL_CHECK_S = 0.1
+REFRESH_S = 5.0
+"""How often partitions in which nothing happens are asked what came due."""
+REFRESH_PARTITIONS = 100
+"""Of one question: others come between."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+DEAD_REASONS = ("nacked", "lease_expired", "expired")
+_OF_TOPIC = (
+    ("sandq_messages_in_total", "stored"),
+    ("sandq_message_bytes_in_total", "stored_bytes"),
+    ("sandq_leases_total", "leases"),
+    ("sandq_messages_acked_total", "acked"),
+    ("sandq_messages_nacked_total", "nacked"),
+    ("sandq_messages_lease_expired_total", "lease_expired"),
+    ("sandq_messages_released_total", "released"),
+    ("sandq_messages_cancelled_total", "cancelled"),
+    ("sandq_messages_moved_total", "moved"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which node this is."""
+
+    version: str
+    node: str
+    cluster: str
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the event loop owns, as it was at one moment."""
+
+    topics: list[OpenTopic]
+    clock: ClockStatus
+    connections: int
+    in_flight_bytes: int
+    requests_in_flight: int
+    raft_entries: int
+    members: Seen
+
+
+class Metrics:
+    """Of one node, with a registry of its own: several nodes may be in one process."""
+
+    def __init__(self, broker: Broker, clients: ClientStats, about: About, members: Callable[[], Seen]) -> None:
+        self.registry = CollectorRegistry()
+        self._broker = broker
+        self._stats = broker.stats
+        self.clients = clients
+        self._about = about
+        self._members = members
+        self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
+        self._stalls = Histogram(SECONDS)
+        self._came_due: dict[int, tuple[Any, int, int]] = {}
+        """By group number: the status it is an addition to, the second up to which it is known, messages."""
+        self._rendering = trio.Lock()
+        ProcessCollector(registry=self.registry)
+        self._http_requests: Counter[tuple[str, str, str]] = Counter()
+        self._http_durations: dict[tuple[str, str], Histogram] = {}
+
+    # -- what others call -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watches the event loop, and what comes due while nothing happens, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._refresh_often)
+
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
+        async with self._rendering:
+            return await trio.to_thread.run_sync(self._text, self._see(), accept)
+
+    def http_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered. `route`: its template, of which there are few."""
+        method = method if method in METHODS else "other"
+        self._http_requests[method, route, str(status)] += 1
+        durations = self._http_durations.get((method, route))
+        if durations is None:
+            durations = self._http_durations[method, route] = Histogram(SECONDS)
+        durations.observe(seconds)
+
+    async def refresh(self) -> None:
+        """Learn what came due in partitions in which nothing happened since."""
+        now_s = self._broker.clock.now_ms() // 1000
+        asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
+        for topic in self._broker.topics():
+            for delivery in topic.led().values():
+                host, status = delivery.host, delivery.host.status
+                last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
+                if last is not status:
+                    until_s, count = status.now_ms // 1000 + 1, 0
+                due = any(group.next_ms is not None and group.next_ms <= now_s * 1000 for group in status.groups)
+                if status.later > count and due and until_s <= now_s:
+                    assert isinstance(host.replica, PartitionReplica)
+                    asked.append((host.number, host.replica, status, until_s, count))
+        for start in range(0, len(asked), REFRESH_PARTITIONS):
+            part = asked[start : start + REFRESH_PARTITIONS]
+            counted = await self._broker.ask(partial(_due_in, part, now_s + 1))
+            for (number, _, status, _, count), more in zip(part, counted, strict=True):
+                self._came_due[number] = (status, now_s + 1, count + more)
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            due = trio.current_time() + STALL_CHECK_S
+            await trio.sleep_until(due)
+            self._stalls.observe(max(trio.current_time() - due, 0.0))
+
+    async def _refresh_often(self) -> None:
+        while True:
+            await trio.sleep(REFRESH_S)
+            numbers = {delivery.host.number for t in self._broker.topics() for delivery in t.partitions.values()}
+            self._came_due = {number: found for number, found in self._came_due.items() if number in numbers}
+            with suppress(StorageFailed):
+                await self.refresh()
+
+    # -- looking (event loop) -------------------------------------------------------------------------------------
+
+    def _see(self) -> _Seen:
+        broker, connections = self._broker, self.clients.open
+        return _Seen(
+            broker.topics(),
+            broker.clock.status(),
+            len(connections),
+            sum([connection.waiting_bytes for connection in connections]),
+            sum([connection.requests for connection in connections]),
+            broker.engine.entries_kept,
+            self._members(),
+        )
+
+    # -- telling (a thread) ---------------------------------------------------------------------------------------
+
+    def _text(self, seen: _Seen, accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        told = Exposition(catalog.EVERY, openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._tell_node(seen, told)
+        self._tell_clients(seen, told)
+        self._tell_storage(seen, told)
+        tell_members(seen.members, self._stats.round_trips, told)
+        topics, groups = self._board.sums([self._topic_seen(topic) for topic in seen.topics])
+        told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
+        _tell_topics(topics, told)
+        _tell_groups(groups, seen.clock.guarded_ms, told)
+        return told.text(encode(self.registry)), content_type
+
+    def _topic_seen(self, topic: OpenTopic) -> TopicSeen:
+        partitions = []
+        for delivery in topic.led().values():
+            status = delivery.host.status
+            known_for, _, count = self._came_due.get(delivery.host.number, (None, 0, 0))
+            came_due = count if known_for is status else 0
+            partitions.append(PartitionSeen(status, came_due, delivery.consumers_by_group()))
+        return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
+
+    def _tell_node(self, seen: _Seen, told: Exposition) -> None:
+        about = self._about
+        labels = (about.version, platform.python_version(), about.node, about.cluster)
+        told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
+        told.value("sandq_storage_failed", self._broker.engine.failed is not None)
+        told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
+        told.value("sandq_clock_alarm", seen.clock.alarm)
+        for peer, offset_ms in seen.clock.peers.items():
+            name = "sandq_clock_peer_offset_seconds"
+            told.value(name, offset_ms / 1000, told.labels(name, peer))
+        if seen.clock.median_ms is not None:
+            told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
+        told.histogram("sandq_event_loop_stall_seconds", self._stalls)
+        hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
+        told.value("sandq_topics", len(seen.topics))
+        told.value("sandq_partitions", len(hosts))
+        told.value("sandq_partitions_led", sum([host.ready for host in hosts]))
+
+    def _tell_clients(self, seen: _Seen, told: Exposition) -> None:
+        clients = self.clients
+        told.value("sandq_connections", seen.connections)
+        told.value("sandq_connections_accepted_total", clients.accepted)
+        told.value("sandq_connections_refused_total", clients.refused)
+        for code, count in sorted(list(clients.errors.items())):
+            told.value("sandq_connection_errors_total", count, told.labels("sandq_connection_errors_total", code))
+        told.value("sandq_in_flight_bytes", seen.in_flight_bytes)
+        told.value("sandq_received_bytes_total", clients.received_bytes)
+        told.value("sandq_sent_bytes_total", clients.sent_bytes)
+        told.value("sandq_requests_in_flight", seen.requests_in_flight)
+        failures = sorted(list(clients.failures.items()))
+        counter, timer = "sandq_requests_total", "sandq_request_duration_seconds"
+        for kind, durations in sorted(list(clients.durations.items()), key=_first):
+            failed = sum([count for (of, _), count in failures if of == kind])
+            told.value(counter, max(sum(durations.counts) - failed, 0), told.labels(counter, kind, "ok"))
+            told.histogram(timer, durations, told.labels(timer, kind))
+        for labels, count in failures:
+            told.value(counter, count, told.labels(counter, *labels))
+        counter, timer = "sandq_http_requests_total", "sandq_http_request_duration_seconds"
+        for request, count in sorted(list(self._http_requests.items())):
+            told.value(counter, count, told.labels(counter, *request))
+        for route, durations in sorted(list(self._http_durations.items()), key=_first):
+            told.histogram(timer, durations, told.labels(timer, *route))
+
+    def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
+        stats, engine = self._stats, self._broker.engine
+        told.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
+        told.histogram("sandq_wal_pass_records", stats.pass_records)
+        told.value("sandq_wal_written_bytes_total", engine.wal.mark)
+        told.value("sandq_wal_bytes", engine.wal.bytes_on_disk)
+        told.value("sandq_wal_segments", engine.wal.segments)
+        with suppress(OSError, RuntimeError):  # it is being changed, or closed, while it is looked at
+            told.value("sandq_store_bytes", engine.stores.approximate_bytes())
+        with suppress(OSError):
+            told.value("sandq_data_free_bytes", shutil.disk_usage(self._about.data_dir).free)
+        told.histogram("sandq_apply_duration_seconds", stats.apply)
+        told.histogram("sandq_apply_batch_entries", stats.apply_entries)
+        told.histogram("sandq_store_write_duration_seconds", stats.store_write)
+        told.value("sandq_apply_backlog_bytes", engine.backlog.bytes)
+        told.value("sandq_raft_log_entries", seen.raft_entries)
+        told.histogram("sandq_delivery_attempts", stats.attempts)
+        told.value("sandq_early_deliveries_total", stats.early)
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+def _due_in(asked: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
+    """On the thread that owns the partitions."""
+    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
+
+
+def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
+    for topic, numbers in topics.items():
+        labels = told.labels("sandq_topic_messages", topic)
+        told.value("sandq_topic_messages", numbers.messages, labels)
+        told.value("sandq_topic_delayed", numbers.delayed, labels)
+        told.value("sandq_topic_keys", numbers.keys, labels)
+        told.value("sandq_topic_bytes", numbers.bytes, labels)
+        for name, counted in _OF_TOPIC:
+            told.value(name, numbers.count(counted), labels)
+        told.value("sandq_messages_out_total", numbers.sent, labels)
+        told.value("sandq_message_bytes_out_total", numbers.sent_bytes, labels)
+        told.value("sandq_messages_redelivered_total", numbers.redelivered, labels)
+        for reason in DEAD_REASONS:
+            dead = told.labels("sandq_messages_dead_total", topic, reason)
+            told.value("sandq_messages_dead_total", numbers.count(f"dead_{reason}"), dead)
+        if any(numbers.lateness.counts):
+            told.histogram("sandq_delivery_lateness_seconds", numbers.lateness, labels)
+
+
+def _tell_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, told: Exposition) -> None:
+    for (topic, name), group in groups.items():
+        labels = told.labels("sandq_group_lag", topic, name)
+        age_s = max(now_ms - group.oldest_ms, 0) / 1000 if group.oldest_ms is not None else 0
+        told.value("sandq_group_lag", group.ready + group.leased + group.waiting, labels)
+        told.value("sandq_group_ready", group.ready, labels)
+        told.value("sandq_group_delayed", group.delayed, labels)
+        told.value("sandq_group_leased", group.leased, labels)
+        told.value("sandq_group_waiting", group.waiting, labels)
+        told.value("sandq_group_dead", group.dead, labels)
+        told.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
+        told.value("sandq_group_consumers", group.consumers, labels)
+        told.value("sandq_group_stalled", group.stalled, labels)

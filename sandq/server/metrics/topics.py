@@ -1,0 +1,175 @@
+"""Numbers by topic and by group, of a bounded number of each; what lies beyond is summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sandq.broker.stats import LATENESS, Histogram, TopicStats
+from sandq.partition.metrics import Counted
+from sandq.partition.state_machine import GroupStatus, Status
+
+OTHER = "_other"
+"""Of topics and groups beyond the limit. No name begins like this."""
+
+
+class PartitionSeen(NamedTuple):
+    """What a partition published, and what came due since without an entry that told of it."""
+
+    status: Status
+    came_due: int
+    consumers: Mapping[str, int]
+
+
+class TopicSeen(NamedTuple):
+    number: int
+    name: str
+    partitions: Sequence[PartitionSeen]
+    stats: TopicStats
+
+
+class TopicNumbers:
+    """Sums over partitions, or over topics."""
+
+    def __init__(self) -> None:
+        self.counted = [0] * len(Counted._fields)
+        self.sent = self.sent_bytes = self.redelivered = 0
+        self.lateness = Histogram(LATENESS)
+        self.messages = self.delayed = self.keys = self.bytes = 0
+
+    def see(self, topic: TopicSeen) -> None:
+        for status, came_due, _ in topic.partitions:
+            self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
+            self.messages += status.messages
+            self.delayed += max(status.later - came_due, 0)
+            self.keys += status.keys
+            self.bytes += status.bytes
+        self.sent += topic.stats.sent
+        self.sent_bytes += topic.stats.sent_bytes
+        self.redelivered += topic.stats.redelivered
+        self.lateness.add(topic.stats.lateness)
+
+    def add_counts(self, other: TopicNumbers) -> None:
+        """What only rises, of another one."""
+        self.counted = [one + more for one, more in zip(self.counted, other.counted, strict=True)]
+        self.sent += other.sent
+        self.sent_bytes += other.sent_bytes
+        self.redelivered += other.redelivered
+        self.lateness.add(other.lateness)
+
+    def count(self, name: str) -> int:
+        """A field of `Counted`."""
+        return self.counted[Counted._fields.index(name)]
+
+
+class GroupNumbers:
+    """Sums over partitions, or over groups."""
+
+    __slots__ = ("consumers", "dead", "delayed", "leased", "oldest_ms", "ready", "stalled", "waiting")
+
+    def __init__(self) -> None:
+        self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = self.stalled = 0
+        self.oldest_ms: int | None = None
+
+    def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
+        status, came_due, consumers = partition
+        self.ready += group.ready + came_due
+        self.delayed += max(status.later - came_due, 0)
+        self.leased += group.leased
+        self.waiting += group.waiting
+        self.dead += group.dead
+        self.stalled |= group.paused is not None
+        # A subscription takes part in all partitions.
+        self.consumers = max(self.consumers, consumers.get(group.name, 0))
+        oldest_ms = group.oldest_ms
+        if oldest_ms is None and came_due:
+            oldest_ms = group.next_ms
+        if oldest_ms is not None and (self.oldest_ms is None or oldest_ms < self.oldest_ms):
+            self.oldest_ms = oldest_ms
+
+    def add(self, other: GroupNumbers) -> None:
+        for name in ("ready", "delayed", "leased", "waiting", "dead", "consumers"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.stalled |= other.stalled
+        if other.oldest_ms is not None and (self.oldest_ms is None or other.oldest_ms < self.oldest_ms):
+            self.oldest_ms = other.oldest_ms
+
+
+class Board:
+    """Which topics have a label of their own. Who has one keeps it as long as it is there, and who has none gets none:
+    a counter that went from one label to another would seem to fall, and to rise, by all that it ever counted."""
+
+    def __init__(self, topics: int, groups: int) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._labelled: set[int] = set()
+        self._others: dict[int, TopicNumbers] = {}
+        """As they were seen last."""
+        self._gone = TopicNumbers()
+        """What deleted ones of the others had counted."""
+
+    def sums(self, topics: Sequence[TopicSeen]) -> tuple[dict[str, TopicNumbers], dict[tuple[str, str], GroupNumbers]]:
+        """By label."""
+        labels = self._labels(topics)
+        by_topic: dict[str, TopicNumbers] = {}
+        others: dict[int, TopicNumbers] = {}
+        groups = _Groups(self._groups)
+        for topic in topics:
+            label = labels[topic.number]
+            numbers = TopicNumbers()
+            numbers.see(topic)
+            if label == OTHER:
+                others[topic.number] = numbers
+            else:
+                by_topic[label] = numbers
+            groups.see(label, topic.partitions)
+        for number in self._others.keys() - others.keys():
+            self._gone.add_counts(self._others[number])
+        self._others = others
+        if others or any(self._gone.counted) or self._gone.sent:
+            by_topic[OTHER] = self._sum_of(others.values())
+        return by_topic, groups.found
+
+    def _labels(self, topics: Sequence[TopicSeen]) -> dict[int, str]:
+        self._labelled &= {topic.number for topic in topics}
+        labels: dict[int, str] = {}
+        for topic in topics:
+            is_new = topic.number not in self._labelled and topic.number not in self._others
+            if is_new and len(self._labelled) < self._topics:
+                self._labelled.add(topic.number)
+            labels[topic.number] = topic.name if topic.number in self._labelled else OTHER
+        return labels
+
+    def _sum_of(self, others: Iterable[TopicNumbers]) -> TopicNumbers:
+        total = TopicNumbers()
+        total.add_counts(self._gone)
+        for numbers in others:
+            total.add_counts(numbers)
+            total.messages += numbers.messages
+            total.delayed += numbers.delayed
+            total.bytes += numbers.bytes
+        return total
+
+
+class _Groups:
+    """The first ones of the topics with labels have labels, too."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._labelled = 0
+        self.found: dict[tuple[str, str], GroupNumbers] = {}
+
+    def see(self, topic: str, partitions: Sequence[PartitionSeen]) -> None:
+        of_topic: dict[str, GroupNumbers] = {}
+        for partition in partitions:
+            for group in partition.status.groups:
+                numbers = of_topic.get(group.name)
+                if numbers is None:
+                    numbers = of_topic[group.name] = GroupNumbers()
+                numbers.see(partition, group)
+        for name, numbers in of_topic.items():
+            if topic != OTHER and self._labelled < self._limit:
+                self._labelled += 1
+                self.found[topic, name] = numbers
+            else:
+                self.found.setdefault((topic, OTHER), GroupNumbers()).add(numbers)

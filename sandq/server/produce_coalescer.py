@@ -1,0 +1,173 @@
+"""Small batches that come in one receive for one partition: stored as one batch, answered one by one.
+
+Most of what a message costs its batch costs: a command in the log, a row, an answer through all threads. What one
+receive brought is all there at once, so that gathering it delays nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
+from sandq.model.batch_format import TYPE_OF
+from sandq.model.errors import InvalidRequest, SandqError
+from sandq.partition.log.message_log import Stored
+from sandq.protocol.frames import Frame, encode_replies, encode_reply
+from sandq.protocol.requests import Produce
+
+SMALL_BYTES = 4096
+"""A larger batch gains nothing from company."""
+_VALUE_AT = len(encode({Column.VALUE: [b""]}))
+"""In a batch of one value and nothing else."""
+_CODEC_AND_FLAGS = slice(9, 12)
+_ALIKE = (b"\0\0\0", b"\0\1\0")
+"""Of batches that are not compressed, and known."""
+
+_TYPES = [int, int, str, int, int, int, int, int, bytes]
+"""Of the fields of a PRODUCE request."""
+
+Done = Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Requests that differ in their messages alone."""
+
+    alike: tuple[list[Any], bytes]
+    """The fields before the batch, and what kind of batch."""
+    ids: list[int]
+    batches: list[bytes]
+
+
+class Gathering:
+    """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order.
+
+    `produce` hands the batch of so many requests to the broker, and raises what refuses it; `reply` sends the answers
+    to requests, in one piece; `refuse` answers a request that failed.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[Produce, int, Done], None],
+        reply: Callable[[Sequence[int], bytes], None],
+        refuse: Callable[[int, SandqError], None],
+    ) -> None:
+        self._produce = produce
+        self._reply = reply
+        self._refuse = refuse
+        self._gathered: dict[tuple[str, int], _Gathered] = {}
+
+    def add(self, frame: Frame) -> None:
+        """Take a PRODUCE request in, behind those that came before. Raises InvalidRequest."""
+        if not _is_small(frame):
+            self.flush()
+            asked = Produce.parse(frame)
+            self._produce(asked, 1, self._done([frame[1]], [0]))
+            return
+        place, batch = (frame[2], frame[3]), frame[8]
+        alike = (frame[2:8], batch[_CODEC_AND_FLAGS])
+        gathered = self._gathered.get(place)
+        if gathered is not None and gathered.alike == alike:
+            gathered.ids.append(frame[1])
+            gathered.batches.append(batch)
+            return
+        if gathered is not None:
+            self.flush()
+        Produce.parse(frame)  # checks the fields, once for all that are alike
+        self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
+
+    def flush(self) -> None:
+        """Hand on what has gathered."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, {}
+            for of_partition in gathered.values():
+                self._hand_on(of_partition)
+
+    def _hand_on(self, gathered: _Gathered) -> None:
+        fields, ids = gathered.alike[0], gathered.ids
+        if len(ids) > 1:
+            try:
+                merged, counts = _merged(gathered.batches)
+                self._produce(Produce._make([*fields, merged]), len(ids), self._done(ids, counts))
+                return
+            except SandqError:
+                pass  # whose fault it is they learn one by one
+        for request_id, batch in zip(ids, gathered.batches, strict=True):
+            try:
+                self._produce(Produce._make([*fields, batch]), 1, self._done([request_id], [0]))
+            except SandqError as error:
+                self._refuse(request_id, error)
+
+    def _done(self, ids: list[int], counts: list[int]) -> Done:
+        """What answers these requests, each with its part (so many messages) of what became of the whole."""
+
+        def done(result: Any) -> None:
+            if isinstance(result, SandqError):
+                for request_id in ids:
+                    self._refuse(request_id, result)
+            elif len(ids) == 1:
+                self._reply(ids, encode_reply(ids[0], *_told(result)))
+            else:
+                self._reply(ids, encode_replies(_parts(result, ids, counts)))
+
+        return done
+
+
+def _is_small(frame: Frame) -> bool:
+    """Whether a request may go with others: it has the right fields, a small batch that is not compressed, and no
+    sequence number."""
+    return (
+        [*map(type, frame)] == _TYPES
+        and not frame[4]
+        and len(frame[8]) <= SMALL_BYTES
+        and frame[8][_CODEC_AND_FLAGS] in _ALIKE
+    )
+
+
+def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
+    """One batch of all of them, and how many messages are from each. InvalidRequest when one is damaged, or a column
+    would be lost."""
+    sizes = [plain_single(raw) for raw in raws]
+    if None not in sizes:
+        values = [raw[_VALUE_AT : _VALUE_AT + size] for raw, size in zip(raws, sizes, strict=True) if size is not None]
+        return encode({Column.VALUE: values}), [1] * len(raws)
+    batches = [Batch.parse(raw) for raw in raws]
+    columns = {column: _column(batches, column) for column in sorted({c for batch in batches for c in batch.columns})}
+    return encode(columns, relative=batches[0].relative), [batch.count for batch in batches]
+
+
+def _column(batches: Sequence[Batch], column: int) -> list[Any]:
+    """Its cells in all batches. A batch without it has nulls there, which say the same."""
+    if column not in TYPE_OF:
+        raise InvalidRequest(f"batch: column {column} is not known here")
+    read = Batch.int_column if TYPE_OF[column] == TYPE_INT64 else Batch.bytes_column
+    cells = [*chain.from_iterable([read(batch, column) or [None] * batch.count for batch in batches])]
+    if column != Column.VALUE and cells.count(None) == len(cells):
+        raise InvalidRequest(f"batch: {column} holds nothing, and would be left out: it may be what is refused")
+    return cells
+
+
+def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, Any]:
+    """What the answer says of a batch that was stored."""
+    return (result.offsets, result.refused or None) if isinstance(result, Stored) else (result, None)
+
+
+def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[int, Any, Any]]:
+    """And of each part of it, the request's, as if that had been a batch."""
+    parts = zip(ids, accumulate(counts, initial=0), counts, strict=False)
+    if not isinstance(result, Stored):
+        bases = offsets.run(result[0], result[1])
+        return [(request_id, (bases[start], count), None) for request_id, start, count in parts]
+    size, refused = offsets.OFFSET_BYTES, dict(result.refused)
+    return [
+        (
+            request_id,
+            result.offsets[start * size : (start + count) * size],
+            ([(at, refused[start + at]) for at in range(count) if start + at in refused] or None) if refused else None,
+        )
+        for request_id, start, count in parts
+    ]

@@ -1,0 +1,1 @@
+"""The sink: rows cut into chunks, each stored once."""

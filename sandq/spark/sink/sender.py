@@ -1,0 +1,112 @@
+"""The chunks of one task on their way to the broker: made in the task's thread, sent in the client's, a lane for each
+topic partition (`partition_sender`). While one round of chunks is under way, the next is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from sandq.client.producer.validation import Checks
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import each
+from sandq.protocol.replies import TopicRecord
+from sandq.spark.sink.chunks import Chunk
+from sandq.spark.sink.identity import Identity
+from sandq.spark.sink.partition_sender import Lane
+from sandq.sync import Client
+
+log = logging.getLogger("sandq.spark")
+
+ROUND_BYTES: Final = 16 << 20
+"""Of the chunks that are sent together; twice as many are in memory."""
+
+
+@dataclass
+class Written:
+    """What a task wrote."""
+
+    rows: int = 0
+    chunks: int = 0
+    already_stored: int = 0
+    """Of the chunks: by an earlier attempt."""
+    again: int = 0
+    """Of the chunks: written under another name, for the rows of an earlier attempt were others."""
+    topics: set[str] = field(default_factory=set)
+
+
+class Sender:
+    """Sends the chunks of one task through a client; for one thread."""
+
+    def __init__(self, client: Client, identity: Identity, *, again: bool = False) -> None:
+        self._client = client
+        self._identity = identity
+        self._again = again
+        self._written = Written()
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._round: dict[Lane, list[Chunk]] = {}
+        self._bytes = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
+        self._under_way: Future[None] | None = None
+
+    # What is used of the client beside what it promises stands here.
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._client._inner._cluster
+
+    def _each(self, work: Callable[[Lane], Awaitable[None]], lanes: Iterable[Lane]) -> None:
+        self._client._bridge.call(lambda: each(work, lanes))
+
+    def topic(self, name: str) -> TopicRecord:
+        """What the cluster tells of a topic. UnknownTopic."""
+        return self._client._bridge.call(lambda: self._cluster.topic(name))
+
+    @property
+    def checks(self) -> Checks:
+        """The broker's limits."""
+        return Checks(self._client.limits)
+
+    # The chunks.
+
+    def send(self, chunk: Chunk) -> None:
+        """Have a chunk sent soon. Raises what an earlier one failed with, as `Lane.deliver`."""
+        place = (chunk.topic, chunk.partition)
+        lane = self._lanes.get(place)
+        if lane is None:
+            lane = self._lanes[place] = Lane(self._cluster, *place, self._identity, again=self._again)
+        self._round.setdefault(lane, []).append(chunk)
+        self._bytes += len(chunk.data)
+        self._written.rows += chunk.rows
+        self._written.chunks += 1
+        if self._bytes >= ROUND_BYTES:
+            self._begin_round()
+
+    def finish(self) -> Written:
+        """Wait until all is stored; raises as `send`."""
+        self._begin_round()
+        self._end_round()
+        self._each(Lane.finish, self._lanes.values())
+        written = self._written
+        written.already_stored = sum(lane.already_stored for lane in self._lanes.values())
+        written.again = sum(lane.again for lane in self._lanes.values())
+        written.topics = {topic for topic, _ in self._lanes}
+        return written
+
+    def close(self) -> None:
+        """Leave it, finished or not; what is under way ends with the client."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_round(self) -> None:
+        self._end_round()
+        if self._round:
+            chunks, self._round, self._bytes = self._round, {}, 0
+            self._under_way = self._pool.submit(self._each, lambda lane: lane.deliver(chunks[lane]), list(chunks))
+
+    def _end_round(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()

@@ -1,0 +1,174 @@
+"""The sink as Spark uses it: a writer for a batch, one for a stream, and what a task does without Spark.
+
+A task writes its rows through a client of its own, each row once however often Spark runs it (`partition_sender` says
+how). The driver only counts: what a task has written is stored and delivered from then on, also when the write fails as
+a whole. So `abort` takes nothing back. A stream replays its last micro-batch after a failure, which completes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.spark.sink.chunks import Chunker, blocks
+from sandq.spark.sink.columns import Columns, RowErrors, check_columns
+from sandq.spark.sink.ending import check_ended
+from sandq.spark.sink.identity import Identity, of_batch, of_stream
+from sandq.spark.sink.options import SinkOptions, parse_sink_options
+from sandq.spark.sink.partitioner import Router
+from sandq.spark.sink.sender import Sender, Written
+from sandq.sync import connect
+
+log = logging.getLogger("sandq.spark")
+
+CLIENT_NAME: Final = "sandq-spark-sink"
+
+
+@dataclass
+class Committed(WriterCommitMessage):
+    """What a task says of itself to the driver."""
+
+    written: Written
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """For `df.write.format("sandq")`. InvalidSetting names what is wrong with options and columns."""
+    found, columns = _checked(options, schema, overwrite)
+    return BatchWriter(found, columns, of_batch(found.write_id))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """For `df.writeStream.format("sandq")`; as `batch_writer`."""
+    found, columns = _checked(options, schema, overwrite)
+    found.check_stream()
+    return StreamWriter(found, columns)
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> tuple[SinkOptions, tuple[str, ...]]:
+    found = parse_sink_options(options)
+    if overwrite:
+        raise InvalidSetting('sandq sink: messages are never overwritten; use mode("append")')
+    fields = [(one.name, one.dataType.simpleString()) for one in schema.fields]
+    return found, check_columns(fields, found.topic)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Of one batch write; pickled on its way to the tasks."""
+
+    def __init__(self, options: SinkOptions, columns: Sequence[str], name: str) -> None:
+        self._options = options
+        self._columns = columns
+        self._name = name
+
+    def write(self, iterator: Iterator[Any]) -> Committed:
+        context = _context()
+        resent = context.attemptNumber() > 0 or self._options.write_id is not None
+        identity = Identity(self._name, context.partitionId(), resent=resent)
+        return Committed(write_rows(iterator, self._columns, self._options, identity, check_ended))
+
+    def commit(self, messages: list[Any]) -> None:
+        log.info("%s", _summary(messages))
+
+    def abort(self, messages: list[Any]) -> None:
+        log.warning("the write failed; what its tasks had sent stays: %s. %s", _summary(messages), self._advice)
+
+    @property
+    def _advice(self) -> str:
+        if self._options.write_id is None:
+            return "Writing again stores it twice; a writeId prevents that next time"
+        return "Writing again under the same writeId stores the rest"
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of a stream; Spark makes it anew for each micro-batch."""
+
+    def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def write(self, iterator: Iterator[Any]) -> Committed:
+        context = _context()
+        identity = of_stream(context.partitionId(), context.getLocalProperty)
+        return Committed(write_rows(iterator, self._columns, self._options, identity, check_ended))
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        log.info("micro-batch %d: %s", batchId, _summary(messages))
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        log.warning(
+            "micro-batch %d failed; what its tasks had sent stays: %s. Its replay stores the rest",
+            batchId,
+            _summary(messages),
+        )
+
+
+def write_rows(
+    batches: Iterable[Any],
+    columns: Sequence[str],
+    options: SinkOptions,
+    identity: Identity,
+    ended: Callable[[], None] = lambda: None,
+) -> Written:
+    """All rows of a task (pyarrow.RecordBatch, with the columns of `check_columns`), stored when it returns. `ended` is
+    called behind the last one; it raises when that is not the end.
+
+    InvalidRequest: a row cannot be written; rows before it may be stored. ChangedRows: an earlier attempt stored other
+    rows. UnknownTopic, DuplicateKey. Errors that may pass are raised after `partition_sender.RETRY_S`, the task may be
+    run again.
+    """
+    with connect(*options.servers, name=CLIENT_NAME) as client:
+        sender = Sender(client, identity, again=options.again)
+        try:
+            errors = RowErrors(identity.partition)
+            read = Columns(columns, sender.checks, errors)
+            router = Router(options.topic, sender.topic, identity.partition, errors)
+            chunker = Chunker(options.on_conflict, sender.checks.batch_bytes)
+            first = 0
+            for block in blocks(_normal(batches, read, ended)):
+                for target, rows in router.split(block, first):
+                    chunker.add(target, rows)
+                for chunk in chunker.full():
+                    sender.send(chunk)
+                first += block.num_rows
+            for chunk in chunker.rest():
+                sender.send(chunk)
+            return sender.finish()
+        finally:
+            sender.close()
+
+
+def _normal(batches: Iterable[Any], columns: Columns, ended: Callable[[], None]) -> Iterator[Any]:
+    first = 0
+    for batch in batches:
+        yield columns.read(batch, first)
+        first += batch.num_rows
+    ended()  # before the last block, which may fill chunks
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidRequest("sandq sink: rows are written by a task of Spark; there is none here")
+    return context
+
+
+def _summary(messages: Sequence[Committed | None]) -> str:
+    """What the tasks say, added up; None is one that failed."""
+    done = [message.written for message in messages if message is not None]
+    rows, chunks = sum(one.rows for one in done), sum(one.chunks for one in done)
+    topics = sorted({topic for one in done for topic in one.topics})
+    text = f"{rows} rows in {chunks} chunks by {len(done)} tasks, to {', '.join(topics) or 'no topic'}"
+    if already := sum(one.already_stored for one in done):
+        text += f"; {already} chunks were stored by earlier attempts"
+    if again := sum(one.again for one in done):
+        text += f"; {again} chunks were written again, for their rows had changed"
+    if failed := len(messages) - len(done):
+        text += f"; {failed} tasks failed, and may have stored some of theirs"
+    return text

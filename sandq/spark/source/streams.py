@@ -1,0 +1,239 @@
+"""How far a stream goes, micro-batch by micro-batch.
+
+A position is a cursor for each partition, and never above the partition's closed time, so that no later message comes
+to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
+before anybody was given it, compacted, or trimmed; a hold under the stream's name keeps what it has yet to read from
+being trimmed. The name is drawn when the stream begins and stands in its positions, so that it is found again after a
+restart, and no other stream has it. Nothing is held before Spark has written the name down, with the end of the first
+micro-batch: a stream that never gets so far leaves no hold behind.
+
+A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
+after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandq.model import offsets as offset_model
+from sandq.model.errors import HistoryGone, SandqError
+from sandq.model.offsets import behind
+from sandq.protocol.requests_log import MeasureReply
+from sandq.spark.source.brokers import TIMER, Brokers, Found, before, check_kinds, closed_end
+from sandq.spark.source.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
+from sandq.spark.source.planning import Range, Task, plan
+from sandq.spark.source.positions import Place, Positions, lost, steps
+
+log = logging.getLogger("sandq.spark")
+
+Start = Mapping[str, Any]
+"""A position as Spark keeps it: JSON."""
+BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
+"""Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read."""
+RENEWALS: Final = 10
+"""A hold is renewed so many times within its time to live."""
+HOLD_BYTES: Final = 6
+"""Drawn for the name of a hold."""
+_HELP: Final = (
+    "(A stream that begins anew each time leaves a hold each time, for holdTtl; holdName gives it one of one name)"
+)
+STEPS_MAX: Final = 1000
+"""Questions about one partition until a micro-batch has as many messages as it may."""
+
+
+class Stream:
+    """Decides where micro-batches begin and end."""
+
+    def __init__(self, options: SourceOptions, brokers: Brokers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._clock = clock
+        self._held_at = -float("inf")
+        self._is_written_down = True  # the name of the hold
+        self._target: Positions | None = None
+        self._gone: set[Place] = set()
+        """What has been warned of."""
+        self.closed: Positions | None = None
+        """How far everything was closed when that was last looked at."""
+
+    # -- positions ------------------------------------------------------------------------------------------------
+
+    def initial(self) -> Positions:
+        """Where a stream without a checkpoint begins."""
+        places = self._places()
+        replies = self._measured(places, {})
+        found = {place: self._beginning(place, places[place], replies[place]) for place in places}
+        self._is_written_down = False
+        return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}")
+
+    def latest(self, start: Positions, limit: int | None) -> Positions:
+        """Where the micro-batch from `start` on ends: after `limit` messages, about, or with all that is closed.
+
+        HistoryGone: a topic is gone that was not read to its end (a warning, with failOnDataLoss=false).
+        """
+        places = self._places()
+        if self._target is not None:
+            places = {place: found for place, found in places.items() if place in self._target.cursors}
+        known = {place.number for place in start}
+        cursors = {place: start.cursors.get(place, first_of(place, known)) for place in places}
+        held = Positions(cursors, start.hold)
+        self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
+        replies = self._measured(places, cursors)
+        self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
+        ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
+        self._check_lost(start, Positions(ends))
+        counts = {place: reply.messages for place, reply in replies.items() if cursors[place] < ends[place]}
+        if limit is not None and sum(counts.values()) > limit:
+            ends |= self._limited(places, cursors, ends, counts, limit)
+        # What is gone keeps its cursor: should it be asked for again, it is not read again.
+        return Positions({**start.cursors, **ends}, start.hold)
+
+    def aim(self) -> None:
+        """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
+        replies = self._measured(self._places(), {}, 1)
+        self._target = Positions({place: closed_end(reply) for place, reply in replies.items()})
+
+    def committed(self, end: Positions) -> None:
+        """Everything before this position was read and is never asked for again."""
+        self._hold(end, self._places())
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    def tasks(self, start: Positions, end: Positions) -> list[Task]:
+        """What reads a micro-batch; the same for the same positions."""
+        places = self._places()
+        # Between knowing an end and planning what is before it, Spark writes the end down.
+        self._is_written_down = True
+        start = self._begun(start, end)
+        self._renew(Positions(start.cursors, end.hold), places)
+        ranges = []
+        known = {place.number for place in start}
+        for step in steps(start, end, lambda place: first_of(place, known)):
+            found = places.get(step.place)
+            if found is None:
+                self._lose(f"{step.place} is gone, and with it what was to be read of it")
+                continue
+            ranges.append(Range(found.topic, step.place.number, step.place.partition, step.start, step.end))
+        wanted = self._options.min_partitions
+        return plan(ranges if wanted <= len(ranges) else self._brokers.all(self._from_first, ranges), wanted)
+
+    def _begun(self, start: Positions, end: Positions) -> Positions:
+        """The start of a first micro-batch that failed: Spark has its end, and asks for the start anew. What was
+        trimmed since up to behind the end cannot be read any more."""
+        crossed = [place for place in start if start.cursors[place] > end.cursors.get(place, offset_model.LAST)]
+        if not crossed or start.hold == end.hold:
+            return start
+        self._lose(f"{crossed[0]}: all of the first micro-batch was trimmed before it was read")
+        return Positions({**start.cursors, **{place: end.cursors[place] for place in crossed}}, start.hold)
+
+    def _from_first(self, one: Range) -> Range:
+        """A range that begins at the very beginning is cut from its first message on."""
+        if one.start > BEGINNING:
+            return one
+        reply = self._brokers.measure(Place(one.number, one.partition), one.topic, one.start, one.end, 1)
+        if reply.first is None or reply.trimmed >= one.start:
+            return one  # the task that reads it says what is wrong
+        return Range(one.topic, one.number, one.partition, reply.first, one.end)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _places(self) -> dict[Place, Found]:
+        places = self._brokers.places(self._options.topics)
+        check_kinds(places, self._options)
+        return places
+
+    def _measured(
+        self, places: Mapping[Place, Found], cursors: Mapping[Place, bytes], most: int | None = None
+    ) -> dict[Place, MeasureReply]:
+        def measure(place: Place) -> MeasureReply:
+            cursor = cursors.get(place, offset_model.FIRST)
+            return self._brokers.measure(place, places[place].topic, cursor, None, most)
+
+        return dict(zip(places, self._brokers.all(measure, places), strict=True))
+
+    def _beginning(self, place: Place, found: Found, reply: MeasureReply) -> bytes:
+        start = self._options.starting.of(found.topic, place.partition)
+        if start == EARLIEST:
+            return max(BEGINNING, behind(reply.trimmed)) if reply.trimmed > offset_model.FIRST else BEGINNING
+        if start == LATEST:
+            return closed_end(reply)
+        return offset_model.pack(start, 0, 0, 0) if isinstance(start, int) else offset_model.from_text(start)
+
+    def _end(self, place: Place, cursor: bytes, reply: MeasureReply) -> bytes:
+        """All that is closed, but not behind the target; and not before the start, which may lie ahead of now."""
+        end = closed_end(reply)
+        if self._target is not None:
+            end = min(end, self._target.cursors[place])
+        return max(end, cursor)
+
+    def _limited(
+        self,
+        places: Mapping[Place, Found],
+        cursors: Mapping[Place, bytes],
+        ends: Mapping[Place, bytes],
+        counts: Mapping[Place, int],
+        limit: int,
+    ) -> dict[Place, bytes]:
+        """Ends that leave `limit` messages, each partition its share of what is there, and one at least."""
+        total = sum(counts.values())
+
+        def end_of(place: Place) -> bytes:
+            share = max(1, limit * counts[place] // total)
+            cursor = cursors[place]
+            for _ in range(STEPS_MAX):
+                reply = self._brokers.measure(place, places[place].topic, cursor, ends[place], share)
+                if reply.next is None:
+                    return ends[place]
+                cursor, share = reply.next, share - reply.messages
+                if share <= 0:
+                    break
+            return cursor
+
+        return dict(zip(counts, self._brokers.all(end_of, counts), strict=True))
+
+    def _check_lost(self, start: Positions, end: Positions) -> None:
+        gone = lost(start, end)
+        if gone and set(gone) != self._gone:
+            more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
+            self._lose(f"{gone[0]}{more}: it was deleted, or is not asked for any more")
+            self._gone = set(gone)
+
+    def _lose(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise HistoryGone(f"{what}. With failOnDataLoss=false that is a warning, and the rest is read")
+        log.warning("%s; the rest is read", what)
+
+    # -- holds ----------------------------------------------------------------------------------------------------
+
+    def _renew(self, start: Positions, places: Mapping[Place, Found], *, at_once: bool = False) -> None:
+        if not self._is_written_down:
+            return
+        if at_once or self._clock() - self._held_at >= self._options.hold_ttl_ms / 1000 / RENEWALS:
+            self._hold(start, places)
+
+    def _hold(self, positions: Positions, places: Mapping[Place, Found]) -> None:
+        """Keep what lies behind a position. Where that cannot be done reading goes on: what is trimmed is found out."""
+        name = self._options.hold_name or positions.hold
+        if name == NO_HOLD:
+            return
+        by_topic: dict[str, dict[int, bytes]] = {}
+        for place, cursor in positions.cursors.items():
+            found = places.get(place)
+            if found is not None and found.kind == TIMER:
+                by_topic.setdefault(found.topic, {})[place.partition] = before(cursor, place.partition)
+        for topic, offsets in by_topic.items():
+            try:
+                self._brokers.hold(topic, name, offsets, self._options.hold_ttl_ms)
+            except SandqError as error:
+                log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
+        self._held_at = self._clock()
+
+
+def first_of(place: Place, known: set[int]) -> bytes:
+    """Where a partition begins that comes later. Of a topic that was read before, all of it is to be read. Of another
+    one, what is there: that something was trimmed before it was asked for is no loss."""
+    return BEGINNING if place.number in known else offset_model.FIRST

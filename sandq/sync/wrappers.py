@@ -1,0 +1,238 @@
+"""Blocking twins of what is async: made from the async methods, with their arguments, types and docstrings."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from sandq.client.admin.admin import Admin as AsyncAdmin
+from sandq.client.consumer.lease_api import Leases as AsyncLeases
+from sandq.client.messages.dead_letters import DeadLetters as AsyncDeadLetters
+from sandq.client.messages.messages import Messages as AsyncMessages
+from sandq.client.portal import Bridge
+from sandq.model.errors import ClosedError, SandqError
+
+log = logging.getLogger("sandq.client")
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_ROWS: Final = 500
+"""Rows fetched together: a wait for the event loop each time, not for each row."""
+
+
+class Face(Generic[S]):
+    """Something of the async client, and the way to its event loop."""
+
+    def __init__(self, inner: S, bridge: Bridge) -> None:
+        self._inner = inner
+        self._bridge = bridge
+
+
+class Block(Protocol):
+    """An async context manager of the client's: a producer or a subscription."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class Blocks:
+    """Those of a client that were entered and not left: they are left with it. Of the loop's thread."""
+
+    def __init__(self) -> None:
+        self.open: dict[Block, None] = {}
+        self.failures: dict[Block, SandqError] = {}  # of leaving, for the thread that leaves its block later
+
+    async def leave(self) -> None:
+        """Queued acks are confirmed, producers drained."""
+        while self.open:
+            block = next(iter(self.open))
+            try:
+                await block.__aexit__(None, None, None)
+            except SandqError as error:
+                log.warning("closing the client: %s", error)
+                self.failures[block] = error
+            self.open.pop(block, None)
+
+
+B = TypeVar("B", bound=Block)
+
+
+class BlockFace(Face[B]):
+    """A context manager over one of the async client's."""
+
+    def __init__(self, inner: B, bridge: Bridge, blocks: Blocks) -> None:
+        super().__init__(inner, bridge)
+        self._blocks = blocks
+
+    def __enter__(self) -> Self:
+        self._bridge.call(self._enter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bridge.is_foreign:
+            return  # nothing of this is the child's
+        try:
+            self._bridge.call(lambda: self._leave(kind, error, traceback))
+        except ClosedError as closed:
+            # The client was closed before, and has left this as well, unless there was no time.
+            failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
+            if error is None and failure is not None:
+                raise failure from None
+
+    async def _enter(self) -> None:
+        await self._inner.__aenter__()
+        self._blocks.open[self._inner] = None
+
+    async def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._blocks.open.pop(self._inner, None)
+        await self._inner.__aexit__(kind, error, traceback)
+
+
+def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Face[S], P], T]:
+    """The method of a face that waits for an async method of what is behind it."""
+
+    @functools.wraps(method)
+    def wait(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        inner = face._inner
+        return face._bridge.call(lambda: method(inner, *args, **kwargs))
+
+    return wait
+
+
+def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable[Concatenate[Face[S], P], Rows[T]]:
+    """The method of a face whose rows come from an async iterator."""
+
+    @functools.wraps(method)
+    def rows(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> Rows[T]:
+        face._bridge.check()
+        return Rows(face._bridge, method(face._inner, *args, **kwargs))
+
+    return rows
+
+
+class Rows(Generic[T]):
+    """An iterator over rows that the broker has; one thread iterates, and may stop at any row."""
+
+    def __init__(self, bridge: Bridge, inner: AsyncIterator[T]) -> None:
+        self._bridge = bridge
+        self._inner = inner
+        self._rows: deque[T] = deque()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Rows[T]:
+        return self
+
+    def __next__(self) -> T:
+        self._bridge.check()
+        if not self._rows:
+            if self._error is None:
+                self._bridge.call(self._fetch)
+            if not self._rows:
+                error, self._error = self._error, StopAsyncIteration()
+                if error is None or isinstance(error, StopAsyncIteration):
+                    raise StopIteration
+                raise error
+        return self._rows.popleft()
+
+    async def _fetch(self) -> None:
+        try:
+            for _ in range(_ROWS):
+                self._rows.append(await self._inner.__anext__())
+        except (StopAsyncIteration, Exception) as error:  # raised when the rows before it are through
+            self._error = error
+
+
+class Admin(Face[AsyncAdmin]):
+    """`client.admin`: as `sandq.Client.admin`, blocking."""
+
+    create_topic = blocking(AsyncAdmin.create_topic)
+    list_topics = blocking(AsyncAdmin.list_topics)
+    topic = blocking(AsyncAdmin.topic)
+    delete_topic = blocking(AsyncAdmin.delete_topic)
+    update_topic = blocking(AsyncAdmin.update_topic)
+    purge_topic = blocking(AsyncAdmin.purge_topic)
+    groups = blocking(AsyncAdmin.groups)
+    stats = blocking(AsyncAdmin.stats)
+    seek_group = blocking(AsyncAdmin.seek_group)
+    delete_group = blocking(AsyncAdmin.delete_group)
+    update_group = blocking(AsyncAdmin.update_group)
+    hold = blocking(AsyncAdmin.hold)
+    release = blocking(AsyncAdmin.release)
+    forecast = blocking(AsyncAdmin.forecast)
+    cluster = blocking(AsyncAdmin.cluster)
+    init_cluster = blocking(AsyncAdmin.init_cluster)
+    clock = blocking(AsyncAdmin.clock)
+    drain_node = blocking(AsyncAdmin.drain_node)
+    remove_node = blocking(AsyncAdmin.remove_node)
+    transfer = blocking(AsyncAdmin.transfer)
+
+
+class Messages(Face[AsyncMessages]):
+    """The stored messages of one topic: as `sandq.Messages`, blocking.
+
+    A `progress` function is called in the client's own thread: it may print, and must not use the client.
+    """
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    get = blocking(AsyncMessages.get)
+    list = iterating(AsyncMessages.list)
+    cancel = blocking(AsyncMessages.cancel)
+    move = blocking(AsyncMessages.move)
+    cancel_all = blocking(AsyncMessages.cancel_all)
+    move_all = blocking(AsyncMessages.move_all)
+    why = blocking(AsyncMessages.why)
+
+
+class DeadLetters(Face[AsyncDeadLetters]):
+    """The dead letters of one group: as `sandq.DeadLetters`, blocking. `progress`: see `Messages`."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._inner.group
+
+    list = iterating(AsyncDeadLetters.list)
+    counts = blocking(AsyncDeadLetters.counts)
+    redrive = blocking(AsyncDeadLetters.redrive)
+    purge = blocking(AsyncDeadLetters.purge)
+
+
+class Leases(Face[AsyncLeases]):
+    """Messages of a topic for a consumer group, leased call by call: as `client.leases` of `sandq.Client`, blocking."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._inner.group
+
+    take = blocking(AsyncLeases.take)
+    ack = blocking(AsyncLeases.ack)
+    nack = blocking(AsyncLeases.nack)
+    extend = blocking(AsyncLeases.extend)

@@ -1,0 +1,1 @@
+"""`sandq doctor`: whether a node can run here."""

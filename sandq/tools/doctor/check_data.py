@@ -1,0 +1,134 @@
+"""Checks of `sandq doctor` on what a data directory holds. Nothing in it is changed.
+
+LevelDB cannot open a database without writing: it is opened in a directory of links to the tables, which is removed
+again, and only while no node holds the lock. What the log would give at a start is asked of the storage's own recovery,
+over files that take no writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandq.model.errors import SandqError
+from sandq.node import LOCK_NAME
+from sandq.storage import identity, level_check
+from sandq.storage.level_stores import LOCK as STORES_LOCK
+from sandq.storage.level_stores import LevelStores
+from sandq.storage.pointers import Pointers
+from sandq.storage.wal_recovery import recover
+from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped
+from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
+
+STORES_NAME = "stores.level"
+RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"
+
+
+class DataDirectory:
+    """What is known of one by its checks."""
+
+    def __init__(self, path: Path, node_id: str) -> None:
+        self.path = path
+        self.files = ReadOnlyFiles(path)
+        self.store_uuid: str | None = None
+        self.is_running = False
+        self._node_id = node_id
+
+    def checks(self) -> Iterator[Check]:
+        """In the order in which a start of the node would come to them."""
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            yield ok("data", "nothing is stored yet")
+            return
+        yield self._lock()
+        yield self._identity()
+        if self.store_uuid is None:
+            return
+        yield self._wal()
+        yield self._stores()
+
+    def _lock(self) -> Check:
+        path = self.path / LOCK_NAME
+        self.is_running = is_locked(path) or is_locked(self.path / STORES_NAME / STORES_LOCK)
+        if not self.is_running:
+            return ok("lock", "no process uses the data directory")
+        pid = lock_holder(path)
+        return ok("lock", f"a node is running on it{'' if pid is None else f' (process {pid})'}")
+
+    def _identity(self) -> Check:
+        try:
+            found = identity.load(self.files)
+        except (SandqError, OSError) as error:
+            return failed("identity", _text(error), RESTORE)
+        if found is None:
+            if self.files.exists("wal"):
+                return ok("identity", "none yet: a first start was interrupted, the next one begins anew")
+            return failed(
+                "identity",
+                f"{self.path} holds files, but none of a node: it may not be a data directory",
+                "name the right directory in node.data_dir, or an empty one",
+            )
+        self.store_uuid = found.store_uuid
+        if found.node != self._node_id:
+            return failed(
+                "identity",
+                f"the directory belongs to node {found.node}, and the configuration says {self._node_id}",
+                "name its directory in node.data_dir, or its id in node.id",
+            )
+        return ok(
+            "identity", f"node {found.node}, store {found.store_uuid}, cluster {found.cluster_uuid or 'none yet'}"
+        )
+
+    def _wal(self) -> Check:
+        if self.is_running:
+            return skipped("wal", f"a node is writing it; sandq wal dump {self.path} reads it all the same")
+        try:
+            pointers = Pointers.open(self.files, create=False)
+            found = recover(self.files, "wal", lambda group: pointers.get(group) is not None)
+        except (SandqError, OSError) as error:
+            return failed("wal", _text(error), f"sandq wal dump {self.path} shows what is there; {RESTORE}")
+        finally:
+            self.files.close()
+        size = sum(found.sizes.values())
+        text = f"{len(found.sizes)} segments, {bytes_text(size)}, {len(found.groups)} groups"
+        if found.cut_bytes:
+            text += "; its end is torn, as after a power cut: the next start mends it and nothing acknowledged is lost"
+        elif found.sealed:
+            text += "; stopped cleanly"
+        return ok("wal", text)
+
+    def _stores(self) -> Check:
+        if self.is_running:
+            return skipped("stores", "a node has them open")
+        path = self.path / STORES_NAME
+        try:
+            tables = try_stores(path)
+        except (SandqError, OSError) as error:
+            if is_locked(self.path / LOCK_NAME):
+                return skipped("stores", "a node has been started meanwhile")
+            return failed("stores", _text(error).replace("sandq-doctor", path.name), RESTORE)
+        size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
+        return ok("stores", f"LevelDB opens; {tables} tables, {bytes_text(size)}")
+
+
+def try_stores(path: Path) -> int:
+    """Open a LevelDB directory without touching it; how many tables it has. Raises Corruption, StorageFailed."""
+    level_check.check_directory(path)
+    with tempfile.TemporaryDirectory(prefix="sandq-doctor-") as directory:
+        links = Path(directory) / "stores"
+        links.mkdir()
+        tables = 0
+        for entry in os.scandir(path):
+            if entry.name.endswith((".ldb", ".sst")):
+                (links / entry.name).symlink_to(Path(entry.path).absolute())
+                tables += 1
+            elif entry.name.startswith("MANIFEST-") or entry.name in ("CURRENT", level_check.MARK):
+                shutil.copyfile(entry.path, links / entry.name)
+        LevelStores(links, create=False).close()
+    return tables
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, SandqError) else str(error)

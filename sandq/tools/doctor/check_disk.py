@@ -1,0 +1,151 @@
+"""Checks of `sandq doctor` on the disk below a data directory: what it is, how much is free, how long a sync takes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from sandq.model.config import NodeConfig
+from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, warning
+
+SYNCS = 100
+SYNC_BYTES = 4096
+SYNC_LOOK_S = 3.0
+"""A slow disk is not tried for longer."""
+SLOW_SYNC_MS = 20
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+REMOTE_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
+SEGMENTS = 3
+"""The one that is written, the next one, and one that is not released yet."""
+MEMTABLES_BYTES = 64 << 20
+
+
+def needed_bytes(config: NodeConfig) -> int:
+    """What a node needs to be free to begin with: its log up to a checkpoint, and what LevelDB writes meanwhile."""
+    return SEGMENTS * config.storage.segment_bytes + 2 * config.storage.checkpoint_bytes + MEMTABLES_BYTES
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that is there."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def check_data_dir(data_dir: Path) -> Check:
+    """Whether it can be written, or made."""
+    if data_dir.exists():
+        if not data_dir.is_dir():
+            return failed("data_dir", f"{data_dir} is no directory", "name a directory in node.data_dir")
+        if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
+            return failed(
+                "data_dir",
+                f"{data_dir} cannot be written by this user",
+                f"chown it to the user that runs sandq ({_me()})",
+            )
+        return ok("data_dir", str(data_dir))
+    above = existing(data_dir)
+    if not above.is_dir():
+        return failed("data_dir", f"{above} is no directory", "name another one in node.data_dir")
+    if not os.access(above, os.W_OK | os.X_OK):
+        return failed(
+            "data_dir",
+            f"{data_dir} is not there, and {above} cannot be written by this user",
+            f"make it, and chown it to {_me()}",
+        )
+    return ok("data_dir", f"{data_dir} (not there yet; the first start makes it)")
+
+
+def _me() -> str:
+    return f"the user that runs sandq (here: uid {os.getuid()})"
+
+
+def check_file_system(data_dir: Path, mounts: str | None = None) -> Check:
+    """Whether the data directory lies on a disk that keeps it."""
+    found = file_system(existing(data_dir), mounts)
+    if found is None:
+        return skipped("file system", "which one it is is not told here")
+    kind, point = found
+    if kind in MEMORY_FILE_SYSTEMS:
+        return warning(
+            "file system",
+            f"{kind} at {point}: it lives in memory and is gone at a restart",
+            "put node.data_dir on a disk",
+        )
+    if kind in REMOTE_FILE_SYSTEMS:
+        return warning(
+            "file system",
+            f"{kind} at {point}: over a network locks and syncs may not hold",
+            "use a disk of this machine",
+        )
+    if kind == "overlay":
+        return ok("file system", f"overlay at {point}: it goes with its container; a volume would stay")
+    return ok("file system", f"{kind} at {point}")
+
+
+def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None:
+    """Kind and mount point of the file system that holds a path."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mounts").read_text()
+        except OSError:
+            return None
+    text = str(path.resolve())
+    best: tuple[str, str] | None = None
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].encode().decode("unicode_escape")
+        inside = text == point or text.startswith(point.rstrip("/") + "/")
+        if inside and (best is None or len(point) >= len(best[1])):
+            best = fields[2], point
+    return best
+
+
+def check_space(data_dir: Path, needed: int) -> Check:
+    """Free bytes."""
+    status = os.statvfs(existing(data_dir))
+    free = status.f_bavail * status.f_frsize
+    if free < needed:
+        return warning(
+            "free space",
+            f"{bytes_text(free)}; a node needs about {bytes_text(needed)} besides its messages",
+            "free some, or lower storage.segment_bytes and storage.checkpoint_bytes",
+        )
+    return ok("free space", bytes_text(free))
+
+
+def check_syncs(data_dir: Path) -> Check:
+    """How long fdatasync takes, on a file without a name in the data directory."""
+    try:
+        times_ms = sync_times_ms(existing(data_dir))
+    except OSError as error:
+        return failed("fsync", f"cannot be tried: {error.strerror}", "see data_dir")
+    middle, high = times_ms[len(times_ms) // 2], times_ms[max(0, -(-len(times_ms) * 99 // 100) - 1)]
+    text = f"p50 {middle:.2f} ms, p99 {high:.2f} ms ({len(times_ms)} of {SYNC_BYTES >> 10} KiB)"
+    if high > SLOW_SYNC_MS:
+        return warning("fsync", text, "each message waits for one: use a faster disk")
+    return ok("fsync", text)
+
+
+def sync_times_ms(directory: Path) -> list[float]:
+    """Sorted. The file has no name from the beginning, so nothing stays, whatever happens."""
+    block = os.urandom(SYNC_BYTES)
+    times_ms: list[float] = []
+    with tempfile.TemporaryFile(dir=directory) as file:
+        descriptor = file.fileno()
+        os.pwrite(descriptor, bytes(SYNCS * SYNC_BYTES), 0)
+        os.fsync(descriptor)
+        until_s = time.monotonic() + SYNC_LOOK_S
+        for at in range(SYNCS):
+            began_s = time.perf_counter()
+            os.pwrite(descriptor, block, at * SYNC_BYTES)
+            os.fdatasync(descriptor)
+            times_ms.append((time.perf_counter() - began_s) * 1000)
+            if time.monotonic() > until_s:
+                break
+    return sorted(times_ms)

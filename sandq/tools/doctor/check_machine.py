@@ -1,0 +1,161 @@
+"""Checks of `sandq doctor` on what a node runs on: Python, packages, open files, the clock."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from sandq.model.limits import Limits
+from sandq.tools.doctor.check import Check, failed, ok, warning
+
+PYTHON_LEAST = (3, 11)
+FILES_BESIDE = 1100
+"""Open files of a node that are no connections: LevelDB keeps 1,000, the rest are the log, sockets, libraries."""
+CLOCK_LOOK_S = 0.2
+YEAR_2024_S = 1_704_067_200
+NTP_ERROR = 5
+"""adjtimex: the clock is not synchronised (TIME_ERROR)."""
+
+_MODULES = {"pyyaml": "yaml"}
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
+_CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
+
+
+def check_python() -> Check:
+    """The interpreter."""
+    version = platform.python_version()
+    least = ".".join(map(str, PYTHON_LEAST))
+    if sys.version_info < PYTHON_LEAST:
+        return failed("python", f"{version}, {least} or newer is needed", f"run sandq with Python {least} or newer")
+    return ok("python", f"{version} ({sys.executable})")
+
+
+def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -> Iterator[Check]:
+    """Whether what sandq depends on can be imported, in versions that it allows."""
+    try:
+        requirements = (requires or (lambda: importlib.metadata.requires("sandq")))()
+    except importlib.metadata.PackageNotFoundError:
+        yield warning(
+            "packages",
+            "sandq is not installed as a package here, so which versions it wants is not known",
+            "install it: pip install .",
+        )
+        return
+    fine = 0
+    for requirement in requirements or ():
+        match = _REQUIREMENT.fullmatch(requirement.strip())
+        if match is None or match[3]:
+            continue  # of an extra, or another system
+        name, wanted = match[1], match[2]
+        problem = _problem_with(name, wanted)
+        if problem is None:
+            fine += 1
+        else:
+            yield failed(f"package {name}", problem, f"pip install '{name}{wanted}'")
+    yield ok("packages", f"{fine} packages in versions that sandq allows")
+
+
+def _problem_with(name: str, wanted: str) -> str | None:
+    module = _MODULES.get(name.lower(), name.lower().replace("-", "_"))
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return f"cannot be imported: {error}"
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "can be imported, but is not installed as a package"
+    return None if fits(version, wanted) else f"version {version}, and {wanted} is wanted"
+
+
+def fits(version: str, wanted: str) -> bool:
+    """Whether a version keeps clauses like ">=1.2,<2". Letters in versions count as nothing."""
+    found = _numbers(version)
+    for operator, text in _CLAUSE.findall(wanted):
+        other = _numbers(text)
+        width = max(len(found), len(other))
+        left, right = found + (0,) * (width - len(found)), other + (0,) * (width - len(other))
+        if operator in ("==", "==="):
+            fine = found[: len(other)] == other if text.endswith(".*") else left == right
+        elif operator == "~=":
+            fine = left >= right and found[: len(other) - 1] == other[:-1]
+        else:
+            fine = {"!=": left != right, ">=": left >= right, "<=": left <= right, ">": left > right}.get(
+                operator, left < right
+            )
+        if not fine:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = []
+    for part in version.split("."):
+        digits = re.match(r"\d+", part)
+        if digits is None:
+            break
+        parts.append(int(digits[0]))
+        if digits[0] != part:
+            break
+    return tuple(parts)
+
+
+def check_open_files(limits: Limits, soft: int | None = None) -> Check:
+    """Whether the process may open as many files as the configuration allows connections."""
+    if soft is None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    wanted = limits.connections + FILES_BESIDE
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ok("open files", f"{'unlimited' if soft == resource.RLIM_INFINITY else f'{soft:,}'} may be open")
+    return warning(
+        "open files",
+        f"{soft:,} may be open: less than limits.connections ({limits.connections:,}) and the node's own need",
+        f"ulimit -n {wanted} before sandq starts (LimitNOFILE= of systemd), or lower limits.connections",
+    )
+
+
+def check_clock(max_drift_ms: int, look_s: float = CLOCK_LOOK_S) -> Check:
+    """Whether wall and monotonic clock go alike, and what the kernel knows of NTP."""
+    wall_s = time.time()
+    if wall_s < YEAR_2024_S:
+        return failed("clock", f"it says {time.strftime('%Y-%m-%d', time.gmtime(wall_s))}", "set the clock")
+    monotonic_s = time.monotonic()
+    time.sleep(look_s)
+    step_ms = ((time.time() - wall_s) - (time.monotonic() - monotonic_s)) * 1000
+    if abs(step_ms) > max_drift_ms:
+        return warning(
+            "clock",
+            f"the wall clock moved by {step_ms:+.0f} ms against the monotonic clock within {look_s:g} s",
+            "let one service (chrony, ntpd, systemd-timesyncd) keep the time, by slewing it",
+        )
+    synchronised = ntp_state()
+    if synchronised is None:
+        return ok("clock", "wall and monotonic clock go alike; whether NTP keeps them is not told here")
+    if not synchronised:
+        return warning(
+            "clock",
+            "wall and monotonic clock go alike, but the kernel's clock is not synchronised",
+            "run chrony, ntpd or systemd-timesyncd",
+        )
+    return ok("clock", "wall and monotonic clock go alike; synchronised by NTP")
+
+
+def ntp_state() -> bool | None:
+    """Whether the kernel counts its clock as synchronised; None where it does not say. Asks, changes nothing."""
+    if os.path.exists("/run/systemd/timesync/synchronized"):
+        return True
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        timex = ctypes.create_string_buffer(512)  # struct timex, whose first field, 0, says: only read
+        state = int(libc.adjtimex(timex))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != NTP_ERROR

@@ -1,0 +1,138 @@
+"""Checks of `sandq doctor` on the addresses of a node: free, or who answers there."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import socket
+from typing import Any, NamedTuple
+
+from sandq.model.config import NodeConfig
+from sandq.model.config_schema import Address
+from sandq.tools.doctor.check import Check, failed, ok
+
+ANSWER_S = 2.0
+_EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class Node(NamedTuple):
+    """A sandq node that answers at an address."""
+
+    id: str
+    store_uuid: str
+
+
+def check_ports(config: NodeConfig, own_store: str | None) -> list[Check]:
+    """`own_store`: the store UUID in the data directory, None while there is none."""
+    listen, cluster = config.listen, config.cluster
+    checks = [_served("client", listen.client, own_store, node_at_client_port)]
+    if listen.http is not None:
+        checks.append(_served("http", listen.http, own_store, node_at_http_port))
+    else:
+        checks.append(ok("port http", "none: not served"))
+    runs = "which is running" in checks[0].found
+    used = {"peer": bool(cluster.peers) or cluster.membership != "static", "gossip": cluster.membership == "gossip"}
+    for name, is_used in used.items():
+        if is_used:
+            checks.append(_between(name, getattr(listen, name), runs))
+        else:
+            checks.append(ok(f"port {name}", f"not used with membership: {cluster.membership}"))
+    return checks
+
+
+def _served(name: str, address: Address, own_store: str | None, ask: Any) -> Check:
+    what = f"port {name}"
+    if not address.port:
+        return ok(what, f"any free one of {address.host}")
+    refused = bind_error(address)
+    if refused is None:
+        return ok(what, f"{address} is free")
+    if refused.errno != errno.EADDRINUSE:
+        return failed(what, f"{address}: {refused.strerror}", f"name another address in listen.{name}")
+    todo = f"stop it, or name another port in listen.{name}"
+    node: Node | None = ask(address)
+    if node is None:
+        return failed(
+            what, f"{address} is in use by another program", f"stop it, or name another port in listen.{name}"
+        )
+    if node.store_uuid == own_store:
+        return ok(what, f"{address} is served by this node, {node.id}, which is running")
+    return failed(
+        what,
+        f"{address} is in use by sandq node {node.id}, whose data is elsewhere",
+        todo,
+    )
+
+
+def _between(name: str, address: Address, runs: bool) -> Check:
+    """A port for other nodes. Who has it is not asked: it would be asked for the cluster's secret."""
+    what = f"port {name}"
+    if not address.port:
+        return ok(what, f"any free one of {address.host}")
+    refused = bind_error(address)
+    if refused is None and name == "gossip":
+        refused = bind_error(address, socket.SOCK_DGRAM)
+    if refused is None:
+        return ok(what, f"{address} is free")
+    if runs and refused.errno == errno.EADDRINUSE:
+        return ok(what, f"{address} is in use, as it should be while this node runs")
+    return failed(what, f"{address}: {refused.strerror}", f"name another address in listen.{name}")
+
+
+def bind_error(address: Address, kind: int = socket.SOCK_STREAM) -> OSError | None:
+    """Why nobody could listen there; None when it could be done. The socket is never listened on."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_PASSIVE)
+        for family, of_kind, protocol, _, where in found:
+            with socket.socket(family, of_kind, protocol) as trial:
+                if kind == socket.SOCK_STREAM:  # for datagrams it would mean that two share a port
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(where)
+    except OSError as error:
+        return error
+    return None
+
+
+def node_at_client_port(address: Address) -> Node | None:
+    """Who speaks sandq's protocol there."""
+    import anyio
+
+    from sandq.client.client import connect_with
+    from sandq.client.options import Options
+    from sandq.model.errors import SandqError
+
+    async def ask() -> Node | None:
+        options = Options(connect_timeout_s=ANSWER_S, timeout_s=ANSWER_S)
+        with anyio.move_on_after(2 * ANSWER_S):
+            async with connect_with(options, (str(_reached(address)),), "sandq-doctor") as client:
+                return _node(await client.admin.cluster())
+        return None
+
+    try:
+        return anyio.run(ask, backend="trio")
+    except (SandqError, OSError):
+        return None
+
+
+def node_at_http_port(address: Address) -> Node | None:
+    """Whose HTTP API is there."""
+    host, port = _reached(address)
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/cluster")
+        return _node(json.loads(connection.getresponse().read(1 << 20)))
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _reached(address: Address) -> Address:
+    return Address(_EVERY.get(address.host, address.host), address.port)
+
+
+def _node(found: Any) -> Node | None:
+    if isinstance(found, dict) and isinstance(found.get("node"), str) and isinstance(found.get("store_uuid"), str):
+        return Node(found["node"], found["store_uuid"])
+    return None

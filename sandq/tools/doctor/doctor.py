@@ -1,0 +1,95 @@
+"""`sandq doctor`: whether a node can run here, and well; what to do where it cannot.
+
+It only reads. The one file it writes, to time the disk, never has a name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sandq.tools.doctor.check import Check, failed, ok, skipped
+from sandq.tools.doctor.check_machine import check_clock, check_open_files, check_packages, check_python
+from sandq.tools.running import one_line
+
+if TYPE_CHECKING:
+    from sandq.model.config import NodeConfig
+
+COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "bright_black"}
+
+
+def examine(config_file: Path | None, environ: Mapping[str, str]) -> Iterator[Check]:
+    """One check after another, as they are done."""
+    yield check_python()
+    packages = list(check_packages())
+    yield from packages
+    if any(check.state == "failed" and "imported" in check.found for check in packages):
+        yield skipped("everything else", "it needs these packages")
+        return
+    # Only now: what follows imports them.
+    from sandq.model.config import load_config
+    from sandq.model.errors import ConfigError
+
+    try:
+        config = load_config(config_file, environ)
+    except ConfigError as error:
+        for mistake in error.message.splitlines():
+            yield failed("config", mistake, "correct it; docs/configuration.md has every key")
+        yield skipped("everything else", "it depends on the configuration")
+        return
+    yield ok("config", f"{config_file or 'none: the defaults'} (node {config.node.id})")
+    yield from _of_node(config)
+
+
+def _of_node(config: NodeConfig) -> Iterator[Check]:
+    from sandq.tools.doctor import check_disk
+    from sandq.tools.doctor.check_data import DataDirectory
+    from sandq.tools.doctor.check_ports import check_ports
+
+    data_dir = Path(config.node.data_dir).absolute()
+    usable = check_disk.check_data_dir(data_dir)
+    yield usable
+    data = DataDirectory(data_dir, config.node.id)
+    if usable.state == "ok":
+        yield check_disk.check_file_system(data_dir)
+        yield check_disk.check_space(data_dir, check_disk.needed_bytes(config))
+        yield check_disk.check_syncs(data_dir)
+        yield from data.checks()
+    yield from check_ports(config, data.store_uuid)
+    yield check_open_files(config.limits)
+    yield check_clock(config.clock.max_drift_ms)
+
+
+def report(checks: Iterator[Check], *, as_json: bool, write: Callable[[str], None]) -> bool:
+    """Write them as they come; False when one failed."""
+    counts: Counter[str] = Counter()
+    done: list[Check] = []
+    for check in checks:
+        counts[check.state] += 1
+        done.append(check)
+        if not as_json:
+            for line in _lines(check):
+                write(line)
+    if as_json:
+        rows = [check._asdict() for check in done]
+        write(json.dumps({"checks": rows, "failed": counts["failed"], "warnings": counts["warning"]}, indent=2))
+    else:
+        write(_summary(counts))
+    return not counts["failed"]
+
+
+def _lines(check: Check) -> Iterator[str]:
+    word = click.style(f"{check.state:<8}", fg=COLOURS[check.state])
+    yield f"{word} {check.what:<16} {one_line(check.found)}"
+    if check.todo:
+        yield f"{'':<8} {'':<16} -> {one_line(check.todo)}"
+
+
+def _summary(counts: Counter[str]) -> str:
+    names = {"ok": "ok", "warning": "warnings", "failed": "failed", "skipped": "skipped"}
+    return ", ".join(f"{counts[state]} {name}" for state, name in names.items() if counts[state])

@@ -1,0 +1,1 @@
+"""`sandq wal`: the records of a log."""

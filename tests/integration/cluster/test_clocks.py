@@ -1,0 +1,306 @@
+"""Three nodes, each with a wall clock of its own that somebody sets: whose clock is wrong does not lead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.broker.clock import clock_keeper
+from sandq.broker.clock.clock_keeper import ClockKeeper
+from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
+from sandq.broker.controller import rebalancer
+from sandq.broker.replication.raft_group import GroupHost
+from tests.support.nodes.three import NAMES, ThreeNodes
+from tests.support.nodes.working import take, values
+from tests.support.stopped_time import time_of_this_test
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
+
+HOUR_S = 3600.0
+PARTITIONS = 3
+FOUND = b"found"
+
+
+class ClockedNodes(ThreeNodes):
+    """`ahead_s`: how far each node's wall clock is ahead of the true time; to be set at will."""
+
+    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+        super().__init__(directory, nursery)
+        self.ahead_s = dict.fromkeys(NAMES, 0.0)
+        self.true = time_of_this_test()
+
+    def _wall(self, name: str) -> float:
+        return self.true.wall() + self.ahead_s[name]
+
+    async def start(self, *names: str, **options: Any) -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as starting:
+                for name in names or NAMES:
+                    clock = GuardedClock(wall=partial(self._wall, name), monotonic=self.true.now)
+                    starting.start_soon(self._start, name, {"clock": clock, **options})
+
+    def clock(self, name: str) -> GuardedClock:
+        return self.running[name].broker.clock
+
+    def reasons(self) -> dict[str, str | None]:
+        return {name: self.clock(name).reason for name in self.running}
+
+    def leads(self, name: str) -> int:
+        """How many groups it leads, that of the metadata included."""
+        return sum(host.group.is_leader for host in self.running[name].broker.engine.hosts.values())
+
+    async def until_reasons(self, **reasons: str | None) -> None:
+        await until_holds(lambda: self.reasons() == {**dict.fromkeys(self.running), **reasons})
+
+    async def until_led_by(self, *names: str) -> None:
+        """Until these, and no others, lead everything."""
+        await until_holds(
+            lambda: (
+                sum(self.leads(name) for name in names) == PARTITIONS + 1
+                and all(self.leads(name) == 0 for name in self.running if name not in names)
+                and all(self.leader("t", partition) is not None for partition in range(PARTITIONS))
+            )
+        )
+
+
+@asynccontextmanager
+async def clocked(directory: Path, **ahead_s: float) -> AsyncIterator[ClockedNodes]:
+    async with trio.open_nursery() as nursery:
+        nodes = ClockedNodes(directory, nursery)
+        nodes.ahead_s.update(ahead_s)
+        await nodes.start()
+        yield nodes
+        await nodes.stop(*nodes.running)
+        nursery.cancel_scope.cancel()
+
+
+async def create(nodes: ClockedNodes, client: sandq.Client) -> None:
+    await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+    await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
+    for partition in range(PARTITIONS):
+        await nodes.until_led("t", partition)
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[ClockedNodes]:
+    async with clocked(tmp_path) as nodes:
+        yield nodes
+
+
+def is_measured(state: dict[str, Any], peers: set[str]) -> bool:
+    """Whether all of these were asked of late: an answer that took long does not count."""
+    return state["peers"].keys() == peers and state["median_ms"] is not None
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> None:
+    """The node gives up what it leads; messages go on, and none is early."""
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        await until_holds(lambda: nodes.leads("node1") > 0)
+        due_s = nodes.true.wall() + 1.5
+        for number in range(20):
+            await client.produce("t", b"due%d" % number, deliver_at=int(due_s * 1000))
+            await client.produce("t", b"far", deliver_at=int((due_s + 1800) * 1000))
+        nodes.ahead_s["node1"] += jump_s
+        await nodes.until_led_by("node2", "node3")
+        await nodes.until_reasons(node1=WALL)
+        for number in range(20):
+            await client.produce("t", b"now%d" % number)
+        async with client.subscribe("t", group="g") as subscription:
+            found = await take(subscription, 40)
+            assert nodes.true.wall() >= due_s
+        assert sorted(values(found)) == sorted(b"%s%d" % (w, n) for w in (b"due", b"now") for n in range(20))
+        await nodes.until_even()
+
+        async with nodes.connect("node1") as asked:
+            state = await until_answer(asked.admin.clock, lambda state: is_measured(state, {"node2", "node3"}))
+            assert (await asked.admin.cluster())["clock_alarm"] is True
+        assert (state["alarm"], state["reason"]) == (True, WALL)
+        assert abs(state["drift_ms"] - jump_s * 1000) < 500
+        assert max(abs(offset_ms) for offset_ms in (*state["peers"].values(), state["median_ms"])) < 250
+
+
+async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
+    nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """node1 is to lead one of the partitions."""
+    monkeypatch.setattr(rebalancer, "LED_S", 0.1)
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        nodes.ahead_s["node1"] = HOUR_S
+        await nodes.until_led_by("node2", "node3")
+        given: list[str] = []
+        looks = [0]
+        balance, give = rebalancer.Mover._balance, rebalancer.Mover._give
+
+        def counted(mover: rebalancer.Mover, now_s: float, nursery: trio.Nursery) -> None:
+            balance(mover, now_s, nursery)
+            looks[0] += 1
+
+        async def noted(mover: rebalancer.Mover, led: rebalancer._Led, node: str) -> None:
+            given.append(node)
+            await give(mover, led, node)
+
+        monkeypatch.setattr(rebalancer.Mover, "_balance", counted)
+        monkeypatch.setattr(rebalancer.Mover, "_give", noted)
+        await until_holds(lambda: looks[0] > 20)  # each of the three several times, after LED_S
+        assert "node1" not in given, "it would only give it back"
+        nodes.ahead_s["node1"] = 0.0
+        await nodes.until_reasons()
+        await until_holds(lambda: nodes.leads("node1") > 0)
+        await client.produce("t", FOUND)
+
+
+async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> None:
+    """The first of the nodes, which is meant to lead first. It stamps nothing, so no partition's floor is ahead."""
+    async with clocked(tmp_path, node1=HOUR_S) as nodes, nodes.connect() as client:
+        await create(nodes, client)
+        await nodes.until_led_by("node2", "node3")
+        await nodes.until_reasons(node1=OFF)
+        for partition in range(PARTITIONS):
+            await client.produce("t", b"now", partition=partition)
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, PARTITIONS)) == [b"now"] * PARTITIONS
+        async with nodes.connect("node1") as asked:
+            state = await until_answer(asked.admin.clock, lambda state: is_measured(state, {"node2", "node3"}))
+        assert abs(state["median_ms"] + HOUR_S * 1000) < 250
+        assert abs(state["drift_ms"]) < 250, "it follows its wall clock: it is that which is off"
+        text = (await nodes.running["node1"].metrics.render())[0].decode()
+        assert "sandq_clock_alarm 1\n" in text and 'sandq_clock_peer_offset_seconds{peer="node2"} -3' in text
+
+        # Its wall clock is set right: the others confirm that step, and nobody has to do anything.
+        nodes.ahead_s["node1"] = 0.0
+        await nodes.until_reasons()
+        await until_holds(lambda: abs(nodes.clock("node1").status().median_ms or 0) < 250)
+
+
+async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: ClockedNodes) -> None:
+    """It begins to lead, since the leader asks it to; it takes no command before another one leads."""
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        await nodes.stop("node1")
+        nodes.ahead_s["node1"] = HOUR_S
+        await nodes.start("node1")
+        await nodes.until_reasons(node1=OFF)
+        await nodes.until_led_by("node2", "node3")
+        far_ms = int((nodes.true.wall() + HOUR_S / 2) * 1000)
+        for partition in range(PARTITIONS):
+            await client.produce("t", b"far", partition=partition, deliver_at=far_ms)
+        began: list[int] = []
+        _watch(nodes, "node1", began)
+        async with client.subscribe("t", group="g") as subscription:
+            for partition in range(PARTITIONS):
+                host = nodes.host(await nodes.until_led("t", partition), "t", partition)
+                with trio.fail_after(PATIENCE_S):
+                    while host.group.is_leader:
+                        host.hand_over({"node1"})
+                        await trio.sleep(0.02)
+                host.stay()
+            await until_holds(lambda: len(began) >= PARTITIONS)
+            await nodes.until_led_by("node2", "node3")
+            await client.produce("t", FOUND)
+            assert values(await take(subscription, 1)) == [FOUND], "and not what is half an hour away"
+        await nodes.until_even()
+        for partition in range(PARTITIONS):
+            assert nodes.host("node2", "t", partition).status.now_ms < far_ms, "stamped by a clock an hour ahead"
+
+
+def _watch(nodes: ClockedNodes, name: str, began: list[int]) -> None:
+    engine = nodes.running[name].broker.engine
+    before = engine.on_leads
+
+    def leads(host: GroupHost) -> None:
+        began.append(host.number)
+        before(host)
+
+    engine.on_leads = leads
+
+
+async def test_two_of_three_step(nodes: ClockedNodes) -> None:
+    """Nobody's guarded clock moves, so nobody confirms; accepted on two, it is the third that is off, until its wall
+    clock steps, too: then it follows by itself."""
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        nodes.ahead_s.update(node1=HOUR_S, node2=HOUR_S)
+        await nodes.until_led_by("node3")
+        await nodes.until_reasons(node1=WALL, node2=WALL)
+        nodes.clock("node1").accept()
+        await nodes.until_reasons(node1=OFF, node2=WALL)
+        await nodes.until_led_by("node3")
+        nodes.clock("node2").accept()
+        await nodes.until_reasons(node3=OFF)
+        await nodes.until_led_by("node1", "node2")
+        nodes.ahead_s["node3"] = HOUR_S
+        await nodes.until_reasons()
+        assert abs(nodes.clock("node3").now_s() - nodes.true.wall() - HOUR_S) < 1
+        await client.produce("t", FOUND)
+
+
+async def test_all_step(nodes: ClockedNodes) -> None:
+    """Nobody can take over: all go on, with the alarm; accepted on two, the third follows."""
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        led = {name: nodes.leads(name) for name in NAMES}
+        nodes.ahead_s = dict.fromkeys(NAMES, HOUR_S)
+        await nodes.until_reasons(**dict.fromkeys(NAMES, WALL))
+        await trio.sleep(3 * clock_keeper.CLOCK_ASK_EAGER_S)
+        await client.produce("t", FOUND)
+        assert sum(nodes.leads(name) for name in NAMES) == sum(led.values())
+        nodes.clock("node1").accept()
+        nodes.clock("node2").accept()
+        await nodes.until_reasons()
+
+
+async def test_two_that_differ(tmp_path: Path) -> None:
+    """Without the third nobody knows which of the two is right: the one that had agreed before goes on."""
+    async with clocked(tmp_path) as nodes, nodes.connect() as client:
+        await create(nodes, client)
+        await nodes.stop("node1")
+        nodes.ahead_s["node1"] = HOUR_S
+        await nodes.stop("node3")
+        await nodes.start("node1")
+        await nodes.until_reasons(node1=OFF, node2=DISPUTED)
+        await nodes.until_led_by("node2")
+        await client.produce("t", FOUND)
+        await nodes.start("node3")
+        await nodes.until_reasons(node1=OFF)
+
+
+async def test_a_group_that_nobody_takes_over_is_tried_again_later(
+    nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes.connect() as client:
+        await create(nodes, client)
+        for name in NAMES:
+            for host in nodes.running[name].broker.engine.hosts.values():
+                monkeypatch.setattr(host.group, "transfer", lambda target: False)
+        leader = await nodes.until_led()
+        keeper, hosts = _keeper(nodes, leader), nodes.running[leader].broker.engine.hosts
+        monkeypatch.setattr(clock_keeper, "GIVE_UP_PAUSE_S", 1000.0)
+        nodes.ahead_s[leader] = HOUR_S
+
+        def led() -> set[int]:
+            """As an election may change it at any time."""
+            return {number for number, host in hosts.items() if host.group.is_leader}
+
+        await until_holds(lambda: led() and led() <= keeper._not_before_s.keys())
+        assert led(), "it goes on leading"
+        with trio.fail_after(PATIENCE_S):
+            await client.produce("t", FOUND)
+        monkeypatch.undo()
+        keeper._not_before_s.clear()
+        await until_holds(lambda: nodes.leads(leader) == 0)
+
+
+def _keeper(nodes: ClockedNodes, name: str) -> ClockKeeper:
+    found: Callable[[GroupHost], None] = nodes.running[name].broker.engine.on_leads
+    keeper = getattr(found, "__self__", None)
+    assert isinstance(keeper, ClockKeeper)
+    return keeper

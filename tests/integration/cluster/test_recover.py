@@ -1,0 +1,75 @@
+"""A majority is lost for good: the one node that is left goes on alone, and others come anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.broker.controller import cluster_controller
+from sandq.model.errors import DataDirInUse, InvalidRequest, StartupError
+from sandq.tools.recover import recover
+from tests.integration.cluster.test_moves import administrate, all_there, held, produced, until_gone, until_planned
+from tests.support.nodes.three import three_nodes
+from tests.support.waiting import until_holds
+
+
+async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_controller, "FAILED_S", 0.5)
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=3, replicas=3)
+            await client.admin.create_topic("elsewhere", partitions=3, replicas=1)
+        await produced(nodes, 100)
+        await nodes.until_even()
+        config = nodes.config("node1")
+        with pytest.raises(DataDirInUse):
+            recover(config, ["node2", "node3"])
+        await nodes.stop("node1", "node2", "node3")
+        lost = ["node2", "node3"]
+        for name in lost:
+            shutil.rmtree(nodes.data_dir(name))
+        planned = await trio.to_thread.run_sync(lambda: recover(config, lost, dry_run=True))
+        assert planned[0].is_forced and planned[0].text().startswith(
+            "metadata: node1, node2, node3: goes on here alone"
+        )
+        found = await trio.to_thread.run_sync(lambda: recover(config, lost))
+        assert sum(each.is_forced for each in found) == 4, "the metadata, and three partitions"
+        assert {each.topic for each in found if not each.is_forced} <= {"elsewhere"}
+        await nodes.start("node1")
+        await all_there(nodes)
+        records = nodes.running["node1"].broker.metadata_host
+        await until_holds(lambda: all(records.status.nodes[name].failed_since_ms is not None for name in lost))
+        async with nodes.connect("node1") as client:
+            for topic in [t for t in await client.admin.list_topics() if t.name == "elsewhere"]:
+                assert sum(part.leader is None for part in topic.partitions) == 2, "they are gone"
+            await client.admin.delete_topic("elsewhere")
+        for name in lost:
+            await administrate(nodes, lambda by, name=name: by.remove(name))  # type: ignore[misc]
+            await until_gone(nodes, name)
+        await nodes.start("node2")
+        await until_planned(nodes, lambda: held(nodes)["node2"] == 3)
+        assert held(nodes) == Counter(node1=3, node2=3)
+        await nodes.stop("node1")
+        await nodes.start("node1")
+        await produced(nodes, 10)
+
+
+async def test_where_it_decides_nothing(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=1, replicas=3)
+        await nodes.stop("node1", "node2", "node3")
+        config = nodes.config("node1")
+        kept = await trio.to_thread.run_sync(lambda: recover(config, ["node3"]))
+        assert not any(each.is_forced for each in kept), "two of three are a majority"
+        with pytest.raises(InvalidRequest, match="node1 is this node"):
+            recover(config, ["node1", "node2"])
+        shutil.rmtree(nodes.data_dir("node1"))
+        with pytest.raises(StartupError, match="holds no node"):
+            recover(config, ["node2", "node3"])
+        await nodes.start("node2", "node3")
+        assert await nodes.until_led() in ("node2", "node3")

@@ -1,0 +1,60 @@
+"""Stale reads: any replica answers, also without a leader, and says how old its answer may be."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from sandq.model.batch import Column, encode
+from sandq.partition.kv.key_table import Value
+from sandq.protocol.frames import Type
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import until_answer, until_holds
+
+
+async def ask(nodes: ThreeNodes, name: str, kind: int, *fields: Any) -> list[Any]:
+    client = await RawClient.connect(nodes.running[name].client_port)
+    try:
+        return await client.call(kind, "t", 0, *fields)
+    finally:
+        await trio.aclose_forcefully(client.stream)
+
+
+def is_fresh(reply: list[Any]) -> bool:
+    """As soon as nobody stands still: it is a few heartbeats old at most."""
+    return bool(reply[0] == Type.REPLY and reply[2] < 5000)
+
+
+def value_of(reply: list[Any]) -> bytes:
+    assert reply[0] == Type.REPLY, reply
+    return Value.load(reply[3][0]).value
+
+
+async def test_every_replica_answers_and_says_how_old_that_is(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes:
+        await until_holds(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
+        await (await leading(nodes)).broker.administration.create_topic("t", "compacted", 1, 3, {})
+        leader = await nodes.until_led()
+        batch = encode({Column.VALUE: [b"on"], Column.KEY: [b"lamp"]})
+        assert (await ask(nodes, leader, Type.PRODUCE, 0, 0, 0, 0, batch))[0] == Type.REPLY
+        await nodes.until_even()
+        for name in NAMES:
+            reply = await until_answer(partial(ask, nodes, name, Type.KV_GET, True, [b"lamp"]), is_fresh)
+            assert value_of(reply) == b"on"
+            page = await until_answer(partial(ask, nodes, name, Type.KV_SCAN, True, b"", None, 10, 1000), is_fresh)
+            assert page[3][0] == b"lamp"
+        left = next(name for name in NAMES if name != leader)
+        reply = await ask(nodes, left, Type.KV_GET, False, [b"lamp"])
+        assert reply[2] == "NOT_LEADER", "what is not stale is the leader's to say"
+        await nodes.stop(*[name for name in NAMES if name != left])
+        ages = []
+        for _ in range(2):
+            reply = await ask(nodes, left, Type.KV_GET, True, [b"lamp"])
+            assert value_of(reply) == b"on"
+            ages.append(reply[2])
+            await trio.sleep(0.3)
+        assert ages[1] >= ages[0] + 250, "it grows old while nobody leads"

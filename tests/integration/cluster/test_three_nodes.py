@@ -1,0 +1,241 @@
+"""Three nodes: formed, served by any of them; and when one goes, comes back, or has lost its disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.broker.replication import node_log
+from sandq.errors import InvalidRequest, NotLeader
+from sandq.protocol.frames import Type
+from tests.support.nodes.found import refusals
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
+from tests.support.nodes.working import take, values
+from tests.support.waiting import until_answer, until_holds
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
+    async with three_nodes(tmp_path) as nodes:
+        yield nodes
+
+
+async def registered(client: sandq.Client) -> None:
+    await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+
+
+async def created(nodes: ThreeNodes, client: sandq.Client, partitions: int = 1, **settings: object) -> None:
+    await registered(client)
+    await client.admin.create_topic("t", partitions=partitions, replicas=3, **settings)
+
+
+async def test_they_form_one_cluster(nodes: ThreeNodes) -> None:
+    told = []
+    for name in NAMES:
+        await until_holds(lambda name=name: len(nodes.running[name].broker.metadata.nodes) == 3)  # type: ignore[misc]
+        async with nodes.connect(name) as client:
+            told.append(await client.admin.cluster())
+    assert len({info["cluster_uuid"] for info in told}) == 1
+    assert told[0]["cluster_uuid"]
+    assert len({info["metadata_leader"] for info in told}) == 1
+    for info in told:
+        assert [(node["node"], node["up"]) for node in info["nodes"]] == [(name, True) for name in NAMES]
+    for name in NAMES:
+        assert (nodes.data_dir(name) / "identity").exists()
+
+
+async def test_every_node_serves_every_topic(nodes: ThreeNodes) -> None:
+    for number, name in enumerate(NAMES):
+        async with nodes.connect(name) as client:
+            await registered(client)
+            topic = f"t{number}"
+            await client.admin.create_topic(topic, partitions=6, replicas=3)
+            leaders = [row.leader for row in (await client.admin.topic(topic)).partitions]
+            assert sorted(leaders) == sorted([*NAMES, *NAMES]), "each leads as many as any other"
+            sent = [b"%d" % n for n in range(30)]
+            for value in sent:
+                await client.produce(topic, value, key=value)
+            async with client.subscribe(topic, group="g") as subscription:
+                assert sorted(values(await take(subscription, 30))) == sorted(sent)
+
+
+async def test_more_replicas_than_nodes_are_refused(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await registered(client)
+        with pytest.raises(InvalidRequest, match="4 replicas, and 3 nodes"):
+            await client.admin.create_topic("t", replicas=4)
+
+
+async def test_one_that_does_not_lead_says_who_does(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await created(nodes, client)
+    leader = await nodes.until_led()
+    for name in NAMES:
+        broker = nodes.running[name].broker
+        if name != leader:
+            with pytest.raises(NotLeader) as refused:
+                broker.partition("t", 0).host.check_ready()
+            assert refused.value.details["node_id"] == leader
+            with pytest.raises(NotLeader):
+                broker.led("t")
+    raw = await RawClient.connect(nodes.client_ports[next(name for name in NAMES if name != leader)], hello=True)
+    try:
+        reply = await raw.call(Type.METADATA, ["t"])
+        assert {node[0] for node in reply[2]} == set(NAMES)
+    finally:
+        await trio.aclose_forcefully(raw.stream)
+
+
+async def test_a_leader_goes_and_nothing_is_lost(nodes: ThreeNodes) -> None:
+    sent, acked = [b"%d" % number for number in range(200)], []
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        leader = await nodes.until_led()
+
+        async def produce() -> None:
+            for value in sent:
+                await client.produce("t", value)
+                acked.append(value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(produce)
+            await until_answer(lambda: _now(len(acked)), lambda count: count >= 50)
+            await nodes.stop(leader)
+        assert await nodes.until_led() != leader
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 200)) == sent, "each once, in order"
+
+
+async def _now(count: int) -> int:
+    return count
+
+
+async def test_all_stop_at_once_and_go_on(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await created(nodes, client, partitions=3)
+        for number in range(30):
+            await client.produce("t", b"%d" % number)
+    await nodes.stop(*NAMES)
+    await nodes.start()
+    async with nodes.connect() as client:
+        async with client.subscribe("t", group="g") as subscription:
+            assert sorted(values(await take(subscription, 30))) == sorted(b"%d" % number for number in range(30))
+        assert (await client.admin.topic("t")).replicas == 3
+
+
+async def test_one_that_was_away_catches_up_and_may_lead(nodes: ThreeNodes) -> None:
+    """It learns old news of the metadata first: a topic that it has not heard of again yet is not a deleted one."""
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        for number in range(20):
+            await client.produce("t", b"%d" % number)
+        await nodes.stop("node3")
+        for number in range(20, 40):
+            await client.produce("t", b"%d" % number)
+        await nodes.start("node3")
+        await nodes.until_even()
+        await nodes.stop("node1")
+        await nodes.stop("node2")
+        await nodes.start("node1")
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 40)) == [b"%d" % number for number in range(40)]
+
+
+async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        await client.admin.create_topic("u", partitions=2, replicas=3)
+        await nodes.stop("node3")
+        await client.admin.delete_topic("t")
+        await nodes.start("node3")
+        catalog = nodes.running["node3"].broker.catalog
+        pointers = nodes.running["node3"].broker.engine.pointers
+        await until_holds(lambda: set(catalog.topics) == {"u"})
+        await until_holds(lambda: len(pointers.all()) == 3)  # metadata and two partitions
+
+
+async def test_one_far_behind_gets_a_snapshot(
+    nodes: ThreeNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
+    monkeypatch.setattr(node_log, "LAG_BYTES", 0)
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        await client.produce("t", b"first")
+        await nodes.stop("node3")
+        async with client.producer("t") as producer:
+            await (await producer.send_many([b"%d" % number for number in range(300)]))
+        later = await client.produce("t", b"later", delay="1h", unique_key="u")
+        for name in ("node1", "node2"):
+            await _checkpoint(nodes, name)
+        await nodes.start("node3")
+        await nodes.until_even()
+        pointer = nodes.running["node3"].broker.engine.pointers.get(nodes.host("node3").number)
+        assert pointer is not None
+        assert pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
+        status = nodes.host("node3").status
+        assert status.messages == 302
+        # What was installed is what it goes on with, over a restart, and alone with one other.
+        await nodes.stop("node3")
+        await nodes.start("node3")
+        await nodes.stop("node1")
+        async with client.subscribe("t", group="g") as subscription:
+            got = values(await take(subscription, 301))
+        assert got == [b"first", *[b"%d" % number for number in range(300)]]
+        assert await client.messages("t").cancel(unique_key="u") == later
+
+
+async def _checkpoint(nodes: ThreeNodes, name: str) -> None:
+    broker = nodes.running[name].broker
+    await broker._runner.checkpoint()
+
+
+async def test_a_wiped_node_takes_part_in_nothing(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        await client.produce("t", b"kept")
+        await nodes.stop("node3")
+        shutil.rmtree(nodes.data_dir("node3"))
+        with refusals() as count:
+            nodes._nursery.start_soon(nodes._start, "node3", {})
+            await until_holds(lambda: count("node3", "store"))
+        assert "node3" not in nodes.running, "it is not let in"
+        await client.produce("t", b"more")
+        info = await client.admin.cluster()
+        assert {node["node"]: node["up"] for node in info["nodes"]}["node3"] is False
+        leader = await nodes.until_led()
+        await nodes.stop(next(name for name in ("node1", "node2") if name != leader))
+        await until_holds(lambda: nodes.leader() is None)  # one of three is no majority
+
+
+async def test_leases_outlive_their_leader(nodes: ThreeNodes) -> None:
+    """The token stays what it was: an ack under it counts at the next leader."""
+    async with nodes.connect() as client:
+        await created(nodes, client)
+        for value in (b"a", b"b", b"c"):
+            await client.produce("t", value)
+        async with client.subscribe("t", group="g", credit=3) as subscription:
+            held = await take(subscription, 3, ack=False)
+            leader = await nodes.until_led()
+            await nodes.stop(leader)
+            await held[0].ack()
+            await held[1].ack()
+            await client.produce("t", b"d")
+            assert values(await take(subscription, 1)) == [b"d"], "what is held is not delivered again"
+            await held[2].ack()
+        groups = await client.admin.groups("t")
+        assert [(row["group"], row["ready"], row["leased"]) for row in groups] == [("g", 0, 0)]
+
+
+async def test_settings_reach_every_leader(nodes: ThreeNodes) -> None:
+    async with nodes.connect() as client:
+        await created(nodes, client, partitions=3)
+        await client.admin.update_topic("t", max_attempts=3)
+        hosts = [nodes.host(name, "t", at) for at in range(3) for name in NAMES]
+        await until_holds(lambda: all(host.status.settings["max_attempts"] == 3 for host in hosts))

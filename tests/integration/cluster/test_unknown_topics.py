@@ -1,0 +1,114 @@
+"""What a node does not know of: it says that there is no such topic only when there is none anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.broker.controller import administration
+from sandq.protocol.frames import Type
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import until_answer, until_holds
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
+    async with three_nodes(tmp_path) as nodes:
+        for serving in nodes.running.values():
+            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
+        yield nodes
+
+
+@asynccontextmanager
+async def connected(nodes: ThreeNodes, name: str) -> AsyncIterator[RawClient]:
+    raw = await RawClient.connect(nodes.client_ports[name])
+    try:
+        yield raw
+    finally:
+        await trio.aclose_forcefully(raw.stream)
+
+
+@contextmanager
+def hearing_nothing(nodes: ThreeNodes, name: str) -> Iterator[None]:
+    """What others send of Raft comes to a node only afterwards."""
+    passes = nodes.running[name].broker.engine.passes
+    held: list[Any] = []
+    receive = passes.receive
+    passes.receive = lambda *frame: held.append(frame)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        passes.receive = receive  # type: ignore[method-assign]
+        for frame in held:
+            receive(*frame)
+
+
+async def code_of(raw: RawClient, kind: int, *fields: Any) -> str:
+    frame = await raw.call(kind, *fields)
+    return str(frame[2]) if frame[0] == 255 else "ok"
+
+
+async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none(
+    nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "OTHERS_WAIT_S", 0.0)
+    leader = (await leading(nodes)).broker.engine.node_id
+    slow = next(name for name in NAMES if name != leader)
+    group = nodes.running[leader].broker.metadata.next_group
+    asked = [(Type.METADATA, ["t"]), (Type.TOPIC_STATS, "t"), (Type.ACK, group, 0, [[1, None]])]
+    async with connected(nodes, leader) as making, connected(nodes, slow) as asking:
+        with hearing_nothing(nodes, slow):
+            made = partial(code_of, making, Type.TOPIC_CREATE, "t", "timer", 1, 3, {})
+            await until_answer(made, lambda code: code in ("ok", "TOPIC_EXISTS"))
+            for request_id, (kind, *fields) in enumerate(asked, 100):
+                await asking.send(kind, request_id, *fields)
+            await asking.send(Type.PING, 200)
+            answers = [await asking.receive()]
+            while answers[-1][1] != 200:  # it has been asked all of it while it heard nothing
+                answers.append(await asking.receive())
+        while len(answers) < 1 + len(asked):
+            answers.append(await asking.receive())
+        for frame in answers:
+            assert frame[1] == 200 or frame[2] in ("UNAVAILABLE", "NOT_LEADER"), frame
+        await until_answer(partial(code_of, asking, Type.METADATA, ["t"]), lambda code: code == "ok")
+
+
+async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes) -> None:
+    leader = (await leading(nodes)).broker.engine.node_id
+    for name in NAMES:
+        latest = nodes.running[name].broker.catalog.latest
+        rounds = []
+        ask_leader = latest._hold
+
+        async def hold(round_: Any, ask: Any = ask_leader, rounds: list[Any] = rounds) -> None:
+            rounds.append(round_)
+            await ask(round_)
+
+        latest._hold = hold  # type: ignore[method-assign]
+        async with connected(nodes, name) as raw:
+
+            async def ask(rounds: list[Any] = rounds, raw: RawClient = raw) -> set[str]:
+                rounds.clear()
+                for request_id in range(100, 150):
+                    await raw.send(Type.METADATA, request_id, ["nothing"])
+                return {(await raw.receive())[2] for _ in range(100, 150)}
+
+            # Nobody may lead just now: then all are told to ask again.
+            await until_answer(ask, lambda codes: codes == {"UNKNOWN_TOPIC"})
+            lost = partial(code_of, raw, Type.ACK, 1 << 40, 0, [[1, None]])
+            await until_answer(lost, lambda code: code == "LEASE_LOST")
+        assert 1 <= len(rounds) <= 10, f"{name}, led by {leader}"
+
+
+async def test_one_that_is_cut_off_says_that_it_does_not_know(nodes: ThreeNodes) -> None:
+    leader = (await leading(nodes)).broker.engine.node_id
+    await nodes.stop(*[name for name in NAMES if name != leader])
+    async with connected(nodes, leader) as raw:
+        assert await code_of(raw, Type.METADATA, ["nothing"]) == "UNAVAILABLE"

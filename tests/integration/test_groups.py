@@ -1,0 +1,242 @@
+"""Groups as a whole: where they begin, how they end, settings of their own."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, UnknownGroup, UnknownTopic
+from sandq.model import offsets
+from sandq.node import Serving, run_node
+from sandq.partition import rows
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed
+from tests.support.waiting import until_answer
+
+both_sizes = pytest.mark.parametrize("partitions", [1, 3])
+
+
+async def fill(api: sandq.Client, count: int, partitions: int, first: int = 0) -> list[str]:
+    return [
+        await api.produce("t", b"%d" % number, partition=number % partitions) for number in range(first, first + count)
+    ]
+
+
+async def group_rows(api: sandq.Client) -> list[dict[str, Any]]:
+    """But for when a consumer was last seen, which a start of the node counts anew."""
+    return [row | {"touched_ms": 0} for row in await api.admin.groups("t")]
+
+
+async def group_names(api: sandq.Client) -> set[str]:
+    return {row["group"] for row in await api.admin.groups("t")}
+
+
+def is_from(offset: str, start: str) -> bool:
+    """Whether a group that starts at an offset gets a message: in other partitions its time decides."""
+    partitions = {offsets.unpack(sandq.offset_bytes(one)).partition for one in (offset, start)}
+    return offset >= start if len(partitions) == 1 else sandq.offset_time_ms(offset) >= sandq.offset_time_ms(start)
+
+
+# -- beginning ------------------------------------------------------------------------------------------------------
+
+
+@both_sizes
+async def test_where_a_group_begins(node: Serving, api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, delete_on_ack=False)
+    old = await fill(api, 6, partitions)
+    newest_ms = max(sandq.offset_time_ms(offset) for offset in old)
+
+    async def now() -> int:
+        return node.broker.clock.now_ms()
+
+    middle_ms = await until_answer(now, lambda now_ms: now_ms > newest_ms + 1)
+    young = await fill(api, 6, partitions, first=6)
+    pending = await api.produce("t", b"pending", delay="1h")
+    expected: list[tuple[str, str | int, set[str]]] = [
+        ("earliest", "earliest", {*old, *young, pending}),
+        ("latest", "latest", {pending}),
+        ("time", middle_ms, {*young, pending}),
+        ("offset", young[3], {*(offset for offset in young if is_from(offset, young[3])), pending}),
+    ]
+    async with AsyncExitStack() as stack:
+        subscriptions = {
+            group: await stack.enter_async_context(api.subscribe("t", group=group, start=start, credit=100))
+            for group, start, _ in expected
+        }
+        for group, _, ids in expected:
+            got = await take(subscriptions[group], len(ids) - 1)
+            assert {message.id for message in got} == ids - {pending}, group
+        await api.messages("t").move(pending, delay=0)
+        last_ms = max(sandq.offset_time_ms((await api.messages("t").get(pending)).offset), node.broker.clock.now_ms())
+        await api.produce("t", b"last", deliver_at=last_ms + 100)
+        for group, _, _ in expected:
+            assert [message.id for message in await take_until(subscriptions[group], b"last")] == [pending], group
+    # A start is for a group that is new.
+    await api.produce("t", b"next")
+    for group, _, _ in expected:
+        async with api.subscribe("t", group=group, start="earliest") as subscription:
+            assert await take_until(subscription, b"next") == []
+
+
+# -- ending ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of_groups(node: Serving) -> int:
+    """Rows in the store that belong to some group, over all partitions of the topic; on the apply thread. Leases that
+    have ended are kept for a while (ADR 2)."""
+    count = 0
+    for delivery in node.broker.topic("t").partitions.values():
+        replica = delivery.host.replica
+        assert isinstance(replica, PartitionReplica)
+        for tag in (rows.GROUP, rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED):
+            count += len(replica.inspector._view.scan(*rows.tag_bounds(tag), limit=10_000, max_bytes=1 << 30))
+    return count
+
+
+async def test_deleting_a_group_takes_everything_of_it(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2, max_attempts=2, delete_on_ack=False)
+    await fill(api, 40, 2)
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        got = await take(subscription, 40, ack=False)
+        for message in got[:10]:
+            await message.nack(delay=0)
+        for message in await take(subscription, 10, ack=False):
+            await message.nack(error="dead")
+        for message in got[10:20]:
+            await message.nack(delay="1h")
+        for message in got[20:30]:
+            await message.ack()
+        with pytest.raises(Conflict, match="has 1 consumers"):
+            await api.admin.delete_group("t", "g")
+        assert await api.dead("t", "g").counts() == {"nacked": 10}
+        assert await node.broker.ask(partial(rows_of_groups, node)) >= 20
+    await api.admin.delete_group("t", "g")
+    assert await group_names(api) == set()
+    for refused in (api.admin.delete_group("t", "g"), api.dead("t", "g").counts(), api.dead("t", "g").redrive()):
+        with pytest.raises(UnknownGroup):
+            await refused
+
+    async def left() -> int:
+        return await node.broker.ask(partial(rows_of_groups, node))
+
+    await until_answer(left, lambda count: count == 0)
+    # One of the same name begins anew; the messages are still there.
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        got = await take(subscription, 40)
+        assert {message.attempt for message in got} == {1}
+        assert await api.dead("t", "g").counts() == {}
+
+
+async def test_a_deleted_group_keeps_nothing_in_the_log(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    for group in ("slow", "fast"):
+        async with api.subscribe("t", group=group):
+            pass
+    await fill(api, 20, 2)
+    async with api.subscribe("t", group="fast", credit=100) as subscription:
+        await take(subscription, 20)
+    assert sum(row["messages"] for row in await api.admin.stats("t")) == 20
+    await api.admin.delete_group("t", "slow")
+    await waits_until_trimmed(api)
+
+
+async def test_a_group_that_nobody_uses_goes(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api:
+        await api.admin.create_topic("t", partitions=2)
+        await api.admin.update_topic("t", group_ttl="1m")
+        async with api.subscribe("t", group="idle"):
+            pass
+        async with api.subscribe("t", group="used"):
+            await until_answer(lambda: group_names(api), lambda names: names == {"idle", "used"})
+            for _ in range(4):
+                hand.forward(35)
+                # Each touch of the group that has a consumer is seen in what the node says of its clock and rows.
+                await until_answer(lambda: touched_lately(api, timed, "used"), lambda lately: lately)
+            await until_answer(lambda: group_names(api), lambda names: names == {"used"})
+        with pytest.raises(UnknownGroup):
+            await api.dead("t", "idle").counts()
+        await api.admin.update_topic("t", group_ttl=None)
+        hand.forward(600)
+        await api.produce("t", b"m")
+        assert await group_names(api) == {"used"}, "without a ttl it stays"
+        await api.admin.update_topic("t", group_ttl="1h")
+        hand.forward(3600)
+        await until_answer(lambda: group_names(api), lambda names: names == set())
+
+
+async def touched_lately(api: sandq.Client, node: Serving, group: str) -> bool:
+    rows_of = [row for row in await api.admin.groups("t") if row["group"] == group]
+    return all(node.broker.clock.now_ms() - row["touched_ms"] < 20_000 for row in rows_of)
+
+
+async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, hand: HandClock) -> None:
+    """Its group went meanwhile; subscribing makes one, which begins where it is told to."""
+    async with connected(timed) as api:
+        await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
+        await fill(api, 3, 1)
+        async with api.subscribe("t", group="g") as subscription:
+            await take(subscription, 3)
+        hand.forward(61)
+        await until_answer(lambda: group_names(api), lambda names: names == set())
+        async with api.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+async def test_settings_of_a_group(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    async with api.subscribe("t", group="g"):
+        pass
+    await api.admin.update_group("t", "g", max_attempts=3)
+    assert [row["settings"] for row in await api.admin.groups("t")] == [{"max_attempts": 3}] * 2
+    await api.admin.update_group("t", "g", backoff={"kind": "fixed", "first": "5s"})
+    (settings, other) = [row["settings"] for row in await api.admin.groups("t")]
+    assert settings == other
+    assert "max_attempts" not in settings, "they replace those it had"
+    assert (settings["backoff"]["kind"], settings["backoff"]["first_ms"]) == ("fixed", 5000)
+    await api.admin.update_group("t", "g", max_attempts=None)
+    assert [row["settings"] for row in await api.admin.groups("t")] == [{"max_attempts": None}] * 2
+    await api.admin.update_group("t", "g")
+    assert [row["settings"] for row in await api.admin.groups("t")] == [None] * 2
+    wrong: list[dict[str, Any]] = [{"lease": "1m"}, {"max_attempts": 0}, {"backoff": {"kind": "wild"}}, {"backof": {}}]
+    for change in wrong:
+        with pytest.raises(InvalidSetting):
+            await api.admin.update_group("t", "g", **change)
+    with pytest.raises(UnknownGroup):
+        await api.admin.update_group("t", "nobody", max_attempts=3)
+    with pytest.raises(UnknownTopic):
+        await api.admin.update_group("nothing", "g", max_attempts=3)
+    with pytest.raises(NotFound):
+        await api.admin.seek_group("t", "nobody", "latest")
+    with pytest.raises(InvalidRequest):
+        await api.admin.seek_group("t", "g", "yesterday")
+
+
+async def test_settings_and_places_of_groups_survive_a_restart(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config) as node, connected(node) as first:
+        await first.admin.create_topic("t", partitions=2, max_attempts=1, delete_on_ack=False)
+        await fill(first, 10, 2)
+        async with first.subscribe("t", group="g", credit=100) as subscription:
+            got = await take(subscription, 10, ack=False)
+            for message in got[:5]:
+                await message.nack(error="no")
+            for message in got[5:8]:
+                await message.ack()
+        await first.admin.update_group("t", "g", max_attempts=7)
+        before = await group_rows(first)
+    async with run_node(config) as node, connected(node) as second:
+        assert await group_rows(second) == before
+        letters = [letter.id async for letter in second.dead("t", "g").list()]
+        assert letters == sorted(message.id for message in got[:5])
+        async with second.subscribe("t", group="g") as subscription:
+            assert {message.id for message in await take(subscription, 2)} == {message.id for message in got[8:]}

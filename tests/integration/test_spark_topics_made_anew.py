@@ -1,0 +1,253 @@
+"""A topic is deleted and another one made under its name while Spark reads: rows of the two are never mixed.
+
+No Spark runs: its readers are called as it calls them, with real brokers and clients that live as long as a query's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra sandq[spark] is not installed: make spark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from sandq.client.kv import scan
+from sandq.errors import HistoryGone, UnknownTopic
+from sandq.model import offsets
+from sandq.spark.datasource import BatchReader, StreamReader
+from sandq.spark.source import columns, latest
+from sandq.spark.source.brokers import ClientBrokers
+from sandq.spark.source.options import parse_options
+from sandq.spark.source.planning import Task
+from sandq.spark.source.reading import asking
+from sandq.testing import Broker, broker
+
+BYTES = 400_000
+"""Of a large value: a page has some ten of them."""
+
+
+@pytest.fixture
+def node() -> Iterator[Broker]:
+    with broker() as running:
+        running.create_topic("t")
+        yield running
+
+
+def fill(node: Broker, numbers: range, size: int = 0) -> None:
+    """A message for each number, all of them closed."""
+    with node.client() as client, client.producer("t") as producer:
+        for number in numbers:
+            producer.send(b"%d" % number + b" " * size)
+    node.advance("1m")
+
+
+def make_anew(node: Broker, numbers: range, *, kind: str = "timer", size: int = 0) -> None:
+    """Another topic "t", with messages of its own."""
+    with node.client() as client:
+        client.admin.delete_topic("t")
+        client.admin.create_topic("t", kind=kind)
+    fill(node, numbers, size)
+
+
+def options(node: Broker, **more: str) -> Any:
+    return parse_options({"sandq.bootstrap.servers": node.address, "subscribe": "t", **more})
+
+
+def values(batches: Iterable[Any]) -> list[int]:
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["log", "all"])
+def test_between_the_plan_of_a_batch_and_its_tasks(node: Broker, view: str) -> None:
+    fill(node, range(10))
+    reader = BatchReader(options(node, view=view))
+    (planned,) = reader.partitions()
+    assert values(reader.read(planned)) == [*range(10)]
+    make_anew(node, range(100, 120))
+    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+        list(reader.read(planned))
+    (planned,) = reader.partitions()
+    assert values(reader.read(planned)) == [*range(100, 120)], "a new batch is of the new topic"
+
+
+def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "BATCH_BYTES", 1)
+    fill(node, range(50), BYTES)
+    reader = BatchReader(options(node))
+    (planned,) = reader.partitions()
+    batches = reader.read(planned)
+    got = values([next(batches)])
+    make_anew(node, range(100, 150), size=BYTES)
+    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+        for batch in batches:
+            got += values([batch])
+    # The page that was on its way may be here as well.
+    assert got == [*range(len(got))] and len(got) < 50
+
+
+def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
+    """What it remembers of the topic is not what tells: the node's answer is."""
+    fill(node, range(10))
+    brokers = ClientBrokers((node.address,))
+    try:
+        wanted = options(node).topics
+        ((place, found),) = brokers.places(wanted).items()
+        closed = offsets.pack(node.now_ms(), 0, 0, 0)
+        ask = asking(brokers.client, Task("t", place.number, 0, offsets.FIRST, closed))
+        assert brokers.measure(place, "t", offsets.FIRST, None).messages == 10
+        assert sum(len(piece.batch) for piece in ask(offsets.FIRST).pieces)
+        make_anew(node, range(100, 105))
+        with pytest.raises(UnknownTopic, match="there is another one of this name"):
+            brokers.measure(place, "t", offsets.FIRST, None)
+        with pytest.raises(UnknownTopic, match="there is another one of this name"):
+            ask(offsets.FIRST)
+        ((anew, found),) = brokers.places(wanted).items()
+        assert anew.number > place.number and found.topic == "t"
+        reply = brokers.measure(anew, "t", offsets.FIRST, None)
+        assert (reply.number, reply.messages) == (anew.number, 5)
+    finally:
+        brokers.close()
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+class Query:
+    """A stream's reader as Spark's driver uses it, and the position that its checkpoint has."""
+
+    def __init__(self, node: Broker, **more: str) -> None:
+        self._reader = StreamReader(options(node, **more))
+        self.start = self._reader.initialOffset()
+        self.end = self.start
+
+    def plan(self) -> list[Any]:
+        """The next micro-batch's end, and its tasks."""
+        self.end = self._reader.latestOffset(self.start, ReadAllAvailable())
+        return self.tasks()
+
+    def tasks(self) -> list[Any]:
+        """Those of the micro-batch that was planned, also when it is run again."""
+        return self._reader.partitions(self.start, self.end)
+
+    def read(self, tasks: list[Any]) -> list[int]:
+        return [value for task in tasks for value in values(self._reader.read(task))]
+
+    def commit(self) -> None:
+        self._reader.commit(self.end)
+        self.start = self.end
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+
+@pytest.fixture
+def queries(node: Broker) -> Iterator[list[Query]]:
+    made: list[Query] = []
+    yield made
+    for query in made:
+        query.stop()
+
+
+def test_between_the_plan_of_a_micro_batch_and_its_tasks(node: Broker, queries: list[Query]) -> None:
+    fill(node, range(10))
+    queries.append(query := Query(node))
+    tasks = query.plan()
+    make_anew(node, range(100, 120))
+    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+        query.read(tasks)
+    with pytest.raises(HistoryGone, match=r"partition 0 of topic number \d+ is gone"):
+        query.tasks()
+
+
+def test_between_two_micro_batches(node: Broker, queries: list[Query]) -> None:
+    fill(node, range(10))
+    queries.append(query := Query(node))
+    assert query.read(query.plan()) == [*range(10)]
+    query.commit()
+    make_anew(node, range(100, 120))
+    with pytest.raises(HistoryGone, match=r"partition 0 of topic number \d+: it was deleted.*failOnDataLoss"):
+        query.plan()
+    queries.append(again := Query(node))
+    again.start = query.start
+    with pytest.raises(HistoryGone, match="it was deleted"):
+        again.plan()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_stream_that_goes_on(
+    node: Broker, queries: list[Query], committed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With failOnDataLoss=false the new topic is read whole, once, whatever was left to read of the other one."""
+    fill(node, range(10))
+    queries.append(query := Query(node, failOnDataLoss="false"))
+    tasks = query.plan()
+    if committed:
+        query.read(tasks)
+        query.commit()
+    make_anew(node, range(100, 120))
+    with caplog.at_level(logging.WARNING, "sandq.spark"):
+        if not committed:
+            assert query.read(query.tasks()) == [], "the micro-batch that is run again has nothing of the new topic"
+            query.commit()
+        assert query.read(query.plan()) == [*range(100, 120)]
+    assert "the rest is read" in caplog.text
+    query.commit()
+    fill(node, range(120, 125))
+    assert query.read(query.plan()) == [*range(120, 125)]
+
+
+# -- the latest values of keys -----------------------------------------------------------------------------------------
+
+
+def put(node: Broker, keys: range) -> None:
+    with node.client() as client:
+        client.kv("t").put_many({f"k{key:05}": str(key) for key in keys})
+
+
+@pytest.mark.parametrize("kind", ["compacted", "timer"])
+def test_between_the_plan_and_the_latest_values(node: Broker, kind: str) -> None:
+    make_anew(node, range(0), kind="compacted")
+    put(node, range(20))
+    reader = BatchReader(options(node, view="latest"))
+    (planned,) = reader.partitions()
+    assert values(reader.read(planned)) == [*range(20)]
+    make_anew(node, range(0), kind=kind)
+    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+        list(reader.read(planned))
+
+
+def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "PAGE_ROWS", 20)
+    monkeypatch.setattr(latest, "BATCH_ROWS", 20)
+    make_anew(node, range(0), kind="compacted")
+    put(node, range(2000))
+    reader = BatchReader(options(node, view="latest"))
+    (planned,) = reader.partitions()
+    batches = reader.read(planned)
+    got = values([next(batches)])
+    make_anew(node, range(0), kind="compacted")
+    put(node, range(100, 3000))
+    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+        for batch in batches:
+            got += values([batch])
+            assert max(got) < 2000, f"rows of both topics: {got}"
+    assert got == [*range(len(got))] and len(got) < 200, got
+
+
+def test_the_same_query_asks_again(node: Broker, queries: list[Query]) -> None:
+    """`Stream._check_lost` remembers what it told of before it raises: asked again, it goes on without a word."""
+    fill(node, range(10))
+    queries.append(query := Query(node))
+    query.read(query.plan())
+    query.commit()
+    make_anew(node, range(100, 120))
+    for _ in range(2):
+        with pytest.raises(HistoryGone, match="it was deleted"):
+            query.plan()

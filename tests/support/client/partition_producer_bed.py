@@ -1,0 +1,226 @@
+"""A producer's lane and a partition with nothing between them but what a test does to it: what is read when, what is
+answered, what is lost. No sockets, no clock but the test's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from sandq.client.options import Options
+from sandq.client.producer.batches import Batch
+from sandq.client.producer.partition_producer import Lane
+from sandq.client.transport.connection import Build, OnReply
+from sandq.model.errors import ConnectionLost, SandqError, TimedOut
+from sandq.model.sequence import is_resent, number_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.protocol.frames import FrameReader, Type
+from sandq.protocol.requests import Produce
+from tests.support.partition.bench import Bench, batch_of
+
+DELIVERY_TIMEOUT_S = 10.0
+OPTIONS = Options(delivery_timeout_s=DELIVERY_TIMEOUT_S, back_off_first_s=0.05, back_off_max_s=0.05)
+
+STORE = "store"
+LOSE_LEADER = "lose leader"
+"""It is stored, and the leader goes before it can say so."""
+LOSE_ENTRY = "lose entry"
+"""The leader goes, and the entry with it."""
+Fate = str | SandqError
+"""What becomes of a request: one of these, or an error that says that nothing was done."""
+
+
+class Wire:
+    """A connection: requests on their way to the broker, answers on their way back. To a lane it is what
+    `client.Connection` is."""
+
+    def __init__(self) -> None:
+        self.requests: deque[tuple[int, Produce]] = deque()
+        self.answers: deque[tuple[int, Any]] = deque()
+        self._waiting: dict[int, OnReply] = {}
+        self._last_id = 0
+
+    def request(self, build: Build, on_reply: OnReply) -> int:
+        self._last_id += 1
+        (frame,) = FrameReader().feed(build(self._last_id))
+        self.requests.append((self._last_id, Produce.parse(frame)))
+        self._waiting[self._last_id] = on_reply
+        return self._last_id
+
+    def forget(self, request_id: int) -> None:
+        self._waiting.pop(request_id, None)
+
+    def hand_over(self) -> None:
+        """The next answer reaches the client."""
+        request_id, answer = self.answers.popleft()
+        on_reply = self._waiting.pop(request_id, None)
+        if on_reply is not None:
+            on_reply(answer)
+
+    def cut(self) -> None:
+        """The client loses the connection; what it sent may still be read."""
+        waiting, self._waiting = self._waiting, {}
+        self.answers.clear()
+        for on_reply in waiting.values():
+            on_reply(ConnectionLost("cut"))
+
+
+class OneNode:
+    """To a lane it is what `client.Cluster` is."""
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = Wire()
+
+    def missing(self, topic: str) -> None:
+        return None
+
+    def leader(self, topic: str, partition: int) -> Wire | None:
+        return self.wire
+
+    def refresh(self, topic: str) -> None:
+        pass
+
+
+class LaneBed:
+    def __init__(self, *, restarts: bool = False, note: Callable[[str], None] = lambda text: None) -> None:
+        """`restarts`: the partition is loaded from its rows before every entry."""
+        self.bench = Bench()
+        self.now = 100.0
+        self.node = OneNode()
+        self.old: list[Wire] = []
+        """Connections that were lost, with what was not read yet."""
+        self.sent: list[Batch] = []
+        self.done: list[Batch] = []
+        self.numbers: list[tuple[int, int, bool]] = []
+        """Epoch, number, and whether it was sent before, of what the partition got to see."""
+        self._others = 0
+        self._restarts, self._note = restarts, note
+        arguments: Any = (self.node, OPTIONS, "t", 0, 77, self._on_done, lambda: None, lambda: self.now)
+        self.lane = Lane(*arguments)
+
+    def _on_done(self, lane: Lane, batch: Batch) -> None:
+        assert batch.done and batch not in self.done, "told once"
+        self.done.append(batch)
+        lane.pump(self.now)
+
+    # -- the producer ---------------------------------------------------------------------------------------------
+
+    def send(self) -> Batch:
+        """A batch of two messages."""
+        place = len(self.sent)
+        batch = Batch(0, 0, self.now)
+        batch.values = [b"%d.a" % place, b"%d.b" % place]
+        batch.keys = batch.headers = [None, None]
+        self.sent.append(batch)
+        self.lane.open[0] = batch
+        self.lane.seal(0)
+        self.look()
+        return batch
+
+    def look(self, seconds: float = 0.0) -> None:
+        """Time passes; the producer looks at its lane, as it does whenever something happens."""
+        self.now += seconds
+        self.lane.expire(self.now)
+        self.lane.pump(self.now)
+
+    # -- the network ----------------------------------------------------------------------------------------------
+
+    @property
+    def wire(self) -> Wire:
+        assert self.node.wire is not None
+        return self.node.wire
+
+    @property
+    def wires(self) -> list[Wire]:
+        return [*self.old, *([self.node.wire] if self.node.wire else [])]
+
+    def cut(self, *, connect: bool = True) -> None:
+        """The connection is lost; `connect`: there is another one at once."""
+        wire = self.wire
+        self.node.wire = None
+        wire.cut()
+        self.old.append(wire)
+        if connect:
+            self.connect()
+
+    def connect(self) -> None:
+        """There is a new connection, and every pause is over."""
+        self.node.wire = Wire()
+        self.look(0.05)
+
+    def read(self, *fates: Fate, wire: Wire | None = None) -> None:
+        """The broker reads requests of a connection, one for each fate."""
+        wire = wire or self.wire
+        for fate in fates:
+            request_id, produce = wire.requests.popleft()
+            wire.answers.append((request_id, self._answer(request_id, produce, fate)))
+
+    def answer(self, count: int = 1) -> None:
+        """The next answers reach the client."""
+        for _ in range(count):
+            self.wire.hand_over()
+        self.look()
+
+    def _answer(self, request_id: int, produce: Produce, fate: Fate) -> Any:
+        if isinstance(fate, SandqError):
+            return fate
+        if fate == LOSE_ENTRY:
+            return TimedOut("leadership was lost")
+        if self._restarts:
+            self.bench.restart()
+        self.numbers.append((produce.epoch, number_of(produce.sequence), is_resent(produce.sequence)))
+        append = c.Append(produce.batch, produce.producer_id, produce.epoch, produce.sequence)
+        result = self.bench.apply(0, append)[0]
+        self._note(f"{self.numbers[-1]} -> {result!r}")
+        if fate == LOSE_LEADER:
+            return TimedOut("leadership was lost")
+        return result if isinstance(result, SandqError) else [Type.REPLY, request_id, list(result), None]
+
+    def others(self, count: int) -> None:
+        """Other producers write. What lay in old connections meanwhile is never read."""
+        for wire in self.old:
+            wire.requests.clear()
+        for _ in range(count):
+            self._others += 1
+            self.bench.apply(0, c.Append(batch_of(["other"]), 1000 + self._others, 1, 1))
+
+    def heal(self) -> None:
+        """All is read and answered, what lies in old connections first, until the lane has nothing left."""
+        for wire in self.old:
+            self.read(*[STORE] * len(wire.requests), wire=wire)
+        if self.node.wire is None:
+            self.connect()
+        for _ in range(40 + 10 * len(self.sent)):
+            if self.lane.idle:
+                return
+            self.read(*[STORE] * len(self.wire.requests))
+            self.answer(len(self.wire.answers))
+            self.now += 0.05
+            self.lane.pump(self.now)  # nothing expires
+        raise AssertionError("it never comes to an end")
+
+    # -- what came of it ------------------------------------------------------------------------------------------
+
+    def stored(self) -> dict[int, bytes]:
+        """Which batches are in the log (counted as they were sent), in its order, and where. Each of them once."""
+        found: dict[int, bytes] = {}
+        for key, value in self.bench.rows(rows.LOG):
+            entry = rows.log_entry(key, value)
+            for message in self.bench.read([rows.Range(entry.first, entry.length)]):
+                place, _, part = message.fields[1].decode().partition(".")
+                if part == "a":
+                    assert int(place) not in found, f"batch {place} is stored twice"
+                    found[int(place)] = message.offset
+        return found
+
+    def check(self) -> None:
+        """The order is that of the sending, and every receipt is true."""
+        stored = self.stored()
+        assert list(stored) == sorted(stored), "out of order"
+        assert len(self.done) == len(self.sent)
+        for place, batch in enumerate(self.sent):
+            if batch.offsets is not None:
+                assert stored.get(place) == batch.offsets.base, f"batch {place} is not where its receipt says"
+            elif not batch.unknown:
+                assert place not in stored, f"batch {place} is said not to be stored, and is"

@@ -1,0 +1,158 @@
+"""What a node asks, tells and takes for an answer of others' clocks; no task runs here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.broker.clock.clock_keeper import CLOCK_ASKED, CLOCK_TOLD, GUARDED_US_MOST, QUESTIONS_MOST, ClockKeeper
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.peer_clocks import Standing
+
+NOW_S = 1_800_000_000.25
+
+
+class Kept:
+    """A keeper, and what it sent."""
+
+    def __init__(self) -> None:
+        self.wall_s = NOW_S
+        self.monotonic_s = 10.0
+        self.clock = GuardedClock(wall=lambda: self.wall_s, monotonic=lambda: self.monotonic_s)
+        self.sent: list[tuple[str, int, Any]] = []
+        self.keeper = ClockKeeper(self.clock, self._send, lambda: ())
+
+    def _send(self, node: str, kind: int, body: Any) -> bool:
+        self.sent.append((node, kind, body))
+        return True
+
+    def question(self) -> int:
+        """The last one."""
+        node, kind, (question, _) = self.sent[-1]
+        assert (node, kind) == ("b", CLOCK_ASKED)
+        return int(question)
+
+    def told(self, *body: Any, node: str = "b") -> bool:
+        return self.keeper.on_frame(node, CLOCK_TOLD, body)
+
+    def offsets(self) -> dict[str, int]:
+        return dict(self.clock.status().peers)
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
+    kept.keeper.up("b")
+    assert kept.told(kept.question(), int((NOW_S + 0.1) * 1e6), 0)
+    assert kept.offsets() == {"b": 100}
+    assert kept.keeper.good() == {"b"}
+    kept.keeper.down("b")
+    assert kept.offsets() == {} and kept.keeper.good() == set()
+
+
+def test_a_question_is_answered_with_the_clock_and_how_it_stands(kept: Kept) -> None:
+    assert kept.keeper.on_frame("b", CLOCK_ASKED, (17, 0))
+    assert kept.sent == [("b", CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
+    kept.keeper.up("b")
+    kept.told(kept.question(), int(NOW_S * 1e6), 2)
+    kept.keeper.on_frame("b", CLOCK_ASKED, (18, 0))
+    assert kept.sent[-1][2][2] == Standing.GOOD, "it has agreed"
+    kept.wall_s += 3600
+    kept.keeper.on_frame("b", CLOCK_ASKED, (19, 0))
+    assert kept.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), "it is seen as the question comes"
+
+
+def test_an_answer_counts_once_and_only_to_a_question_of_that_link(kept: Kept) -> None:
+    kept.keeper.up("b")
+    question = kept.question()
+    at_us = int(NOW_S * 1e6)
+    assert kept.told(question + 1, at_us, 0) and kept.told(question, at_us, 0, node="c")
+    assert kept.offsets() == {}
+    kept.told(question, at_us, 0)
+    assert kept.told(question, at_us + 400_000, 0)
+    assert kept.offsets() == {"b": 0}
+    kept.keeper.up("b")
+    question = kept.question()
+    kept.keeper.down("b")
+    kept.keeper.up("b")
+    assert kept.told(question, at_us, 0) and kept.offsets() == {}
+
+
+def test_leadership_is_given_to_no_node_whose_clock_stands_worse(kept: Kept) -> None:
+    assert kept.keeper.may_lead("b"), "nothing is known"
+    kept.keeper.up("b")
+    kept.told(kept.question(), int(NOW_S * 1e6), int(Standing.DOUBTED))
+    assert not kept.keeper.may_lead("b") and kept.keeper.may_lead("c")
+    kept.wall_s += 3600
+    kept.clock.now_s()
+    assert kept.keeper.may_lead("b"), "this node's clock stands no better"
+
+
+def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
+    """Not when it got better: the question may have been long on its way."""
+    kept.keeper.up("b")
+    kept.told(kept.question(), int(NOW_S * 1e6), 0)
+    kept.keeper.on_frame("b", CLOCK_ASKED, (1, int(Standing.DOUBTED)))
+    assert kept.keeper.good() == set() and not kept.keeper.may_lead("b")
+    kept.keeper.on_frame("b", CLOCK_ASKED, (2, int(Standing.GOOD)))
+    assert kept.keeper.good() == set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        (),
+        (1, 2),
+        (1, 2, 0, 0),
+        [1, 2, 0],
+        (1, 2.0, 0),
+        (1, True, 0),
+        (1, -1, 0),
+        (1, GUARDED_US_MOST + 1, 0),
+        (1, 2, 3),
+        (1, 2, -1),
+        (1, 2, True),
+        ("1", 2, 0),
+    ],
+)
+def test_what_is_no_answer_is_not_taken(kept: Kept, body: Any) -> None:
+    assert not kept.keeper.on_frame("b", CLOCK_TOLD, body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(CLOCK_ASKED, body) for body in (None, 1, (1,), (1, True), (1, 3), ("1", 0), [1, 0])] + [(9, (1, 0))],
+)
+def test_what_is_no_question_is_not_taken(kept: Kept, kind: int, body: Any) -> None:
+    assert not kept.keeper.on_frame("b", kind, body)
+    assert kept.sent == []
+
+
+def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) -> None:
+    kept.keeper.up("b")
+    first = kept.question()
+    for _ in range(QUESTIONS_MOST):
+        kept.keeper._ask_all()
+    last = kept.question()
+    assert kept.told(first, int(NOW_S * 1e6), 0) and kept.offsets() == {}
+    assert kept.told(last, int(NOW_S * 1e6), 0) and kept.offsets() == {"b": 0}
+
+
+def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
+    """Who said before that that its clock is good may have been wrong by then."""
+    kept.keeper.up("b")
+    kept.told(kept.question(), int(NOW_S * 1e6), 0)
+    kept.monotonic_s += 1
+    kept.wall_s += 1 + 3600
+    assert kept.clock.now_s() == NOW_S + 1 and kept.clock.alarm
+    before = len(kept.sent)
+    kept.keeper._compare()
+    assert kept.keeper._better() == set()
+    assert len(kept.sent) == before + 1
+    kept.told(kept.question(), int((NOW_S + 1) * 1e6), 0)
+    assert kept.keeper._better() == {"b"}

@@ -1,0 +1,350 @@
+"""What follows for a node's clock from the clocks of others; on clocks that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
+from sandq.broker.clock.peer_clocks import ERROR_OF_DRIFT, FRESH_S, PeerClocks, Standing, _medians
+
+HOUR_S = 3600.0
+MAX_DRIFT_S = 0.5
+START_S = 1_800_000_000.0
+GOOD, DOUBTED, OFF_ = Standing.GOOD, Standing.DOUBTED, Standing.OFF
+
+
+class Node:
+    """A machine: its wall clock is `ahead_s`, and its monotonic clock counts from somewhere else than the others'."""
+
+    def __init__(self, world: World, name: str, ahead_s: float) -> None:
+        self.name = name
+        self.ahead_s = ahead_s
+        self.stood_still_s = 0.0
+        self._booted_s = START_S - 100 - 1000 * len(world.nodes)
+        self.clock = GuardedClock(
+            wall=lambda: world.now_s + self.ahead_s,
+            monotonic=lambda: world.now_s - self._booted_s - self.stood_still_s,
+        )
+
+
+class World:
+    """`**ahead_s`: node -> how far its wall clock is ahead as it starts."""
+
+    def __init__(self, **ahead_s: float) -> None:
+        self.now_s = START_S
+        self.nodes: dict[str, Node] = {}
+        for name, node_ahead_s in ahead_s.items():
+            self.start(name, node_ahead_s)
+
+    def start(self, name: str, ahead_s: float) -> None:
+        for node in self.nodes.values():
+            node.clock.peers.forget(name)
+        self.nodes[name] = Node(self, name, ahead_s)
+
+    def stop(self, name: str) -> None:
+        del self.nodes[name]
+        for node in self.nodes.values():
+            node.clock.peers.forget(name)
+
+    def ask(self, name: str, of: str, there_s: float = 0.001, back_s: float = 0.001) -> None:
+        asks, asked = self.nodes[name].clock, self.nodes[of].clock
+        asked_s = asks.monotonic_s()
+        self.now_s += there_s
+        guarded_s, standing = asked.now_s(), asked.told_standing
+        self.now_s += back_s
+        asks.peers.heard(of, guarded_s, standing, asked_s, asks.monotonic_s())
+        asks.compare()
+
+    def rounds(self, number: int = 3, **options: float) -> None:
+        """Everybody asks everybody, `number` times, two seconds apart."""
+        for _ in range(number):
+            for name in self.nodes:
+                for of in self.nodes:
+                    if of != name:
+                        self.ask(name, of, **options)
+                self.nodes[name].clock.compare()
+            self.now_s += 2
+
+    def reasons(self) -> dict[str, str]:
+        """Of those that are in alarm."""
+        return {name: node.clock.reason for name, node in self.nodes.items() if node.clock.reason is not None}
+
+    def better(self, name: str) -> set[str]:
+        return self.nodes[name].clock.better_peers(0.0)
+
+    def off_by_s(self, name: str) -> float:
+        return self.nodes[name].clock.now_s() - self.now_s
+
+
+# -- how well a clock is known ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("there_s", "back_s"), [(0.0, 0.1), (0.1, 0.0), (0.03, 0.01)])
+def test_a_clock_is_known_to_half_the_round_trip(there_s: float, back_s: float) -> None:
+    world = World(a=0.0, b=0.2)
+    world.ask("a", "b", there_s, back_s)
+    median_ms = world.nodes["a"].clock.status().median_ms
+    assert median_ms is not None and abs(median_ms - 200) <= (there_s + back_s) * 1000 / 2 + 1
+
+
+def test_the_shortest_round_trip_counts() -> None:
+    world = World(a=0.0, b=0.1)
+    for there_s, back_s in ((0.2, 0.0), (0.001, 0.001), (0.0, 0.2)):
+        world.ask("a", "b", there_s, back_s)
+        world.now_s += 1
+    assert world.nodes["a"].clock.status().peers == {"b": pytest.approx(100, abs=2)}
+
+
+def test_a_long_round_trip_says_nothing_of_the_clock() -> None:
+    world = World(a=0.0, b=HOUR_S)
+    longest_s = 2 * ERROR_OF_DRIFT * MAX_DRIFT_S
+    world.ask("a", "b", longest_s + 0.001, 0.0)
+    assert world.nodes["a"].clock.status().peers == {} and world.reasons() == {}
+    world.ask("a", "b", longest_s - 0.001, 0.0)
+    assert world.reasons() == {"a": OFF}
+
+
+def test_what_is_old_counts_no_more() -> None:
+    world = World(a=0.0, b=0.1)
+    world.ask("a", "b")
+    world.now_s += FRESH_S - 1
+    assert world.nodes["a"].clock.status().peers.keys() == {"b"}
+    world.now_s += 2
+    status = world.nodes["a"].clock.status()
+    assert (status.peers, status.median_ms) == ({}, None)
+
+
+def test_a_peer_whose_link_is_down_is_forgotten() -> None:
+    world = World(a=0.0, b=0.1)
+    world.ask("a", "b")
+    world.nodes["a"].clock.peers.forget("b")
+    assert world.nodes["a"].clock.status().peers == {}
+
+
+def test_a_peer_that_was_set_is_known_anew_although_the_round_trip_is_longer() -> None:
+    world = World(a=0.0, b=0.0)
+    world.ask("a", "b")
+    world.nodes["b"].ahead_s = HOUR_S
+    world.nodes["b"].clock.accept()
+    world.ask("a", "b", 0.05, 0.05)
+    assert world.nodes["a"].clock.status().peers["b"] == pytest.approx(HOUR_S * 1000, abs=60)
+
+
+def test_what_is_known_stays_right_when_the_own_clock_is_set() -> None:
+    world = World(a=0.0, b=0.0)
+    world.ask("a", "b")
+    world.nodes["a"].ahead_s = HOUR_S
+    assert world.nodes["a"].clock.accept().median_ms == pytest.approx(-HOUR_S * 1000, abs=2)
+
+
+def test_medians() -> None:
+    assert _medians([3, 1, 2]) == (2, 2)
+    assert _medians([4, 1, 3, 2]) == (2, 3)
+
+
+# -- who is off -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "reasons"),
+    [
+        ((0.0, 0.0, 0.0), {}),
+        ((0.3, 0.0, -0.3), {}),
+        ((HOUR_S, 0.0, 0.0), {"a": OFF}),
+        ((-HOUR_S, 0.0, 0.0), {"a": OFF}),
+        ((0.0, HOUR_S, HOUR_S), {"a": OFF}),
+        ((0.0, HOUR_S, -HOUR_S), {"b": OFF, "c": OFF}),  # the one in the middle is the median
+        ((HOUR_S, 0.0), {"a": OFF, "b": OFF}),
+        ((HOUR_S, 0.0, 0.0, 0.0), {"a": OFF}),
+        ((HOUR_S, HOUR_S, 0.0, 0.0, 0.0), {"a": OFF, "b": OFF}),
+        ((0.0,), {}),
+    ],
+)
+def test_who_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], reasons: dict[str, str]) -> None:
+    world = World(**dict(zip("abcde", ahead_s, strict=False)))
+    world.rounds()
+    assert world.reasons() == reasons
+    for name, node in world.nodes.items():
+        fine = world.nodes.keys() - reasons.keys() if name in reasons else set()
+        assert world.better(name) == fine
+        assert world.off_by_s(name) == pytest.approx(node.ahead_s, abs=0.01), "nobody follows others' clocks"
+
+
+def test_one_that_was_not_compared_says_nothing_of_itself_and_leads_on() -> None:
+    world = World(a=HOUR_S, b=0.0)
+    clock = world.nodes["a"].clock
+    assert (clock.standing, clock.told_standing, clock.alarm) == (GOOD, OFF_, False)
+    assert world.better("a") == set()
+
+
+def test_two_against_two() -> None:
+    """All say so; whose clocks were set when nobody else's was yet leave the lead to the others, who lead on."""
+    world = World(a=0.0, b=0.0, c=0.0, d=0.0)
+    world.rounds()
+    for name in "ab":
+        world.nodes[name].ahead_s = HOUR_S
+        world.nodes[name].clock.accept()
+    world.rounds()
+    assert world.reasons() == {"a": OFF, "b": OFF, "c": DISPUTED, "d": DISPUTED}
+    assert [world.better(name) for name in "abcd"] == [{"c", "d"}, {"c", "d"}, set(), set()]
+    world.nodes["c"].ahead_s = HOUR_S
+    world.nodes["c"].clock.accept()
+    world.rounds()
+    assert world.reasons() == {"d": OFF}
+
+
+def test_one_that_is_known_to_be_off_does_not_drag_the_other_down_when_the_third_goes() -> None:
+    world = World(a=HOUR_S, b=0.0, c=0.0)
+    world.rounds()
+    world.stop("c")
+    world.rounds()
+    assert world.reasons() == {"a": OFF, "b": DISPUTED}
+    assert (world.better("a"), world.better("b")) == ({"b"}, set())
+    world.start("a", HOUR_S)
+    world.rounds()
+    assert (world.better("a"), world.better("b")) == ({"b"}, set()), "nor after a restart"
+    world.stop("a")
+    world.rounds()
+    assert world.reasons() == {}, "nobody contradicts any more"
+
+
+def test_nothing_flaps_at_the_edge() -> None:
+    """Beyond max_drift a clock is off, and agrees again only when it is well within."""
+    peers = PeerClocks(MAX_DRIFT_S)
+
+    def judge(ahead_s: float, at_s: float) -> tuple[bool, bool]:
+        for node in ("b", "c"):
+            peers.heard(node, at_s + ahead_s, GOOD, at_s, at_s)
+        peers.judge(0.0, at_s)
+        return peers.off, peers.agreed
+
+    steps = [0.49, 0.501, 0.49, 0.4, 0.501, 0.4, 0.37, 0.49]
+    found = [judge(ahead_s, 100.0 * at) for at, ahead_s in enumerate(steps)]
+    assert found == [(off, True) for off in (False, True, True, True, True, True, False, False)]
+
+
+# -- steps of a wall clock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, 0.6])
+def test_a_step_that_nobody_confirms_is_not_followed(step_s: float) -> None:
+    world = World(a=0.0, b=0.0, c=0.0)
+    world.rounds()
+    world.nodes["a"].ahead_s = step_s
+    world.rounds()
+    assert world.reasons() == {"a": WALL}
+    assert world.off_by_s("a") == pytest.approx(0, abs=0.01)
+    assert (world.better("a"), world.better("b"), world.better("c")) == ({"b", "c"}, set(), set())
+    world.nodes["a"].ahead_s = 0.0
+    world.rounds(1)
+    assert world.reasons() == {}
+
+
+def test_a_small_difference_is_slewed_away_whatever_the_others_say() -> None:
+    world = World(a=0.0, b=0.3)
+    world.nodes["a"].ahead_s = 0.3
+    world.rounds(1)
+    assert world.off_by_s("a") == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("others", ["b", "bc"])
+def test_a_step_to_where_the_others_are_is_followed(others: str) -> None:
+    """A node that started with a wrong wall clock, which is set right now."""
+    world = World(a=HOUR_S, **dict.fromkeys(others, 0.0))
+    world.rounds()
+    assert world.reasons()["a"] == OFF
+    world.nodes["a"].ahead_s = 0.0
+    world.rounds()
+    assert world.reasons() == {}
+    assert world.off_by_s("a") == pytest.approx(0, abs=0.01)
+
+
+def test_a_machine_that_stood_still_catches_up_with_the_others() -> None:
+    """Its monotonic clock did not count meanwhile; what it knew of the others is wrong, and noticed."""
+    world = World(a=0.0, b=0.0, c=0.0)
+    world.rounds()
+    world.now_s += 600
+    world.nodes["a"].stood_still_s = 600.0
+    assert world.off_by_s("a") == pytest.approx(-600, abs=0.01)
+    world.rounds(1)
+    assert world.reasons() == {}
+    assert world.off_by_s("a") == pytest.approx(0, abs=0.01)
+
+
+def test_a_step_accepted_on_two_of_three_is_followed_by_the_third() -> None:
+    world = World(a=0.0, b=0.0, c=0.0)
+    world.rounds()
+    for node in world.nodes.values():
+        node.ahead_s = HOUR_S
+    world.rounds()
+    assert world.reasons() == dict.fromkeys("abc", WALL)
+    assert [world.better(name) for name in "abc"] == [set()] * 3
+    assert world.nodes["a"].clock.accept().reason == OFF, "it is alone with it so far"
+    world.rounds()
+    assert world.reasons() == {"a": OFF, "b": WALL, "c": WALL}
+    assert [world.better(name) for name in "abc"] == [{"b", "c"}, set(), set()]
+    world.nodes["b"].clock.accept()
+    world.rounds()
+    assert world.reasons() == {}
+    assert world.off_by_s("c") == pytest.approx(HOUR_S, abs=0.01)
+
+
+def test_of_two_the_other_follows_what_was_accepted_on_one() -> None:
+    world = World(a=0.0, b=0.0)
+    world.rounds()
+    for node in world.nodes.values():
+        node.ahead_s = HOUR_S
+    world.rounds()
+    world.nodes["a"].clock.accept()
+    world.rounds()
+    assert world.reasons() == {}
+
+
+def test_two_that_disagree_lead_on() -> None:
+    world = World(a=0.0, b=0.0)
+    world.rounds()
+    world.nodes["a"].ahead_s = HOUR_S
+    world.nodes["a"].clock.accept()
+    world.rounds()
+    assert world.reasons() == {"a": DISPUTED, "b": DISPUTED}
+    assert (world.better("a"), world.better("b")) == (set(), set())
+
+
+def test_without_peers_it_is_the_operator_who_accepts() -> None:
+    world = World(a=0.0)
+    clock = world.nodes["a"].clock
+    world.nodes["a"].ahead_s = HOUR_S
+    world.now_s += 3600
+    assert clock.compare() is None and clock.reason == WALL
+    assert not clock.accept().alarm
+    assert world.off_by_s("a") == pytest.approx(HOUR_S, abs=0.01)
+
+
+# -- who is to lead instead -------------------------------------------------------------------------------------------
+
+
+def offered(than: Standing, standing: Standing, *, offset_s: float = 0.0, since_s: float = 0.0) -> set[str]:
+    """Of b, as it says `standing`, while c and d agree with this node's clock, and are no better than it."""
+    peers = PeerClocks(MAX_DRIFT_S)
+    for node, ahead_s, says in (("b", offset_s, standing), ("c", 0.0, than), ("d", 0.0, than)):
+        peers.heard(node, 1000.0 + ahead_s, says, 1000.0, 1000.0)
+    return peers.better(than, since_s, 0.0, 1001.0)
+
+
+def test_leadership_goes_to_a_better_standing_only() -> None:
+    found = {(than, says): offered(than, says) for than in Standing for says in Standing}
+    assert {pair for pair, nodes in found.items() if nodes} == {(DOUBTED, GOOD), (OFF_, GOOD), (OFF_, DOUBTED)}
+
+
+def test_it_goes_to_nobody_who_said_so_before_or_whose_clock_seems_wrong_from_here() -> None:
+    assert offered(DOUBTED, GOOD, since_s=1000.0) == {"b"}
+    assert offered(DOUBTED, GOOD, since_s=1000.1) == set()
+    assert offered(DOUBTED, GOOD, offset_s=0.4) == {"b"}
+    assert offered(DOUBTED, GOOD, offset_s=0.6) == set()
+
+
+def test_what_was_said_long_ago_is_forgotten() -> None:
+    peers = PeerClocks(MAX_DRIFT_S)
+    for node, standing, asked_s in (("a", GOOD, 100.0), ("b", DOUBTED, 100.0), ("c", GOOD, 100.0 - FRESH_S)):
+        peers.heard(node, 0.0, standing, asked_s, 100.0)
+    assert peers.told(100.5) == {"a": GOOD, "b": DOUBTED}

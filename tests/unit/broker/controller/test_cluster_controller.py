@@ -1,0 +1,233 @@
+"""What the leader of the metadata group sees to, on a table: who has failed, who votes, who is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.controller.cluster_controller import FAILED_S, LOOKED_AWAY_S, Steward
+from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.replication.replica import MetadataView
+from sandq.metadata import commands as m
+from sandq.metadata.records import DRAINING, REMOVING, NodeRecord
+from sandq.metadata.state import MetadataState
+from sandq.model.members import node_of
+from sandq.raft import Members
+
+T = 1_800_000_000_000
+AFTER_MS = 60_000
+
+
+class Host:
+    """A metadata group that this node leads, and that commits at once."""
+
+    def __init__(self, voters: Sequence[str], learners: Sequence[str] = ()) -> None:
+        self.state = MetadataState()
+        self.members = Members(tuple(voters), tuple(learners))
+        self.behind: set[str] = set()
+        self.steps: list[Members] = []
+        self.group = SimpleNamespace(is_changing=False, member=voters[0], has_caught_up=lambda x: x not in self.behind)
+
+    @property
+    def status(self) -> MetadataView:
+        s = self.state
+        return MetadataView(
+            s.applied_index,
+            "uuid",
+            s.next_group,
+            dict(s.topics),
+            dict(s.nodes),
+            dict(s.removed),
+            s.balanced,
+            dict(s.places),
+        )
+
+    def submit(self, command: m.Command, done: Callable[[Any], None]) -> None:
+        entry = m.Entry.decode(m.Entry(T, [command]).encode())
+        done(self.state.apply(self.state.applied_index + 1, entry, lambda key, value: None)[0])
+
+    async def call(self, command: m.Command) -> Any:
+        results: list[Any] = []
+        self.submit(command, results.append)
+        return results[0]
+
+    async def change_members(self, members: Members) -> None:
+        self.members = members
+        self.steps.append(members)
+
+
+class Joining:
+    """Nobody asks to join; all that are linked are registered as what they are."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+
+    async def take_in(self, metadata: Host) -> None:
+        pass
+
+    def welcome(self, metadata: Host) -> None:
+        pass
+
+    def linked_as_registered(self, view: MetadataView) -> list[str]:
+        return sorted(self._bed.linked & view.nodes.keys())
+
+
+class Bed:
+    def __init__(self, *names: str, zones: str = "", voters: int = 5, **host: Any) -> None:
+        members = [f"{name}#1" for name in names]
+        self.host = Host(members[:voters], members[voters:], **host)
+        self.zones = dict(zip(names, zones or "x" * len(names), strict=True))
+        self.linked = set(names)
+        self.seen: set[str] = set()
+        self.led: set[int] = set()
+        self.steward = Steward(
+            lambda: [self.identity(name) for name in sorted(self.linked)],
+            lambda: [(name, f"store-{name}") for name in self.seen],
+            lambda group: group in self.led,
+            lambda: T + round(trio.current_time() * 1000),
+            AFTER_MS,
+        )
+        self.steward.joining = Joining(self)  # type: ignore[assignment]
+
+    def identity(self, name: str) -> PeerIdentity:
+        return PeerIdentity(name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1)
+
+    async def tend(self, seconds: float = 0.5) -> None:
+        """For so long, as the node does."""
+        for _ in range(max(1, round(seconds / 0.5))):
+            await self.steward.tend(self.host)  # type: ignore[arg-type]
+            await trio.sleep(0.5)
+
+    def node(self, name: str) -> NodeRecord:
+        return self.host.state.nodes[name]
+
+    def failed(self) -> set[str]:
+        return {name for name, node in self.host.state.nodes.items() if node.failed_since_ms is not None}
+
+    def voting(self) -> set[str]:
+        return {node_of(voter) for voter in self.host.members.voters}
+
+
+async def test_who_is_neither_linked_nor_heard_of_has_failed(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    await bed.tend()
+    began_ms = T + round(trio.current_time() * 1000)
+    bed.linked.discard("c")
+    await bed.tend(FAILED_S - 1)
+    assert bed.failed() == set()
+    await bed.tend(2)
+    assert bed.failed() == {"c"}
+    since_ms = bed.node("c").failed_since_ms
+    assert since_ms is not None and abs(since_ms - began_ms) <= 1000, "since it was gone, not since it was noted"
+    bed.linked.add("c")
+    await bed.tend()
+    assert bed.failed() == set()
+
+
+@pytest.mark.parametrize("what", ["gossip alone", "link alone"])
+async def test_one_of_both_is_enough(autojump_clock: trio.testing.MockClock, what: str) -> None:
+    """UDP is blocked and TCP works, or the other way round."""
+    bed = Bed("a", "b", "c")
+    bed.seen = {"b", "c"}
+    await bed.tend()
+    if what == "gossip alone":
+        bed.linked = {"a"}
+    else:
+        bed.seen = set()
+    await bed.tend(10 * FAILED_S)
+    assert bed.failed() == set()
+
+
+async def test_another_store_under_its_name_is_not_it(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    await bed.tend()
+    bed.linked.discard("c")
+    bed.steward._seen = lambda: [("c", "another store")]
+    await bed.tend(2 * FAILED_S)
+    assert bed.failed() == {"c"}
+
+
+async def test_who_did_not_look_begins_to_count_anew(autojump_clock: trio.testing.MockClock) -> None:
+    """Another node led meanwhile, or this one was stopped: what it saw long ago says nothing."""
+    bed = Bed("a", "b", "c")
+    await bed.tend()
+    bed.linked.discard("c")
+    await bed.tend(FAILED_S - 1)
+    await trio.sleep(LOOKED_AWAY_S + 60)
+    await bed.tend(FAILED_S - 1)
+    assert bed.failed() == set()
+    await bed.tend(2)
+    assert bed.failed() == {"c"}
+
+
+async def test_five_vote_of_all_zones(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c", "d", "e", "f", zones="xxxxxy")
+    await bed.tend(5)
+    assert len(bed.voting()) == 5 and "f" in bed.voting()
+    gone = {"a", "b", "c", "d", "e"} - bed.voting()
+    assert {node_of(learner) for learner in bed.host.members.learners} == gone, "it goes on listening"
+    voters = [set(step.voters) for step in bed.host.steps]
+    assert all(len(step) >= 5 for step in voters), "the new one votes before the old one goes"
+
+
+async def test_a_learner_that_is_behind_does_not_vote(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c", "d", voters=2)
+    bed.host.behind = {"c#1"}
+    await bed.tend(3)
+    assert bed.voting() == {"a", "b", "d"}
+
+
+async def test_a_voter_that_is_lost_makes_way(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c", "d", "e", "f")
+    await bed.tend(2)
+    assert bed.voting() == {"a", "b", "c", "d", "e"}
+    bed.linked.discard("b")
+    await bed.tend(FAILED_S + 2)
+    assert "b" in bed.voting()
+    await bed.tend(AFTER_MS / 1000 + 2)
+    assert bed.voting() == {"a", "c", "d", "e", "f"}
+    bed.linked.add("b")
+    await bed.tend(2)
+    assert bed.voting() == {"a", "c", "d", "e", "f"} and "b#1" in bed.host.members.learners
+
+
+async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    await bed.tend()
+    await bed.host.call(m.CreateTopic("t", "timer", 1, [["c"]], {}))
+    await bed.host.call(m.ChangeStanding("c", DRAINING))
+    await bed.tend(2)
+    assert bed.voting() == {"a", "b"} and "c#1" in bed.host.members.learners
+    await bed.host.call(m.ChangeStanding("c", REMOVING))
+    await bed.tend(2)
+    assert "c" in bed.host.state.nodes, "a group without a leader cannot be moved"
+    bed.led = {1}
+    await bed.tend(2)
+    moved = bed.host.state.topics["t"].partitions[0]
+    assert moved.nodes in (("a",), ("b",)) and moved.former == ("c#1",) and "c" in bed.host.state.nodes
+    bed.steward.settled([(1, 1, True)])
+    bed.linked.discard("c")
+    await bed.tend(3)
+    assert "c" not in bed.host.state.nodes and "c#1" not in (*bed.host.members.voters, *bed.host.members.learners)
+    assert bed.host.state.removed["c"].stores == ("store-c",)
+
+
+async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b")
+    await bed.tend()
+    bed.steward.settled([(77, 1, True)])
+    await bed.tend()
+    assert bed.host.state.topics == {}
+
+
+async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_clock: trio.testing.MockClock) -> None:
+    """It was taken in, and its node ended: nobody could have removed it, for nobody knew it."""
+    bed = Bed("a", "b", "c", voters=2)
+    bed.linked.discard("c")
+    await bed.tend()
+    assert "c" not in bed.host.state.nodes and bed.host.members == Members(("a#1", "b#1"))

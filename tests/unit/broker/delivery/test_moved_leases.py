@@ -1,0 +1,157 @@
+"""Leases that are under way when partitions move: their consumer has come back with another subscription."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.replica import Delivery, PartitionReplica
+from sandq.metadata.state import Partition, Topic
+from sandq.model.batch import Column, encode
+from sandq.model.errors import NotLeader, SandqError
+from sandq.model.limits import Limits
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.raft import Members
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+from tests.support.simulation.stepped import Stepped, VirtualClock
+
+GROUP = 7
+CREDIT, LEASE_MS, LEASE_AHEAD_MS = 100, 60_000, 50
+MOVED = NotLeader("partition 1 is led by another node now")
+
+
+class Bed(Stepped):
+    """A partition of this node, and what its consumer "c" gets, by subscription."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        super().__init__(random.Random(0), self.clock)
+        self.engine = Engine(
+            MemoryFiles(),
+            MemoryStores(),
+            node_id="n1",
+            now_ms=self.clock.now_ms,
+            publish=self.published.append,
+            limits=Limits(),
+        )
+        settings = parse_settings({}).record()
+        topic = Topic("t", 1, "timer", 1, 1, settings, 0, (Partition(GROUP, ("n1#1",), ("n1#1",)),), settings)
+        self.engine.install([(GROUP, "n1#1", Members(("n1#1",)))])
+        self.host = self.engine.open_partition(topic, 0)
+        self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
+        self.pushed: list[tuple[str, int]] = []
+        self.settle()
+        self.call(c.OpenGroup("g", "earliest"))
+
+    def settle(self) -> None:
+        for _ in range(50):
+            self.drive()
+
+    def call(self, command: Any, *, messages: int = 0) -> None:
+        results: list[Any] = []
+        self.host.submit(command, results.append, messages=messages)
+        self.settle()
+        assert not isinstance(results[0], SandqError), results
+
+    def produce(self, in_ms: int) -> None:
+        columns = {Column.VALUE: [b"x"], Column.DELIVER_MS: [self.clock.ms + in_ms]}
+        self.call(c.Append(encode(columns)), messages=1)
+
+    def subscription(self, name: str) -> Subscription:
+        """Of the same consumer, whatever its name."""
+
+        def push(number: int, partition: int, delivery: Delivery) -> None:
+            self.pushed.append((name, delivery.token))
+
+        return Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
+
+    def come_back(self, name: str) -> Subscription:
+        """As `Broker.subscribe` does it: what was leased to the consumer and it does not know of comes first."""
+        again = self.subscription(name)
+        self.engine.applier.write()
+        replica = self.host.replica
+        assert isinstance(replica, PartitionReplica)
+        for lease in list(replica.held_by("g", "c", {token for _, token in self.pushed})):
+            again.credit -= lease.count
+            self.delivery.push(again, lease)
+        self.delivery.attach(again)
+        return again
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def leave(bed: Bed, subscription: Subscription, *, moved: bool) -> None:
+    if moved:
+        bed.delivery.end_subscriptions(MOVED)
+    else:
+        # The connection is gone (`Broker.detach`).
+        subscription.closed = True
+        bed.delivery.detach(subscription)
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_lease_that_is_granted_meanwhile(bed: Bed, moved: bool) -> None:
+    """It was asked for, and the answer comes when the consumer is back. Whoever lost its connection holds nothing, and
+    said so before the lease was there: it runs out, and is none of the new subscription's."""
+    bed.produce(0)
+    first = bed.subscription("first")
+    bed.delivery.attach(first)  # it asks for a lease at once
+    leave(bed, first, moved=moved)
+    second = bed.come_back("second")
+    bed.settle()
+    assert [name for name, _ in bed.pushed] == (["second"] if moved else [])
+    assert second.credit == (CREDIT - 1 if moved else CREDIT)
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_lease_ahead_of_its_time_comes_once(bed: Bed, moved: bool) -> None:
+    """It is pushed when it is due: to the subscription that there is then, and not for both."""
+    bed.produce(LEASE_AHEAD_MS // 2)
+    first = bed.subscription("first")
+    bed.delivery.attach(first)
+    bed.settle()
+    assert bed.pushed == [] and first.credit == CREDIT - 1, "it is leased, and not due"
+    leave(bed, first, moved=moved)
+    second = bed.come_back("second")
+    bed.clock.ms += LEASE_AHEAD_MS
+    bed.settle()
+    assert [name for name, _ in bed.pushed] == ["second"]
+    assert second.credit == CREDIT - 1
+
+
+def test_nothing_goes_to_who_has_not_come_back(bed: Bed) -> None:
+    bed.produce(LEASE_AHEAD_MS // 2)
+    first = bed.subscription("first")
+    bed.delivery.attach(first)
+    bed.settle()
+    leave(bed, first, moved=True)
+    bed.clock.ms += LEASE_AHEAD_MS
+    bed.settle()
+    assert bed.pushed == []
+
+
+def test_a_lease_that_ended_meanwhile_takes_no_room(bed: Bed) -> None:
+    """A seek came between: nobody hears of the lease, and the credit of the one that is there is what it was."""
+    bed.produce(LEASE_AHEAD_MS // 2)
+    first = bed.subscription("first")
+    bed.delivery.attach(first)
+    bed.settle()
+    leave(bed, first, moved=True)
+    second = bed.subscription("second")
+    bed.delivery.attach(second)
+    bed.settle()
+    bed.call(c.Seek("g", "latest"))
+    bed.clock.ms += LEASE_AHEAD_MS
+    bed.settle()
+    assert bed.pushed == []
+    assert second.credit == CREDIT

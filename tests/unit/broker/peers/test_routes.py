@@ -1,0 +1,69 @@
+"""Who leads what, as nodes tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio.testing
+
+from sandq.broker.peers.routes import Routes
+
+
+def routes() -> tuple[Routes, list[Any]]:
+    told: list[Any] = []
+    return Routes("n1", lambda node, items: told.append((node, items))), told
+
+
+def test_what_this_node_leads_is_told_to_all_and_to_who_comes() -> None:
+    table, told = routes()
+    table.led(7, 3, True)
+    table.led(8, 1, True)
+    table.led(8, 1, False)
+    table.led(9, 1, False)  # it never led it: nothing to tell
+    assert told == [(None, [(7, 3, True)]), (None, [(8, 1, True)]), (None, [(8, 1, False)])]
+    told.clear()
+    table.up("n2")
+    assert told == [("n2", [(7, 3, True)])]
+    assert (table.leader(7), table.leader(8)) == ("n1", None)
+
+
+def test_a_later_term_wins_whatever_comes_first() -> None:
+    table, _ = routes()
+    table.heard("n2", [(7, 5, True)])
+    table.heard("n3", [(7, 4, True)])
+    assert table.leader(7) == "n2"
+    table.heard("n3", [(7, 6, True)])
+    assert table.leader(7) == "n3"
+    table.heard("n2", [(7, 5, False)])
+    assert table.leader(7) == "n3", "who was deposed says so late"
+
+
+def test_a_node_that_goes_leads_nothing() -> None:
+    table, _ = routes()
+    table.heard("n2", [(7, 5, True), (8, 5, True)])
+    table.heard("n3", [(8, 6, True)])
+    table.down("n2")
+    assert (table.leader(7), table.leader(8)) == (None, "n3")
+
+
+def test_garbage_is_dropped() -> None:
+    table, _ = routes()
+    table.heard("n2", [(7, 5), "x", (7, "5", True), (8, 1, True)])
+    assert (table.leader(7), table.leader(8)) == (None, "n2")
+
+
+async def test_who_waits_for_leaders(autojump_clock: trio.testing.MockClock) -> None:
+    table, _ = routes()
+    seen: list[float] = []
+
+    async def wait() -> None:
+        await table.until_led([7, 8])
+        seen.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep(1)
+        table.heard("n2", [(7, 5, True)])
+        await trio.sleep(1)
+        table.led(8, 1, True)
+    assert seen == [trio.current_time()]

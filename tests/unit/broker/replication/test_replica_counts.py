@@ -1,0 +1,51 @@
+"""A replica counts what this node was asked for, and nothing that it only applies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.model.batch import Column, encode
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.partition.metrics import Counted
+from sandq.storage.stores import MemoryStores
+
+T = 1_800_000_000_000
+
+
+def apply(replica: PartitionReplica, index: int, *commands: c.Command, wanted: bool) -> list[Any]:
+    return replica.apply(index, c.Entry(T + index, commands).encode(), wanted)
+
+
+def test_entries_that_nobody_here_waits_for_are_not_counted() -> None:
+    replica = PartitionReplica(MemoryStores(), 1, 0, parse_settings({}).record())
+    batch = encode({Column.VALUE: [b"a", b"b", b"c"]})
+    apply(replica, 1, c.Append(batch), c.OpenGroup("g", "earliest"), wanted=False)
+    assert replica.status().counted == Counted()
+    (stored, (lease,)) = apply(replica, 2, c.Append(batch), c.Lease("g", T + 2, [c.Grant("c", 5, 10_000)]), wanted=True)
+    assert stored[1] == 3
+    assert replica.status().counted == Counted(stored=3, stored_bytes=len(batch), leases=1)
+    assert not lease.returning and not lease.repeated
+    apply(replica, 3, c.Ack([(lease.token, None)]), wanted=False)
+    assert replica.status().counted == Counted(stored=3, stored_bytes=len(batch), leases=1)
+    (group,) = replica.status().groups
+    assert (group.ready, group.leased) == (1, 0), "what is there is told, whoever did it"
+
+
+def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
+    replica = PartitionReplica(MemoryStores(), 1, 0, parse_settings({}).record())
+    apply(replica, 1, c.Append(encode({Column.VALUE: [b"a"]})), c.OpenGroup("g", "earliest"), wanted=True)
+
+    def lease(index: int) -> Any:
+        ((found,),) = apply(replica, index, c.Lease("g", T + index, [c.Grant("c", 1, 10_000)]), wanted=True)
+        return found
+
+    first = lease(2)
+    assert (first.attempt, first.returning) == (1, False)
+    (held,) = replica.held_by("g", "c", set())
+    assert (held.token, held.repeated) == (first.token, True)
+    apply(replica, 3, c.Release("g", "c"), wanted=True)
+    assert replica.status().counted.released == 1
+    second = lease(4)
+    assert (second.attempt, second.returning) == (1, True), "the attempt did not count, and yet it was one"

@@ -1,0 +1,95 @@
+"""What a node counts of its deliveries: every message in its bucket, whatever pieces they come in."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+
+import pytest
+
+from sandq.broker.replication.replica import Delivery
+from sandq.broker.stats import LATENESS, Histogram, NodeStats, TopicStats
+from sandq.model import offsets
+from sandq.partition.log.pieces import Piece
+
+NOW_MS = 1_800_000_000_000
+
+
+def run(due_ms: int, count: int) -> Piece:
+    """Messages of one instant, as a batch has them."""
+    return Piece(offsets.pack(due_ms, 7, 0, 0), None, 0, None, b"x" * 10, count)
+
+
+def column(times_ms: list[int]) -> Piece:
+    """Messages with an instant each."""
+    packed = [offsets.pack(at, 7, place, 0) for place, at in enumerate(times_ms)]
+    return Piece(b"".join(packed), None, 0, None, b"x" * 10, len(times_ms))
+
+
+def delivery(*pieces: Piece, attempt: int = 1, returning: bool = False, repeated: bool = False) -> Delivery:
+    count = sum(piece.count for piece in pieces)
+    return Delivery(1, "c", attempt, 0, count, 0, list(pieces), 0, returning, repeated)
+
+
+def counts(found: Histogram) -> dict[float, int]:
+    return {bound: count for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True) if count}
+
+
+@pytest.fixture
+def node() -> NodeStats:
+    return NodeStats()
+
+
+@pytest.fixture
+def topic(node: NodeStats) -> TopicStats:
+    return TopicStats(node)
+
+
+def test_ten_thousand_messages_of_one_instant_are_one_observation_each(node: NodeStats, topic: TopicStats) -> None:
+    topic.delivered(delivery(run(NOW_MS - 2, 10_000)), NOW_MS / 1000)
+    assert counts(topic.lateness) == {0.0025: 10_000}
+    assert (topic.sent, topic.sent_bytes, topic.redelivered) == (10_000, 10, 0)
+    assert counts(node.attempts) == {1: 10_000}
+    assert node.early == 0
+
+
+def test_lateness_has_a_sign_and_what_is_early_is_counted(node: NodeStats, topic: TopicStats) -> None:
+    for ahead_ms in (2000, 500, 50, 5, 1):
+        topic.delivered(delivery(run(NOW_MS + ahead_ms, 3)), NOW_MS / 1000)
+    topic.delivered(delivery(column([NOW_MS - 1, NOW_MS, NOW_MS + 1, NOW_MS + 1])), NOW_MS / 1000)
+    assert node.early == 17
+    assert counts(topic.lateness) == {-1: 3, -0.1: 3, -0.01: 3, -0.001: 8, 0: 1, 0.001: 1}
+
+
+def test_on_time_is_neither_early_nor_late(node: NodeStats, topic: TopicStats) -> None:
+    topic.delivered(delivery(run(NOW_MS, 1)), NOW_MS / 1000)
+    topic.delivered(delivery(run(NOW_MS, 1)), NOW_MS / 1000 + 0.0004)
+    assert node.early == 0
+    assert counts(topic.lateness) == {0: 1, 0.001: 1}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_message_of_a_column_is_in_its_bucket(node: NodeStats, topic: TopicStats, seed: int) -> None:
+    rng = random.Random(seed)
+    spread_ms = rng.choice((0, 1, 5, 100, 70_000, 10_000_000))
+    times = sorted(NOW_MS - rng.randint(-20, spread_ms) for _ in range(rng.choice((2, 3, 100, 1000))))
+    topic.delivered(delivery(column(times)), NOW_MS / 1000)
+    wanted = [0] * (len(LATENESS) + 1)
+    for at in times:
+        wanted[bisect_left(LATENESS, (NOW_MS - at) / 1000)] += 1
+    assert topic.lateness.counts == wanted
+    assert node.early == sum(at > NOW_MS for at in times)
+
+
+def test_only_the_first_delivery_tells_how_late_it_was(node: NodeStats, topic: TopicStats) -> None:
+    topic.delivered(delivery(run(NOW_MS - 60_000, 4), attempt=2, returning=True), NOW_MS / 1000)
+    topic.delivered(delivery(run(NOW_MS - 60_000, 5), attempt=1, returning=True), NOW_MS / 1000)
+    assert counts(topic.lateness) == {}
+    assert topic.redelivered == 9
+    assert counts(node.attempts) == {1: 5, 2: 4}
+
+
+def test_a_lease_that_is_pushed_again_is_sent_again_and_nothing_else(node: NodeStats, topic: TopicStats) -> None:
+    topic.delivered(delivery(run(NOW_MS - 5, 4), repeated=True), NOW_MS / 1000)
+    assert (topic.sent, topic.redelivered) == (4, 0)
+    assert counts(topic.lateness) == counts(node.attempts) == {}

@@ -1,0 +1,265 @@
+"""Consuming by the batch: no work for single messages, one item for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.client.client import Client
+from sandq.client.consumer.ack_ranges import PLACE, ranges_of
+from sandq.client.consumer.message_batch import MessageBatch
+from sandq.client.consumer.subscription import Subscription
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import ClosedError, InvalidRequest, LeaseLost, Overloaded
+from sandq.protocol.frames import Type, encode_reply
+from sandq.protocol.requests import Ack
+from tests.support.client.fake_server import NOW_MS, FakeServer
+from tests.support.client.helpers import take
+from tests.support.waiting import until_holds
+
+TOKEN = 5 << 16
+
+
+async def take_batches(subscription: Subscription, count: int) -> list[MessageBatch]:
+    found: list[MessageBatch] = []
+    async for batch in subscription.batches():
+        found.append(batch)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_a_batch_is_what_was_pushed(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g") as subscription:
+            subscribed = server.subscription()
+            assert subscribed.credit == 10
+            keys = {Column.KEY: [b"k", None, None]}
+            server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, columns=keys, attempt=2, last=True)
+            server.deliver(subscribed, [b"d", b"e", b"f", b"g"], token=TOKEN + 1, live=[[0, 1], [2, 2]], last=True)
+            first, second = await take_batches(subscription, 2)
+            await until_holds(lambda: subscribed.credit == 10_000 - 6)
+            assert (len(first), first.values, first.keys) == (3, [b"a", b"b", b"c"], [b"k", None, None])
+            assert (first.topic, first.partition, first.attempt) == ("t", 0, 2)
+            assert [message.value for message in first.messages] == first.values
+            assert first.messages[0].key == b"k" and first.lease_token == first.messages[0].lease_token
+            assert (len(second), second.values, second.keys) == (3, [b"d", b"f", b"g"], [None] * 3)
+            assert [message.value for message in second.messages] == second.values
+            assert "of 3" in repr(second)
+            await first.ack()
+            await second.ack()
+            await until_holds(lambda: subscribed.credit == 10_000)
+        assert [ack.items for ack in server.acks] == [[[TOKEN, None]], [[TOKEN + 1, None]]]
+
+    with_client(body)
+
+
+def test_the_ack_of_a_batch_is_one_item(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=30_000) as subscription:
+            subscribed = server.subscription()
+            assert subscribed.credit == 30_000
+            bases = [server.deliver(subscribed, [b"v"] * 1000, token=TOKEN) for _ in range(3)]
+            batches = await take_batches(subscription, 3)
+            for batch in batches[:2]:
+                batch.ack()
+            await batches[1].ack()  # once more, and awaited this time
+            (ack,) = server.acks
+            assert ack.items == [[TOKEN, [[bases[0], 1000], [bases[1], 1000]]]]
+            assert not [message for batch in batches for message in batch._chunk.events]
+            assert await batches[2].extend("1m") > server.clock_ms()
+            await batches[2].nack(delay="5s", error="no")
+            assert server.nacks[0].items == [[TOKEN, [[bases[2], 1000]], 5000, "no"]]
+            await batches[2].nack()
+            batches[2].ack()  # it was settled: nothing is left to do
+            assert len(server.nacks) == 1
+            with pytest.raises(InvalidRequest):
+                batches[2].extend(0)
+        with pytest.raises(ClosedError):
+            batches[2].ack()
+
+    with_client(body)
+
+
+def test_single_messages_of_a_batch_may_be_settled_first(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 10, token=TOKEN)
+            (batch,) = await take_batches(subscription, 1)
+            messages = batch.messages
+            await messages[3].nack()
+            messages[5].ack()
+            await batch.ack()
+            acked: set[bytes] = set().union(
+                *(server.named(what) or set() for ack in server.acks for _, what in ack.items)
+            )
+            assert acked == {*offsets.run(base, 10)} - {offsets.shift(base, 3)}
+            with pytest.raises(InvalidRequest, match="nacked already"):
+                messages[3].ack()
+
+    with_client(body)
+
+
+def test_messages_and_batches_of_one_subscription(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"a", b"b", b"c"], token=TOKEN)
+            (message,) = await take(subscription, 1)
+            (batch,) = await take_batches(subscription, 1)
+            assert (message.value, batch.values) == (b"a", [b"b", b"c"])
+            await batch.ack()
+            assert server.acks[0].items == [[TOKEN, [[offsets.shift(base, 1), 2]]]]
+            await message.ack()
+
+    with_client(body)
+
+
+def test_a_batch_whose_lease_is_lost(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
+            server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
+            first, second = await take_batches(subscription, 2)
+            lost = [[offsets.shift(base, 2), 1]]
+            server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [lost])))
+            with pytest.raises(LeaseLost) as caught:
+                await first.ack()
+            assert caught.value.details["lease"] == first.lease_token
+            with pytest.raises(LeaseLost):
+                await first.ack()
+            server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
+            second.ack()
+        assert "5 acks came too late" in caplog.text
+        assert "1 acks came too late" not in caplog.text  # somebody awaited that one
+
+    with_client(body)
+
+
+def test_batches_that_lapsed_are_not_given(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, lease="100ms", auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"a"] * 5, token=TOKEN, lease_ms=100)
+            (held,) = await take_batches(subscription, 1)
+            server.deliver(subscribed, [b"b"] * 5, token=TOKEN, lease_ms=100)
+            await until_holds(lambda: subscribed.credit == 10)
+            server.deliver(subscribed, [b"c"], token=TOKEN + 1)
+            (batch,) = await take_batches(subscription, 1)
+            assert batch.values == [b"c"]
+            await held.ack()  # the broker has the last word
+            assert len(server.acks) == 1
+
+    with_client(body)
+
+
+def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any) -> None:
+    """A push that was long on its way: another consumer may have had the message since."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"late"] * 5, token=TOKEN, lease_ms=-1000)
+            server.deliver(subscribed, [b"in time"], token=TOKEN + 1)
+            (batch,) = await take_batches(subscription, 1)
+            assert batch.values == [b"in time"]
+            await until_holds(lambda: subscribed.credit == 9)  # what came late takes no place
+
+    with_client(body)
+
+
+def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any) -> None:
+    """It was looked after no more: neither extended nor let go of, and its credit was gone."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, lease="100ms", auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            for value in (b"a", b"b"):
+                server.deliver(subscribed, [value] * 5, token=TOKEN, lease_ms=100)
+                await until_holds(lambda: subscribed.credit == 5)
+                await until_holds(lambda: subscribed.credit == 10)
+            assert subscription is not None
+
+    with_client(body)
+
+
+def test_a_batch_is_acked_again_after_overload_and_a_cut(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 50, token=TOKEN, live=[[0, 20], [30, 20]])
+            (batch,) = await take_batches(subscription, 1)
+            server.script[Type.ACK] += [Overloaded("later"), lambda to, frame: to.cut()]
+            await batch.ack()
+            (ack,) = server.acks
+            assert server.named(ack.items[0][1]) == {*offsets.run(base, 20), *offsets.run(offsets.shift(base, 30), 20)}
+
+    with_client(body)
+
+
+def test_several_tasks_share_the_batches(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        seen: list[bytes] = []
+
+        async def worker(subscription: Subscription) -> None:
+            with pytest.raises(ClosedError):
+                async for batch in subscription.batches():
+                    seen.extend(batch.values)
+                    batch.ack()
+
+        async with anyio.create_task_group() as tasks, client.subscribe("t", group="g", credit=100) as subscription:
+            for _ in range(3):
+                tasks.start_soon(worker, subscription)
+            for number in range(9):
+                server.deliver(server.subscription(), [b"%d" % number] * 3, token=TOKEN + number)
+            await until_holds(lambda: len(seen) == 27)
+        assert sorted(seen) == sorted(b"%d" % number for number in range(9) for _ in range(3))
+
+    with_client(body)
+
+
+BASE = int.from_bytes(offsets.pack(NOW_MS, 9, 1000, 3), "big")
+
+
+@given(
+    places=st.sets(st.integers(0, 3000), min_size=1, max_size=400),
+    later=st.sets(st.integers(0, 200_000), max_size=20),
+)
+def test_ranges_name_what_they_are_made_of(places: set[int], later: set[int]) -> None:
+    numbers = {BASE + place * PLACE for place in places} | {BASE + (1 << 80) + place * PLACE for place in later}
+    rows = ranges_of((number, 1) for number in sorted(numbers, reverse=True))
+    named = FakeServer.named(rows)
+    assert named == {number.to_bytes(16, "big") for number in numbers}
+    Ack.parse([9, 1, 7, 3, [[TOKEN, rows]]])  # as the broker takes it
+
+
+def test_ranges_are_as_short_as_may_be() -> None:
+    every_other = [(BASE + place * PLACE, 1) for place in range(0, 1000, 2)]
+    ((_, bitmap),) = ranges_of(every_other)
+    assert isinstance(bitmap, bytes) and len(bitmap) == 125
+    far_apart = [(BASE + place * PLACE, 1) for place in range(0, 60_000, 5000)]
+    assert [extent for _, extent in ranges_of(far_apart)] == [1] * 12
+    assert [extent for _, extent in ranges_of([(BASE, 5), (BASE + 5 * PLACE, 7)])] == [12]
+    # Two dense stretches that lie far apart are two bitmaps.
+    other = [(number + 50_000 * PLACE, count) for number, count in every_other]
+    assert [len(extent) for _, extent in ranges_of(every_other + other)] == [125, 125]
+    # Messages that were moved lie at instants of their own.
+    moved = [(BASE + (place << 80), 1) for place in range(5)]
+    assert len(ranges_of(moved)) == 5
+
+
+def test_scattered_acks_of_offsets_that_are_no_run_are_a_bitmap(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            column = [offsets.pack(NOW_MS, 9, place * 2, 0) for place in range(64)]
+            server.deliver(server.subscription(), [b"v"] * 64, token=TOKEN, column=b"".join(column))
+            for message in (await take(subscription, 64))[::-2]:
+                message.ack()
+            await until_holds(lambda: server.acks)
+            ((_, what),) = server.acks[0].items
+            assert len(what) == 1 and server.named(what) == {*column[1::2]}
+
+    with_client(body)

@@ -1,0 +1,177 @@
+"""Holding messages: credit, extending, nacks, leases that are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from sandq.client.client import Client
+from sandq.client.consumer.message import Message
+from sandq.model import offsets
+from sandq.model.errors import (
+    InvalidRequest,
+    LeaseLost,
+)
+from sandq.protocol.frames import Type, encode_reply
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import take
+from tests.support.waiting import until_holds
+
+TOKEN = 5 << 16
+
+
+def test_confirmed_acks_and_lost_leases(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 4, token=TOKEN)
+            first, second, third, fourth = await take(subscription, 4)
+            await first.ack()
+            await first.ack()
+            assert len(server.acks) == 1
+
+            lost = [[offsets.shift(base, 2), 1]]
+            server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [lost])))
+            results: list[str] = []
+
+            async def confirm(message: Message) -> None:
+                try:
+                    await message.ack()
+                    results.append("ok")
+                except LeaseLost as error:
+                    assert error.details["lease"] == message.lease_token
+                    results.append("lost")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(confirm, second)
+                tasks.start_soon(confirm, third)
+            assert sorted(results) == ["lost", "ok"]
+            with pytest.raises(LeaseLost):
+                await third.ack()
+
+            server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
+            fourth.ack()
+        assert "1 acks came too late" in caplog.text
+
+    with_client(body)
+
+
+def test_a_lost_lease_drops_what_was_not_yielded(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=4) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN)
+            (first,) = await take(subscription, 1)
+            server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
+            with pytest.raises(LeaseLost):
+                await first.ack()
+            server.deliver(subscribed, [b"b"], token=TOKEN + 1)
+            (again,) = await take(subscription, 1)
+            assert (again.value, again.lease_token[-6:]) == (b"b", str(TOKEN + 1))
+
+    with_client(body)
+
+
+def test_nack_and_extend(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
+            messages = await take(subscription, 5)
+            messages[0].nack()
+            messages[1].nack()
+            await messages[2].nack(delay="5s", error=ValueError("no good"))
+            assert server.nacks[0].items == [
+                [TOKEN, [[base, 2]], None, None],
+                [TOKEN, [[offsets.shift(base, 2), 1]], 5000, "ValueError: no good"],
+            ]
+            with pytest.raises(InvalidRequest, match="nacked already"):
+                messages[0].ack()
+            messages[3].ack()
+            with pytest.raises(InvalidRequest, match="acked already"):
+                messages[3].nack()
+
+            assert await messages[4].extend("1m") - server.clock_ms() in range(55_000, 60_001)
+            assert server.extends[-1].items == [[TOKEN, 60_000]]
+            server.script[Type.EXTEND].append(lambda to, frame: to.send(encode_reply(frame[1], [None])))
+            with pytest.raises(LeaseLost):
+                await messages[4].extend("1m")
+            with pytest.raises(LeaseLost):
+                await messages[4].ack()
+            with pytest.raises(InvalidRequest):
+                messages[4].extend(0)
+
+    with_client(body)
+
+
+def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.auto = True
+        async with client.producer("t") as producer:
+            await producer.send_many([b"%d" % number for number in range(25)])
+        seen = 0
+        async with client.subscribe("t", group="g") as subscription:
+            assert server.subscription().request.credit == 10
+            async for message in subscription:
+                seen += 1
+                assert sum(row.state == "leased" for row in server.stored["t", 0]) <= 10
+                await message.ack()
+                if seen == 25:
+                    break
+
+    with_client(body)
+
+
+def test_credit_comes_back_with_the_ack(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=5) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"v"] * 5, token=TOKEN)
+            messages = await take(subscription, 5)
+            assert subscribed.credit == 0
+            await messages[0].ack()
+            await messages[1].nack()
+            await until_holds(lambda: subscribed.credit == 2)
+            for message in messages[2:]:
+                message.ack()
+            await until_holds(lambda: subscribed.credit == 5)
+            kinds = [frame[0] for frame in server.frames if frame[0] in (Type.ACK, Type.NACK, Type.CREDIT)]
+            assert kinds[0] == Type.ACK and kinds.count(Type.CREDIT) <= 3
+
+    with_client(body)
+
+
+def test_leases_are_extended_while_messages_are_held(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", lease="300ms") as subscription:
+            server.deliver(server.subscription(), [b"a", b"b"], token=TOKEN, lease_ms=300)
+            server.deliver(server.subscription(), [b"c"], token=TOKEN + 1, lease_ms=300)
+            first, second, third = await take(subscription, 3)
+            await third.ack()
+            await first.ack()
+            for seen in (1, 2):
+                await until_holds(lambda seen=seen: len(server.extends) >= seen)
+            assert {tuple(item) for extend in server.extends for item in extend.items} == {(TOKEN, 300)}
+            await second.ack()
+            assert not any(desk.leases for desk in subscription._desks.values())  # nothing is left to be extended
+
+    with_client(body)
+
+
+def test_without_auto_extend_a_lease_lapses(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=3, lease="100ms", auto_extend=False) as subscription:
+            subscribed = server.subscription()
+            server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, lease_ms=100)
+            (first,) = await take(subscription, 1)
+            await until_holds(lambda: subscribed.credit == 3)  # the held one, and those not yielded yet
+            assert not server.extends
+            server.deliver(subscribed, [b"b"], token=TOKEN + 1)
+            (second,) = await take(subscription, 1)
+            assert second.value == b"b"
+            await first.ack()  # the broker has the last word
+            await second.ack()
+            await until_holds(lambda: subscribed.credit == 3)
+
+    with_client(body)
+    assert "ended before they were settled" in caplog.text

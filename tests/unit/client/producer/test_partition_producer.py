@@ -1,0 +1,310 @@
+"""A producer's lane when things go wrong, against a real partition: who is sent again, under which number, and what is
+said of it. `tests/property/test_idempotent_producer.py` walks through all of this at random."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sandq.client.options import Options
+from sandq.client.producer import partition_producer
+from sandq.model.errors import ConnectionLost, InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
+from sandq.model.limits import FIXED
+from sandq.model.sequence import number_of
+from sandq.partition.dedup import producers
+from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
+
+GONE_S = 10.0
+"""The delivery timeout of the bed."""
+
+
+@pytest.fixture
+def bed() -> LaneBed:
+    return LaneBed()
+
+
+def heal(bed: LaneBed) -> list[int]:
+    """Let all be well again, and see that every receipt is true. The batches that are stored."""
+    bed.heal()
+    bed.check()
+    return list(bed.stored())
+
+
+@pytest.mark.parametrize("fate", [LOSE_LEADER, LOSE_ENTRY])
+def test_a_lost_answer(bed: LaneBed, fate: str) -> None:
+    one, two = bed.send(), bed.send()
+    bed.read(fate, STORE)
+    bed.answer(2)
+    assert heal(bed) == [0, 1]
+    assert one.offsets and two.offsets
+    first = (1, 1, False) if fate == LOSE_LEADER else (1, 2, False)
+    assert bed.numbers[0] == first and (1, 1, True) in bed.numbers, "under the same number, and marked as sent before"
+
+
+@pytest.mark.parametrize("read", [0, 1, 2, 3])
+def test_a_lost_connection(bed: LaneBed, read: int) -> None:
+    batches = [bed.send() for _ in range(3)]
+    bed.read(*[STORE] * read)
+    bed.cut()
+    assert heal(bed) == [0, 1, 2]
+    assert all(batch.offsets for batch in batches)
+    assert {(epoch, number) for epoch, number, _ in bed.numbers} == {(1, 1), (1, 2), (1, 3)}
+
+
+@pytest.mark.parametrize("error", [Overloaded("full"), NotLeader("moved")])
+def test_what_came_behind_one_that_was_refused_for_now(bed: LaneBed, error: Overloaded) -> None:
+    for _ in range(3):
+        bed.send()
+    bed.read(error, STORE, STORE)
+    bed.answer(3)
+    assert heal(bed) == [0, 1, 2]
+    refused, stored = bed.numbers[:2], bed.numbers[2:]
+    assert refused == [(1, 2, False), (1, 3, False)], "out of sequence"
+    assert stored == [(1, 1, False), (1, 2, False), (1, 3, False)], "in order, and not marked: nothing was lost"
+
+
+def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
+    assert Options().in_flight_batches <= FIXED.producer_answers
+    for _ in range(8):
+        bed.send()
+    assert len(bed.wire.requests) == 5
+    bed.read(*[STORE] * 5)
+    bed.wire.answers.rotate(-1)  # of later ones first: what is oldest must stay among those the broker remembers
+    bed.answer(4)
+    assert len(bed.wire.requests) == 0
+    bed.answer()
+    assert len(bed.wire.requests) == 3
+    assert heal(bed) == [*range(8)]
+
+
+# -- what is said of one whose time is over ---------------------------------------------------------------------------
+
+
+def test_no_answer_at_all_leaves_the_outcome_unknown(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.look(GONE_S)
+    assert isinstance(batch.error, TimedOut)
+    assert re.search("not confirmed in 10 s; the outcome is unknown: .*; last: no answer", batch.error.message)
+
+
+def test_one_that_was_refused_last_is_not_stored(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.read(Overloaded("full"))
+    bed.answer()
+    bed.look(GONE_S)
+    assert isinstance(batch.error, Overloaded)
+    assert re.search("not stored in 10 s .*last: full", batch.error.message)
+
+
+def test_one_that_was_refused_and_sent_again_may_be_stored(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.read(Overloaded("full"))
+    bed.answer()
+    bed.look(1)
+    assert len(bed.wire.requests) == 1
+    bed.look(GONE_S)
+    assert isinstance(batch.error, TimedOut)
+    assert re.search("outcome is unknown: .*last: full", batch.error.message)
+
+
+def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.cut(connect=False)
+    bed.look(GONE_S)
+    assert isinstance(batch.error, ConnectionLost)
+    assert "outcome is unknown" in batch.error.message
+
+
+# -- one is given up --------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_given_up_keeps_its_place_before_others(bed: LaneBed) -> None:
+    """The leader hangs, then goes: the first one's time is over, the second one's is not."""
+    one = bed.send()
+    bed.look(6)
+    two = bed.send()
+    bed.look(4)
+    assert one.error and one.unknown and not two.done
+    bed.read(LOSE_ENTRY, LOSE_ENTRY)
+    bed.answer(2)
+    assert heal(bed) == [0, 1], "it may be stored, it was said"
+    assert two.offsets
+    assert isinstance(one.error, TimedOut) and "may have been stored" in one.error.message
+
+
+def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
+    one, two = bed.send(), bed.send()
+    bed.look(GONE_S)
+    assert one.error and two.error and bed.lane.idle
+    three = bed.send()
+    bed.cut()
+    assert [produce.epoch for _, produce in bed.wire.requests] == [2]
+    assert heal(bed) in ([2], [0, 1, 2])
+    assert three.offsets
+
+
+def test_what_follows_one_that_was_given_up_survives_a_lost_connection(bed: LaneBed) -> None:
+    bed.send()
+    bed.look(GONE_S)
+    bed.wire.requests.clear()
+    bed.send()
+    bed.wire.requests.clear()
+    bed.cut()
+    assert heal(bed) == [1]
+    assert bed.sent[1].offsets
+
+
+def test_a_copy_of_one_that_was_given_up_is_not_stored_behind_what_came_since(bed: LaneBed) -> None:
+    bed.send()
+    bed.cut()
+    bed.wire.requests.clear()
+    bed.look(GONE_S)
+    bed.send()
+    bed.read(STORE)
+    bed.answer()
+    (old,) = bed.old
+    assert len(old.requests) == 1
+    assert heal(bed) == [1]
+
+
+def test_one_that_never_left_is_given_up_without_a_gap(bed: LaneBed) -> None:
+    bed.cut(connect=False)
+    one = bed.send()
+    bed.look(6)
+    two = bed.send()
+    bed.look(4)
+    assert one.error and not one.unknown
+    bed.connect()
+    assert heal(bed) == [1]
+    assert two.offsets and bed.numbers == [(1, 1, False)]
+
+
+def test_one_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None:
+    one = bed.send()
+    bed.look(6)
+    two, three = bed.send(), bed.send()
+    bed.read(Overloaded("full"), STORE, STORE)
+    bed.answer(3)
+    bed.look(4)
+    assert one.error and not one.unknown
+    assert heal(bed) == [1, 2]
+    assert two.offsets and three.offsets
+    assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
+
+
+# -- one fails for good -----------------------------------------------------------------------------------------------
+
+
+def test_what_flew_behind_one_that_failed_is_sent_in_a_new_epoch(bed: LaneBed) -> None:
+    """Also what has no answer: it cannot have been stored."""
+    one, two, three = bed.send(), bed.send(), bed.send()
+    bed.read(InvalidRequest("no"), STORE, STORE)
+    bed.answer(2)
+    bed.cut()
+    assert heal(bed) == [1, 2]
+    assert isinstance(one.error, InvalidRequest) and two.offsets and three.offsets
+    assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
+
+
+def test_what_is_sent_after_one_that_failed_survives_a_lost_connection(bed: LaneBed) -> None:
+    bed.send()
+    bed.read(InvalidRequest("no"))
+    bed.answer()
+    two = bed.send()
+    bed.cut()
+    assert heal(bed) == [1]
+    assert two.offsets
+
+
+def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: LaneBed) -> None:
+    bed.send()
+    two = bed.send()
+    bed.look(6)
+    three = bed.send()
+    bed.read(InvalidRequest("no"))
+    bed.answer()
+    bed.look(4)
+    assert two.error and two.unknown and not three.done
+    bed.cut()
+    assert heal(bed) == [2]
+
+
+def test_a_new_epoch_waits_for_what_flies(bed: LaneBed) -> None:
+    """Otherwise it would fence what is to be asked for once more."""
+    one, two = bed.send(), bed.send()
+    bed.read(STORE, STORE)
+    bed.cut()
+    bed.read(StorageFailed("full"))
+    bed.answer()
+    three = bed.send()
+    assert len(bed.wire.requests) == 1, "the second one's"
+    bed.cut()
+    assert heal(bed) == [0, 1, 2]
+    assert isinstance(one.error, StorageFailed) and one.unknown
+    assert two.offsets and three.offsets
+
+
+# -- the broker forgets -----------------------------------------------------------------------------------------------
+
+
+def test_a_forgotten_producer_goes_on_in_a_new_epoch(bed: LaneBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS", 1)
+    bed.send()
+    bed.read(STORE)
+    bed.answer()
+    bed.others(1)
+    two, three = bed.send(), bed.send()
+    assert heal(bed) == [0, 1, 2]
+    assert two.offsets and three.offsets
+    assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nobody_knows_what_became_of_a_forgotten_producers_last_batch(
+    bed: LaneBed, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS", 1)
+    for _ in range(number - 1):
+        bed.send()
+        bed.read(STORE)
+        bed.answer()
+    last = bed.send()
+    bed.read(LOSE_LEADER)
+    bed.others(1)
+    bed.answer()
+    following = bed.send()
+    assert heal(bed) == [*range(number + 1)]
+    assert isinstance(last.error, TimedOut) and "the outcome is unknown" in last.error.message
+    assert following.offsets
+
+
+def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_counts_on(
+    bed: LaneBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert partition_producer.RETRY_S == producers.PRODUCER_RETRY_MS / 1000
+    monkeypatch.setattr(partition_producer, "RETRY_S", 2.0)
+    one, two = bed.send(), bed.send()
+    bed.read(Overloaded("full"))
+    bed.answer()
+    bed.look(2)
+    assert not one.done and not two.done, "they fly, or were refused"
+    bed.cut(connect=False)
+    bed.node.wire = Wire()
+    bed.lane.pump(bed.now + 0.05)
+    assert two.error and two.unknown
+    assert not one.done and not one.unknown
+    assert [produce.sequence for _, produce in bed.wire.requests] == [1]
+
+
+def test_nor_for_the_sake_of_those_behind_it(bed: LaneBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_producer, "RETRY_S", 2.0)
+    bed.send()
+    bed.look(1.5)
+    bed.send()
+    bed.cut(connect=False)
+    bed.look(1.0)
+    one, two = bed.sent
+    assert one.error and not two.done
+    bed.connect()
+    assert [number_of(produce.sequence) for _, produce in bed.wire.requests] == [2]

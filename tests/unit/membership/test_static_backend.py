@@ -1,0 +1,51 @@
+"""The backend `static`: it believes what it was told. (tests/interop has what all backends promise.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.membership.static_backend import StaticMembership
+from sandq.model.config_types import Address
+from sandq.model.errors import InvalidRequest, InvalidSetting, TooLarge
+from sandq.model.membership import Member, State
+
+OWN, OTHER = Address("10.0.0.1", 9900), Address("node2.site", 9900)
+
+
+def membership(**options: Any) -> StaticMembership:
+    now_ms = iter((1000, 2000, 3000)).__next__
+    return StaticMembership("node1", OWN, {"node2": OTHER}, {"id": "node1"}, now_ms, **options)
+
+
+async def test_everybody_named_is_alive_since_the_start() -> None:
+    static = membership(peer_tags={"node2": {"zone": "b"}})
+    assert static.name == "node1"
+    assert static.members() == {
+        "node1": Member("node1", OWN, {"id": "node1"}, State.ALIVE, 1000),
+        "node2": Member("node2", OTHER, {"zone": "b"}, State.ALIVE, 1000),
+    }
+    assert membership().members()["node2"].tags == {}
+
+
+async def test_what_this_node_says_of_itself() -> None:
+    static = membership()
+    await static.set_tags({"id": "node1", "zone": "a"})
+    with pytest.raises(TooLarge):
+        await static.set_tags({"zone": "a" * 600})
+    expected = Member("node1", OWN, {"id": "node1", "zone": "a"}, State.LEFT, 2000)
+    for _ in range(2):
+        await static.leave()
+        assert static.members()["node1"] == expected
+
+
+async def test_there_is_nothing_to_join() -> None:
+    with pytest.raises(InvalidRequest, match=r"name 10\.0\.0\.9:1 in the configuration"):
+        await membership().join([Address("10.0.0.9", 1)])
+
+
+@pytest.mark.parametrize(("peers", "peer_tags"), [({"node1": OTHER}, {}), ({"node2": OTHER}, {"node3": {"zone": "a"}})])
+def test_what_contradicts_itself_is_refused(peers: dict[str, Address], peer_tags: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(InvalidSetting):
+        StaticMembership("node1", OWN, peers, {}, lambda: 0, peer_tags=peer_tags)

@@ -1,0 +1,202 @@
+"""What a watcher is given of a compacted topic's log, and when it is told that it came too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column
+from sandq.model.errors import HistoryGone
+from sandq.partition.kv import changes as module
+from sandq.partition.kv.changes import Changes, Watch, changes
+from sandq.partition.log.pieces import Piece
+from tests.support.partition.bench import ALL
+from tests.support.partition.key_bench import KeyBench
+
+HOUR = 3_600_000
+Seen = tuple[str, str | None]
+
+
+def look(
+    bench: KeyBench,
+    after: bytes | None = offsets.FIRST,
+    *,
+    mark: bytes | None = None,
+    every: bool = True,
+    start: str = "",
+    stop: str | None = None,
+    limit: int = ALL,
+) -> Changes:
+    watch = Watch(after, mark, every, start.encode(), None if stop is None else stop.encode())
+    return changes(bench.machine, watch, limit, ALL, bench.view)
+
+
+def seen(found: Changes) -> list[Seen]:
+    """Keys and values, as a client reads them."""
+    return [(key, value) for piece in found.pieces for _, key, value in messages(piece)]
+
+
+def messages(piece: Piece) -> list[tuple[bytes, str, str | None]]:
+    batch = Batch.parse(piece.batch)
+    keys, values = batch.bytes_column(Column.KEY) or [], batch.values()
+    live = range(batch.count) if piece.live is None else [p for at, n in piece.live for p in range(at, at + n)]
+    found = []
+    for at in live:
+        is_run, start = len(piece.offsets) == 16, 16 * at
+        offset = offsets.shift(piece.offsets, at) if is_run else piece.offsets[start : start + 16]
+        value = values[at]
+        found.append((offset, (keys[at] or b"").decode(), None if value is None else value.decode()))
+    assert len(found) == piece.count
+    return found
+
+
+def test_every_change_in_its_order() -> None:
+    bench = KeyBench()
+    bench.write(("a", "1"), ("b", "1"))
+    now = look(bench, None)
+    assert seen(now) == [] and not now.is_behind
+    bench.set("a", "2", at=5)
+    bench.set("b", None, at=5)
+    assert seen(look(bench)) == [("a", "1"), ("b", "1"), ("a", "2"), ("b", None)]
+    later = look(bench, now.through)
+    assert seen(later) == [("a", "2"), ("b", None)]
+    assert seen(look(bench, later.through)) == []
+    bench.set("c", "1", at=5)
+    assert seen(look(bench, later.through)) == [("c", "1")], "also in the millisecond in which it was looked"
+
+
+def test_behind_a_version() -> None:
+    bench = KeyBench()
+    base, _ = bench.write(("a", "1"), ("b", "1"), ("c", "1"))
+    assert seen(look(bench, offsets.shift(base, 1))) == [("c", "1")]
+    assert seen(look(bench, offsets.shift(base, 2))) == []
+
+
+def test_a_range_of_keys() -> None:
+    bench = KeyBench()
+    base, _ = bench.write(("a", "1"), ("b1", "1"), ("c", "1"), ("b2", None), headers=[None, b"\x80", None, None])
+    bench.set("a", "2")
+    bench.set("b1", "2")
+    found = look(bench, start="b", stop="c")
+    assert seen(found) == [("b1", "1"), ("b2", None), ("b1", "2")]
+    (first, _, _), (second, _, _) = messages(found.pieces[0])
+    assert (first, second) == (offsets.shift(base, 1), offsets.shift(base, 3)), "each with its own version"
+    assert Batch.parse(found.pieces[0].batch).bytes_column(Column.HEADERS) == [b"\x80", None]
+    nothing = look(bench, start="x")
+    assert seen(nothing) == [] and nothing.through >= found.through, "it was looked at all the same"
+
+
+def test_only_what_is_the_last_of_its_key() -> None:
+    bench = KeyBench()
+    bench.write(("a", "1"), ("a", "2"), ("b", "1"))
+    bench.set("c", "1")
+    bench.set("c", None)
+    bench.set("b", "2")
+    assert seen(look(bench, every=False)) == [("a", "2"), ("c", None), ("b", "2")]
+
+
+def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = KeyBench()
+    for n in range(7):
+        bench.set(f"k{n}", str(n))
+    found: list[Seen] = []
+    part = look(bench, limit=3)
+    while True:
+        found += seen(part)
+        assert len(seen(part)) <= 3
+        if not part.is_behind:
+            break
+        part = look(bench, part.through, limit=3)
+    assert found == [(f"k{n}", str(n)) for n in range(7)]
+    monkeypatch.setattr(module, "LOOKED_AT", 2)
+    part = look(bench, start="k6")
+    assert seen(part) == [] and part.is_behind, "what is looked at is bounded, too"
+
+
+def compacted(bench: KeyBench, at: int) -> None:
+    """Let passes go through all there is by then."""
+    for later in range(0, 40_000, 1000):
+        bench.upkeep(at=at + later)
+
+
+def test_who_comes_too_late_is_told() -> None:
+    bench = KeyBench()
+    first = bench.set("a", "1")
+    last = bench.set("a", "2", at=1)
+    bench.set("b", "1", at=2)
+    compacted(bench, HOUR)
+    assert [key for _, key, _ in bench.log()] == ["a", "b"]
+    found = look(bench)
+    assert seen(found) == [("a", "2"), ("b", "1")], "who begins at the beginning misses nothing that it could want"
+    assert seen(look(bench, first)) == [("a", "2"), ("b", "1")], "behind that nothing is gone"
+    before = offsets.pack(offsets.deliver_ms(first) - 1, 0, 0, 0)
+    with pytest.raises(HistoryGone, match="they were compacted"):
+        look(bench, before)
+    assert seen(look(bench, before, every=False)) == [("a", "2"), ("b", "1")]
+    assert seen(look(bench, before, mark=found.mark)) == [("a", "2"), ("b", "1")], "it was gone before, too"
+    bench.set("a", "3", at=2 * HOUR)
+    compacted(bench, 3 * HOUR)
+    with pytest.raises(HistoryGone):
+        look(bench, first, mark=found.mark)
+    assert seen(look(bench, last)) == [("b", "1"), ("a", "3")]
+
+
+def test_deletions_that_were_forgotten_are_missed_by_who_knew_the_value() -> None:
+    bench = KeyBench()
+    first = bench.set("a", "1")
+    bench.set("a", None, at=1)
+    bench.set("b", "1", at=2)
+    compacted(bench, HOUR)
+    assert seen(look(bench, first, every=False)) == [("a", None), ("b", "1")], "it is kept for a day"
+    began = look(bench, every=False)
+    compacted(bench, 30 * HOUR)
+    with pytest.raises(HistoryGone):
+        look(bench, first, every=False)
+    with pytest.raises(HistoryGone):
+        look(bench, first, mark=began.mark, every=False)
+    assert seen(look(bench, every=False)) == [("b", "1")]
+
+
+def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
+    bench = KeyBench()
+    bench.set("a", "1")
+    bench.set("a", "2", at=1)
+    compacted(bench, HOUR)
+    mark = look(bench).mark
+    assert mark > offsets.FIRST
+    bench.restart()
+    assert look(bench).mark == mark
+    assert bench.get("a", at=HOUR) == "2"
+
+
+def test_what_goes_below_where_something_went_before_is_told_too() -> None:
+    bench = KeyBench()
+    bench.set("early", "1")
+    bench.set("a", "1", at=1)
+    bench.set("a", "2", at=2)
+    compacted(bench, HOUR)
+    began = look(bench, limit=1)
+    assert seen(began) == [("early", "1")] or began.is_behind
+    first = look(bench, limit=1)
+    bench.set("early", "2", at=2 * HOUR)
+    bench.set("early", "3", at=2 * HOUR + 1)
+    compacted(bench, 3 * HOUR)
+    assert look(bench).mark > first.mark, "early=1 stood below a=1, which went before"
+    before = offsets.pack(offsets.deliver_ms(first.through) - 1, 0, 0, 0)
+    with pytest.raises(HistoryGone):
+        look(bench, before, mark=first.mark)
+
+
+def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> None:
+    bench = KeyBench()
+    version = bench.set("a", "1")
+    for n in range(5):
+        bench.set("b", str(n), at=1 + n)
+    compacted(bench, HOUR)
+    with pytest.raises(HistoryGone):
+        look(bench, version)
+    for every in (True, False):
+        assert seen(look(bench, version, start="a", stop="a\0", every=every)) == []
+    bench.set("a", "2", at=2 * HOUR)
+    bench.set("b", "6", at=2 * HOUR)
+    assert seen(look(bench, version, start="a", stop="a\0", every=False)) == [("a", "2")]

@@ -1,0 +1,328 @@
+"""Named holds: what stands above one is not trimmed, on whatever account, as long as the hold lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict, InvalidName, InvalidRequest
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.log.holds import HOLDS_MOST, LEAST_TTL_MS, MOST_TTL_MS
+from tests.support.partition.bench import FOREVER_MS, Bench, T
+from tests.support.partition.key_bench import KeyBench
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+
+
+def hold(bench: Bench, offset: bytes | None, *, at: int = 0, ttl: int = HOUR, name: str = "spark") -> Any:
+    return bench.apply(at, c.Hold(name, offset, ttl))[0]
+
+
+def look_after(bench: Bench, start: int, stop: int) -> None:
+    """Propose an upkeep whenever one is due, as a leader does."""
+    at = start
+    for _ in range(10_000):
+        due_ms = bench.status().upkeep_ms
+        if due_ms is None or due_ms > T + stop:
+            return
+        at = max(at, due_ms - T)
+        bench.upkeep(at=at)
+    raise AssertionError("upkeep is due for ever")
+
+
+def appended(bench: Bench, *values: str, at: int = 0) -> list[bytes]:
+    """A row each; their offsets."""
+    return [bench.append(value, at=at)[0] for value in values]
+
+
+def acked(bench: Bench, *values: str, at: int = 0) -> list[bytes]:
+    """The same, and a group is done with them."""
+    bench.open()
+    found = appended(bench, *values, at=at)
+    for lease in bench.lease(at=at):
+        bench.ack(lease.token, at=at)
+    return found
+
+
+def held(bench: Bench) -> list[bytes]:
+    """What is in the log, as somebody reads it who goes on where it stopped."""
+    return [key[1:] for key, _ in bench.rows(rows.LOG)]
+
+
+class TestLife:
+    def test_what_stands_above_it_stays_and_what_stands_below_goes(self) -> None:
+        bench = Bench()
+        _, second, third, fourth = acked(bench, "a", "b", "c", "d")
+        assert hold(bench, second) == offsets.FIRST, "nothing is trimmed yet"
+        look_after(bench, 0, MINUTE)
+        assert held(bench) == [third, fourth]
+        assert bench.status().trimmed == second
+
+    def test_it_is_over_at_its_time(self) -> None:
+        bench = Bench()
+        (only,) = acked(bench, "a")
+        hold(bench, offsets.FIRST, ttl=HOUR)
+        look_after(bench, 0, HOUR - 1)
+        assert held(bench) == [only] and bench.status().upkeep_ms == T + HOUR
+        look_after(bench, HOUR - 1, HOUR)
+        assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
+        assert (bench.status().upkeep_ms or FOREVER_MS) > T + 100 * HOUR, "nothing more is to be done"
+
+    def test_renewed_it_lives_on_and_what_was_read_goes(self) -> None:
+        bench = Bench()
+        first, second, third = acked(bench, "a", "b", "c")
+        hold(bench, first, ttl=HOUR)
+        look_after(bench, 0, MINUTE)
+        assert held(bench) == [second, third]
+        assert hold(bench, second, at=HOUR // 2, ttl=HOUR) == first, "up to there it is trimmed"
+        look_after(bench, HOUR // 2, HOUR + 1)
+        assert held(bench) == [third]
+        look_after(bench, HOUR, HOUR + HOUR // 2)
+        assert held(bench) == []
+
+    def test_released_it_keeps_nothing(self) -> None:
+        bench = Bench()
+        acked(bench, "a")
+        hold(bench, offsets.FIRST)
+        look_after(bench, 0, MINUTE)
+        hold(bench, None, at=MINUTE)
+        look_after(bench, MINUTE, MINUTE)
+        assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
+
+    def test_released_again_it_is_released(self) -> None:
+        bench = Bench()
+        (only,) = acked(bench, "a")
+        look_after(bench, 0, 0)
+        assert hold(bench, None) == only
+        assert hold(bench, None) == only
+
+    def test_it_may_go_back_to_what_is_still_there(self) -> None:
+        bench = Bench()
+        first, second, third = acked(bench, "a", "b", "c")
+        hold(bench, first)
+        look_after(bench, 0, MINUTE)
+        assert hold(bench, offsets.FIRST, at=MINUTE) == first, "who asks sees that it lost what is trimmed"
+        look_after(bench, MINUTE, 2 * MINUTE)
+        assert held(bench) == [second, third]
+        hold(bench, third, at=2 * MINUTE)
+        look_after(bench, 2 * MINUTE, 3 * MINUTE)
+        assert held(bench) == []
+
+    def test_the_lowest_of_several_counts(self) -> None:
+        bench = Bench()
+        first, second, third = acked(bench, "a", "b", "c")
+        hold(bench, second, name="fast")
+        hold(bench, first, name="slow", ttl=MINUTE)
+        look_after(bench, 0, MINUTE - 1)
+        assert held(bench) == [second, third]
+        look_after(bench, MINUTE, MINUTE)
+        assert held(bench) == [third]
+        assert [one.name for one in bench.status().holds] == ["fast"]
+
+    def test_time_is_that_of_the_entry_and_never_goes_back(self) -> None:
+        bench = Bench()
+        bench.apply(MINUTE, c.Clock())
+        hold(bench, offsets.FIRST, at=0, ttl=HOUR)
+        assert bench.status().holds == (("spark", offsets.FIRST, T + MINUTE + HOUR),)
+
+    def test_a_restart_changes_nothing(self) -> None:
+        bench = Bench()
+        first, second = acked(bench, "a", "b")
+        hold(bench, first, ttl=HOUR)
+        hold(bench, second, name="other", ttl=2 * HOUR)
+        before = bench.status().holds
+        assert len(before) == 2
+        bench.restart()
+        assert bench.status().holds == before and bench.status().upkeep_ms == T
+        look_after(bench, 0, HOUR - 1)
+        assert held(bench) == [second]
+        bench.restart()
+        look_after(bench, HOUR, HOUR)
+        assert held(bench) == [] and len(bench.status().holds) == 1
+
+    def test_an_idle_partition_with_a_hold_asks_for_nothing_meanwhile(self) -> None:
+        bench = Bench()
+        acked(bench, "a")
+        hold(bench, offsets.FIRST, ttl=HOUR)
+        look_after(bench, 0, MINUTE)
+        steps = bench.index
+        look_after(bench, MINUTE, HOUR - 1)
+        assert bench.index == steps
+
+
+class TestLimits:
+    def test_so_many_and_no_more(self) -> None:
+        bench = Bench()
+        for number in range(HOLDS_MOST):
+            hold(bench, offsets.FIRST, name=f"h{number}", ttl=HOUR if number else MINUTE)
+        refusal = hold(bench, offsets.FIRST, name="one-more")
+        assert isinstance(refusal, Conflict) and "limit" in refusal.message
+        assert hold(bench, offsets.LAST, name="h7") == offsets.FIRST, "renewed it is no further one"
+        hold(bench, None, name="h7")
+        assert hold(bench, offsets.FIRST, name="one-more") == offsets.FIRST
+        assert isinstance(hold(bench, offsets.FIRST, name="another"), Conflict)
+        # Its time is over, though no upkeep has come round to it.
+        assert hold(bench, offsets.FIRST, name="another", at=MINUTE) == offsets.FIRST
+        assert len(bench.status().holds) == len(bench.rows(rows.HOLD)) == HOLDS_MOST
+
+    @pytest.mark.parametrize("ttl", [0, -1, LEAST_TTL_MS - 1, MOST_TTL_MS + 1])
+    def test_its_time_has_bounds(self, ttl: int) -> None:
+        bench = Bench()
+        refusal = hold(bench, offsets.FIRST, ttl=ttl)
+        assert isinstance(refusal, InvalidRequest) and str(LEAST_TTL_MS) in refusal.message
+        assert bench.status().holds == ()
+
+    @pytest.mark.parametrize("ttl", [LEAST_TTL_MS, MOST_TTL_MS])
+    def test_within_them_it_is_made(self, ttl: int) -> None:
+        bench = Bench()
+        assert hold(bench, offsets.FIRST, ttl=ttl) == offsets.FIRST
+        assert bench.status().holds[0].until_ms == T + ttl
+
+    @pytest.mark.parametrize("name", ["", "no name", "x" * 250])
+    def test_its_name_keeps_the_rule(self, name: str) -> None:
+        assert isinstance(hold(Bench(), offsets.FIRST, name=name), InvalidName)
+
+    def test_a_refusal_for_their_number_changes_nothing(self) -> None:
+        bench = Bench()
+        for number in range(HOLDS_MOST):
+            hold(bench, offsets.FIRST, name=f"h{number}")
+        before = bench.everything()
+        hold(bench, offsets.LAST, name="one-more")
+        changed = {key for key, _ in set(bench.everything()) ^ set(before)}
+        assert changed == {rows.STATE_KEY}, "the applied index"
+
+    @pytest.mark.parametrize("offset", [offsets.FIRST, None])
+    def test_a_compacted_topic_has_none(self, offset: bytes | None) -> None:
+        refusal = hold(KeyBench(), offset)
+        assert isinstance(refusal, InvalidRequest) and "compacted" in refusal.message
+
+
+class TestKinds:
+    """Whatever makes the log trim."""
+
+    def test_by_age(self) -> None:
+        bench = Bench(delete_on_ack=False, retain="10m")
+        first, second = appended(bench, "a", "b")
+        hold(bench, first, ttl=2 * HOUR)
+        look_after(bench, 0, HOUR)
+        assert held(bench) == [second]
+        look_after(bench, HOUR, 2 * HOUR + 2 * MINUTE)
+        assert held(bench) == []
+
+    def test_by_size(self) -> None:
+        bench = Bench(delete_on_ack=False, retain_bytes="1MiB")
+        found = [bench.append("x" * 100_000, at=n)[0] for n in range(20)]
+        hold(bench, found[3], at=20, ttl=HOUR)
+        look_after(bench, 20, MINUTE)
+        assert held(bench) == found[4:]
+        look_after(bench, MINUTE, HOUR + MINUTE)
+        assert held(bench) == found[10:]
+
+    def test_by_retention_after_the_ack(self) -> None:
+        bench = Bench(retention="10m")
+        first, second = acked(bench, "a", "b")
+        hold(bench, first, ttl=2 * HOUR)
+        look_after(bench, 0, 2 * HOUR - 1)
+        assert held(bench) == [second]
+        look_after(bench, 2 * HOUR, 2 * HOUR + MINUTE)
+        assert held(bench) == [], "not for another retention"
+
+    def test_without_any_group_it_keeps_what_stays_anyway(self) -> None:
+        bench = Bench()
+        (only,) = appended(bench, "a")
+        hold(bench, only)
+        look_after(bench, 0, HOUR)
+        assert held(bench) == [only] and bench.status().holds == ()
+        bench.open(at=HOUR)
+        bench.ack(bench.one(at=HOUR).token, at=HOUR)
+        look_after(bench, HOUR, HOUR)
+        assert held(bench) == []
+
+    def test_for_ever(self) -> None:
+        bench = Bench(delete_on_ack=False)
+        (only,) = acked(bench, "a")
+        hold(bench, offsets.FIRST, ttl=MINUTE)
+        look_after(bench, 0, HOUR)
+        assert held(bench) == [only] and bench.status().holds == ()
+
+    def test_a_batch_with_the_hold_within_it_stays_whole(self) -> None:
+        """What was read of it, and what was cancelled at its end, too: else it would seem that something was lost."""
+        bench = Bench()
+        bench.open()
+        base, _ = bench.append("a", "b", "c", "d")
+        bench.cancel(offsets.shift(base, 3))
+        bench.ack(bench.one().token)
+        hold(bench, offsets.shift(base, 2))
+        look_after(bench, 0, MINUTE)
+        assert bench.status().messages == 3 and bench.status().trimmed == offsets.FIRST
+        hold(bench, offsets.shift(base, 3), at=MINUTE)
+        look_after(bench, MINUTE, MINUTE)
+        assert bench.status().messages == 0
+
+    def test_a_hold_between_tombstones(self) -> None:
+        bench = Bench()
+        bench.open()
+        found = appended(bench, "a", "b", "c")
+        for offset in found:
+            bench.cancel(offset)
+        bench.append("d")
+        bench.ack(bench.one(at=1).token, at=1)
+        hold(bench, found[1], at=1)
+        look_after(bench, 1, 1)
+        assert bench.status().trimmed == found[1]
+        assert [key[1:] for key, _ in bench.rows(rows.TOMBSTONE)][-1] == found[2]
+
+    def test_its_messages_live_on_as_ever(self) -> None:
+        """Dead, acked, put back: a hold is about trimming alone."""
+        bench = Bench(max_attempts=1)
+        bench.open()
+        first, second = appended(bench, "a", "b")
+        hold(bench, offsets.FIRST, ttl=10 * MINUTE)
+        one, two = bench.one(limit=1), bench.one(limit=1)
+        bench.nack(one.token, at=1)
+        bench.ack(two.token, at=1)
+        look_after(bench, 1, 5 * MINUTE)
+        assert [bench.state_of(first), bench.state_of(second)] == ["dead", "acked"]
+        assert held(bench) == [first, second]
+        bench.seek("earliest", at=5 * MINUTE)
+        assert bench.values(bench.lease(at=5 * MINUTE)) == ["a", "b"]
+        look_after(bench, 5 * MINUTE, 9 * MINUTE)
+        assert held(bench) == [first, second]
+
+    def test_what_is_held_for_long_is_copied_and_held_as_well(self) -> None:
+        bench = Bench()
+        bench.open()
+        first, second = appended(bench, "slow", "b")
+        hold(bench, offsets.FIRST, ttl=10 * MINUTE)
+        lease = bench.one(limit=1, ms=HOUR)
+        bench.ack(bench.one(limit=1).token)
+        look_after(bench, 0, 5 * MINUTE)
+        assert held(bench) == [first, second]
+        look_after(bench, 5 * MINUTE, 10 * MINUTE)
+        assert held(bench) == []
+        assert bench.values([lease]) == ["slow"] and bench.ack(lease.token, at=11 * MINUTE) is None
+
+    def test_a_hold_below_what_is_trimmed_stops_the_trimming_there(self) -> None:
+        bench = Bench()
+        first, second = acked(bench, "a", "b")
+        look_after(bench, 0, 0)
+        third = bench.append("c", at=1)[0]
+        bench.ack(bench.one(at=1).token, at=1)
+        assert hold(bench, first, at=1) == second
+        look_after(bench, 1, MINUTE)
+        assert held(bench) == [third] and bench.status().trimmed == second
+
+    def test_replicas_are_alike_whatever_was_restarted(self) -> None:
+        one, other = Bench(retention="1m"), Bench(retention="1m")
+        for bench in (one, other):
+            first, second, third = acked(bench, "a", "b", "c")
+            hold(bench, second, name="b", ttl=HOUR)
+            hold(bench, first, name="a", ttl=5 * MINUTE)
+            if bench is other:
+                bench.restart()
+            look_after(bench, 0, 10 * MINUTE)
+        assert one.everything() == other.everything() and held(one) == [third]

@@ -1,0 +1,214 @@
+"""Raft groups and passes: what counts when, what happens on a step-down, and that nothing is unpickled."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pysyncobj import syncobj
+
+from sandq.model.errors import Corruption, StartupError
+from sandq.raft import Group, GroupJournal, Members, Passes, ProposalFailed, hooks
+from sandq.raft import group_commit as passes_module
+from sandq.storage.wal import Kind
+
+MEMBER = "n1#1"
+ALONE = Members((MEMBER,))
+
+
+def new_group(passes: Passes, number: int = 7, before_tick: Any = lambda: None) -> Group:
+    journal = GroupJournal.create(passes.records, number, ALONE)
+    return passes.add(number, MEMBER, journal, applied=0, before_tick=before_tick)
+
+
+def run_pass(passes: Passes) -> list[tuple[int, bytes]]:
+    """A whole pass; what became ready in it."""
+    _, early = passes.tick()
+    return [(entry.index, entry.command) for entry in early + passes.synced()]
+
+
+def elected(passes: Passes, **options: Any) -> Group:
+    group = new_group(passes, **options)
+    while passes.has_work:
+        run_pass(passes)
+    assert group.is_leader
+    return group
+
+
+def test_an_only_voter_leads_after_one_pass() -> None:
+    passes = Passes()
+    group = new_group(passes)
+    records, ready = passes.tick()
+    assert group.is_leader
+    assert [record[0] for record in records] == [Kind.BASE, Kind.ENTRY, Kind.HARD_STATE, Kind.ENTRY]
+    assert ready == [], "its no-op is committed within the tick, and not on disk yet"
+    assert [(entry.index, entry.command) for entry in passes.synced()] == [(2, b"")]
+    assert group.term_start == 2
+
+
+def test_an_entry_is_handed_out_only_after_the_pass_that_wrote_it_is_synced() -> None:
+    passes = Passes()
+    group = elected(passes)
+    done: list[Any] = []
+    group.propose(b"command", lambda index, failure: done.append((index, failure)))
+    passes.mark(group)
+    records, ready = passes.tick()
+    assert [(kind, index, command) for kind, _, index, _, command in records] == [(Kind.ENTRY, 3, b"\0command")]
+    assert (ready, done) == ([], [])
+    assert passes.synced() == []
+    assert run_pass(passes) == [(3, b"command")]
+    assert done == [(3, None)]
+
+
+def test_entries_of_one_pass_are_ready_while_the_next_is_written() -> None:
+    passes = Passes()
+    group = elected(passes)
+    group.propose(b"one", lambda index, failure: None)
+    passes.mark(group)
+    run_pass(passes)
+    group.propose(b"two", lambda index, failure: None)
+    passes.mark(group)
+    records, ready = passes.tick()
+    assert len(records) == 1
+    assert [entry.command for entry in ready] == [b"one"]
+
+
+def test_all_groups_share_one_pass() -> None:
+    passes = Passes()
+    groups = [elected(passes, number=number) for number in (1, 2, 3)]
+    for group in groups:
+        group.propose(b"x", lambda index, failure: None)
+        passes.mark(group)
+    records, _ = passes.tick()
+    assert sorted(record[1] for record in records) == [1, 2, 3]
+
+
+def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes_module, "ARRIVED_BYTES", 1000)
+    monkeypatch.setattr(passes_module, "ARRIVED_FRAMES", 8)
+    passes = Passes()
+    passes.receive("n2", (), 999)
+    assert passes.takes_more
+    passes.receive("n3", (), 1)
+    assert not passes.takes_more
+    passes.disconnected("n2")
+    assert passes.takes_more, "what came from there is forgotten"
+    for _ in range(7):
+        passes.receive("n3", (), 1)
+    assert not passes.takes_more
+    passes.tick()
+    assert passes.takes_more
+
+
+def test_a_restart_goes_on_behind_what_was_applied() -> None:
+    passes = Passes()
+    entries = [(b"\x01", 1, 0), (b"\x01", 2, 1), (b"\0a", 3, 1), (b"\0b", 4, 1)]
+    journal = GroupJournal(passes.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
+    group = passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
+    ready: list[tuple[int, bytes]] = []
+    while passes.has_work:
+        ready += run_pass(passes)
+    assert (group.term, ready) == (2, [(4, b"b"), (5, b"")])
+
+
+def test_a_log_that_ends_below_what_was_applied_is_refused() -> None:
+    passes = Passes()
+    journal = GroupJournal(passes.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
+    with pytest.raises(Corruption, match="the WAL has lost entries"):
+        passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
+
+
+def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
+    passes = Passes()
+    group = elected(passes)
+    done: list[Any] = []
+    group.propose(b"command", lambda index, failure: done.append((index, failure)))
+    passes.mark(group)
+    passes.tick()
+    group._core._SyncObj__setState(0)
+    assert done == [(None, ProposalFailed.UNKNOWN)]
+
+
+def test_a_follower_refuses_and_never_forwards() -> None:
+    passes = Passes()
+    journal = GroupJournal.create(passes.records, 7, Members((MEMBER, "n2#2")))
+    group = passes.add(7, MEMBER, journal, applied=0, before_tick=lambda: None)
+    done: list[Any] = []
+    group.propose(b"command", lambda index, failure: done.append((index, failure)))
+    passes.tick()
+    assert not group.is_leader
+    assert done == [(None, ProposalFailed.NOT_LEADER)]
+
+
+def test_truncation_keeps_two_entries_and_states_the_base() -> None:
+    passes = Passes()
+    group = elected(passes)
+    for _ in range(4):
+        group.propose(b"x", lambda index, failure: None)
+    passes.mark(group)
+    run_pass(passes)
+    group.journal.truncate_below(5)
+    assert group.journal.first_index == 5
+    assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.BASE, 5)]
+    group.journal.truncate_below(100)
+    assert (group.journal.first_index, len(group.journal)) == (5, 2)
+
+
+def test_a_short_tail_is_appended_again() -> None:
+    passes = Passes()
+    group = elected(passes)
+    group.journal.copy_tail()
+    assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.COPY, 1), (Kind.COPY, 2)]
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3])
+def test_nothing_is_unpickled(kind: int) -> None:
+    """A regular command is bytes; membership entries are refused, version entries do nothing."""
+    passes = Passes()
+    group = elected(passes)
+    bomb = bytes([kind]) + pickle.dumps(_Bomb())
+    if kind == 2:
+        with pytest.raises(Corruption):
+            group._core._SyncObj__parseChangeClusterRequest(bomb)
+    else:
+        group._core._SyncObj__doApplyCommand(bomb)
+    assert not _Bomb.exploded
+
+
+class _Bomb:
+    exploded = False
+
+    def __reduce__(self) -> Any:
+        return (_explode, ())
+
+
+def _explode() -> None:
+    _Bomb.exploded = True
+
+
+def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "VERSION", "0.3.18")
+    with pytest.raises(StartupError, match=r"0\.3\.17"):
+        hooks.install()
+
+
+@pytest.mark.parametrize("name", hooks.METHODS)
+def test_a_missing_hook_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(syncobj.SyncObj, hooks.PREFIX + name)
+    with pytest.raises(StartupError, match=name):
+        hooks.install()
+
+
+def test_a_group_removed_while_its_pass_is_written_is_not_ticked_again() -> None:
+    passes = Passes()
+    group, other = elected(passes, number=1), elected(passes, number=2)
+    for each in (group, other):
+        each.propose(b"x", lambda index, failure: None)
+        passes.mark(each)
+    passes.tick()
+    passes.remove(group)
+    passes.mark(group)
+    passes.synced()
+    _, ready = passes.tick()
+    assert [entry.group for entry in ready] == [2]

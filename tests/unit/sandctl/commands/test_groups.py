@@ -1,0 +1,237 @@
+"""sandctl dead, group and topic, against a client that notes what it was asked; the help and the document of all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+from click import Command, Group
+from click.testing import CliRunner
+
+from sandctl.main import main
+from sandctl.output.jsonl import parse_line
+from sandq.client import Forecast
+from sandq.model.times import format_instant
+from tests.support.paths import ROOT
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
+
+HOUR_MS = 3_600_000
+ID = text(NOW_MS + HOUR_MS, 1)
+
+
+@pytest.fixture
+def ctl(offline: Ctl) -> Ctl:
+    return offline
+
+
+# Dead letters.
+
+
+def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
+    client.letters = [letter(1, key=b"k"), letter(2, reason="expired", error=None, history=[])]
+    result = ctl("dead", "list", "t", "--group", "g", "--reason", "nacked", "--limit", "1")
+    assert result.stdout.splitlines()[1].split() == [
+        text(NOW_MS, 1), "nacked", "3", format_instant(NOW_MS), "k", "6", r"no\nstock",
+    ]  # fmt: skip
+    assert result.stderr.splitlines() == [
+        "sandctl: only the first 1 are shown; --limit says how many",
+        "1,203 dead in group g: 3 expired, 1,200 nacked",
+    ]
+    assert client.asked("dead.list") == [{"group": "g", "reason": "nacked", "limit": 2, "values": False}]
+    line = ctl("dead", "list", "t", "-g", "g", "--values", "-o", "jsonl").stdout.splitlines()[0]
+    assert parse_line(line.encode()) == {
+        "value": b"dead 1", "key": b"k", "deliver_at": format_instant(NOW_MS - 5000)
+    }  # fmt: skip
+    record = json.loads(line)
+    assert (record["attempts"], record["error"], record["history"][0]["consumer"]) == (3, "no\nstock", "worker-1")
+
+
+def test_dead_redrive(ctl: Ctl, client: FakeClient) -> None:
+    window = ["--reason", "expired", "--since", "-1d", "--until", "now"]
+    result = ctl("dead", "redrive", "t", "-g", "g", *window, "--rate", "5")
+    assert result.stdout == "redriven 2 of 3 dead letters\n"
+    assert ctl("dead", "redrive", "t", "-g", "g", "--dry-run").stdout == "3 dead letters would be redriven\n"
+    asked = {"group": "g", "reason": "expired", "since": NOW_MS - 86_400_000, "until": NOW_MS}
+    assert client.asked("redrive") == [{**asked, "rate": 5}, {"group": "g", "dry_run": True}]
+    for args in (["--rate", "0"], ["--reason", "bored"], ["--since", "now", "--until", "-1h"]):
+        assert ctl("dead", "redrive", "t", "-g", "g", *args).exit_code == 2
+
+
+def test_dead_purge(ctl: Ctl, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ctl("dead", "purge", "t", "-g", "g").exit_code == 2
+    assert ctl("dead", "purge", "t", "-g", "g", "--dry-run", "-o", "json").stdout.split() == [
+        "{", '"matched":', "3,", '"dry_run":', "true", "}",
+    ]  # fmt: skip
+    assert ctl("dead", "purge", "t", "-g", "g", "--yes").stdout == "purged 2 of 3 dead letters\n"
+    monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
+    result = ctl("dead", "purge", "t", "-g", "g", input="\n")
+    assert result.exit_code == 1 and "Delete 3 dead letters of group g for good? [y/N]" in result.stderr
+    client.matched = 0
+    assert ctl("dead", "purge", "t", "-g", "g").stdout == "no dead letters\n"
+    assert [call.get("dry_run") for call in client.asked("purge")] == [True, None, True, True]
+
+
+# Groups.
+
+
+@pytest.fixture
+def two_groups(client: FakeClient) -> None:
+    row = {"cursor": text(NOW_MS, 1), "committed": text(NOW_MS, 0), "ready": 5, "leased": 1, "waiting": 0, "dead": 2}
+    row |= {"dead_reasons": {"nacked": 2}, "consumers": 1, "reason": None}
+    own = {"max_attempts": None, "backoff": {"kind": "fixed", "first_ms": 5000, "factor_permille": 2000}}
+    client.groups = [
+        {"group": "a", "partition": 0, **row, "settings": own},
+        {"group": "a", "partition": 1, **row, "settings": own},
+        {"group": "b", "partition": 0, **row, "settings": None},
+    ]
+
+
+def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
+    record = json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)
+    assert record["settings"] == {"max_attempts": None, "backoff": {"kind": "fixed", "first": "5s", "factor": 2.0}}
+    assert {name: record[name] for name in ("ready", "dead", "consumers", "dead_reasons")} == {
+        "ready": 10, "dead": 4, "consumers": 2, "dead_reasons": {"nacked": 4}
+    }  # fmt: skip
+    assert [row["partition"] for row in record["partitions"]] == [0, 1]
+    lines = ctl("group", "show", "t", "b").stdout.splitlines()
+    assert "settings      the topic's" in lines
+    result = ctl("group", "show", "t", "c")
+    assert (result.exit_code, result.stderr) == (1, "sandctl: topic 't' has no group 'c'\n")
+    result = ctl("group", "list", "t", "--limit", "2")
+    assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
+
+
+def test_group_seek(ctl: Ctl, client: FakeClient, answers: None) -> None:
+    result = ctl("group", "seek", "t", "g", "--to", "-2h", input="y\n")
+    assert result.exit_code == 0 and result.stdout.splitlines()[1].split() == ["0", text(NOW_MS, 1)]
+    assert "begin at 2030-" in result.stderr
+    for to in ("earliest", "latest", ID.lower(), format_instant(NOW_MS)):
+        assert ctl("group", "seek", "t", "g", "--to", to, "--yes").exit_code == 0
+    assert [call["to"] for call in client.asked("seek_group")] == [
+        NOW_MS - 2 * HOUR_MS, "earliest", "latest", ID, NOW_MS,
+    ]  # fmt: skip
+    assert ctl("group", "seek", "t", "g", "--to", "latest", input="n\n").exit_code == 1
+    for to in ("soon", "5m", "1700000000"):
+        result = ctl("group", "seek", "t", "g", "--to", to, "--yes")
+        assert result.exit_code == 2 and "no place in a topic" in result.stderr
+    assert ctl("group", "seek", "t", "g", "--yes").exit_code == 2
+
+
+def test_group_update_and_delete(ctl: Ctl, client: FakeClient) -> None:
+    args = ["--max-attempts", "none", "--backoff", "fixed", "--backoff-first", "5s", "--backoff-jitter", "0"]
+    assert ctl("group", "update", "t", "g", *args).stdout == "updated group g of t\n"
+    assert ctl("group", "update", "t", "g", "--reset").exit_code == 0
+    backoff = {"kind": "fixed", "first": "5s", "jitter_percent": 0}
+    assert [call["settings"] for call in client.asked("update_group")] == [
+        {"max_attempts": None, "backoff": backoff},
+        {},
+    ]
+    for bad in ([], ["--reset", "--max-attempts", "3"], ["--lease", "1m"], ["--max-attempts", "²"]):
+        assert ctl("group", "update", "t", "g", *bad).exit_code == 2
+    assert ctl("group", "delete", "t", "g").exit_code == 2
+    assert ctl("group", "delete", "t", "g", "--yes").stdout == "deleted group g of t\n"
+    assert client.asked("delete_group") == [{"topic": "t", "group": "g"}]
+
+
+def test_deleting_has_the_name_typed(ctl: Ctl, client: FakeClient, answers: None) -> None:
+    result = ctl("group", "delete", "t", "g", input="h\n")
+    assert result.exit_code == 2 and "nothing was deleted" in result.stderr and not client.calls
+    assert ctl("group", "delete", "t", "g", input="g\n").exit_code == 0
+
+
+# Topics.
+
+
+def test_topic_update(ctl: Ctl, client: FakeClient) -> None:
+    args = [
+        *("--ttl", "none", "--retention", "1h", "--retain", "--retain-for", "30d", "--retain-bytes", "10GiB"),
+        *("--group-ttl", "1d", "--dedup-window", "0", "--backoff-cap", "1m", "--max-attempts", "7", "--lease", "90s"),
+    ]
+    assert ctl("topic", "update", "t", *args).stdout == "updated topic t\n"
+    (asked,) = client.asked("update_topic")
+    assert asked["settings"] == {
+        "ttl": "none", "retention": "1h", "delete_on_ack": False, "retain": "30d", "retain_bytes": "10GiB",
+        "group_ttl": "1d", "dedup_window": "0", "backoff": {"cap": "1m"}, "max_attempts": 7, "lease": "90s",
+    }  # fmt: skip
+    record = json.loads(ctl("topic", "update", "t", "--ttl", "1h", "-o", "json").stdout)
+    assert record["settings"] == {"lease": "1m", "ttl": None, "backoff": {"first": "1s", "factor": 1.5}}
+    assert ctl("topic", "update", "t", "--partitions", "12", "--replicas", "3").exit_code == 0
+    assert client.asked("update_topic")[-1] == {"name": "t", "partitions": 12, "replicas": 3, "settings": {}}
+    assert ctl("topic", "update", "t").exit_code == 2
+    assert ctl("topic", "update", "t", "--ordering", "key").exit_code == 2
+
+
+def test_topic_purge(ctl: Ctl, client: FakeClient, two_groups: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ctl("topic", "purge", "t").exit_code == 2
+    assert ctl("topic", "purge", "t", "--yes").stdout == "cancelled 2 messages of t\n"
+    assert not client.asked("purge")
+    result = ctl("topic", "purge", "t", "--dead", "--yes", "-o", "json")
+    assert json.loads(result.stdout) == {"matched": 3, "done": 2, "too_late": 1, "dead_purged": 4}
+    assert client.asked("purge") == [{"group": "a"}, {"group": "b"}]
+    monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
+    result = ctl("topic", "purge", "t", "--dead", input="u\n")
+    assert result.exit_code == 2 and "purges its dead letters" in result.stderr
+
+
+def test_topic_forecast(ctl: Ctl, client: FakeClient) -> None:
+    start_ms = NOW_MS - NOW_MS % 60_000
+    buckets = [(start_ms + 60_000, 8), (start_ms + 180_000, 1), (start_ms + 600_000, 1600)]
+    client.forecast = Forecast(NOW_MS, buckets, 1_234_567)
+    result = ctl("topic", "forecast", "t")
+    at = [format_instant(start_ms + minute * 60_000) for minute in (0, 1, 2, 3, 10)]
+    assert result.stdout.splitlines() == [
+        f"{at[0]}          0",
+        f"{at[1]}          8  ▏",
+        f"{at[2]}          0",
+        f"{at[3]}          1  ▏",
+        "...                               0",
+        f"{at[4]}      1,600  {'█' * 40}",
+        "later                     1,234,567",
+    ]
+    record = json.loads(ctl("topic", "forecast", "t", "--unit", "hour", "--count", "3", "-o", "json").stdout)
+    assert (record["later"], record["buckets"][0]) == (1_234_567, {"start": at[1], "messages": 8})
+    asked = {"topic": "t", "unit": "minute", "count": 60}
+    assert client.asked("forecast") == [asked, {**asked, "unit": "hour", "count": 3}]
+    client.forecast = Forecast(NOW_MS, [], 0)
+    assert ctl("topic", "forecast", "t").stdout == "later                     0\n"
+    for bad in (["--count", "0"], ["--count", "3601"], ["--unit", "day"]):
+        assert ctl("topic", "forecast", "t", *bad).exit_code == 2
+
+
+def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
+    docs = ROOT / "docs"
+    lines = [line.strip() for line in (docs / "sandctl.md").read_text().splitlines() if line.startswith("    sandctl ")]
+    typed = [shlex.split(part, comments=True) for line in lines for part in re.split(r" [|>] ", line)]
+    used = set()
+    for _, *args in [words for words in typed if words[0] == "sandctl"]:
+        command: Command = main
+        path = []
+        while isinstance(command, Group) and args:
+            path.append(args.pop(0))
+            command = command.commands[path[-1]]
+        command.make_context(path[-1], args)
+        used.add(tuple(path))
+    # Those of the pipeline stand on a page of their own, which `tests/spark/test_spark_page.py` runs.
+    used |= {
+        ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", (docs / "spark.md").read_text(), re.M)
+    }
+    assert set(commands(main)) <= used
+
+
+def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all commands."""
+    found = []
+    for name, command in group.commands.items():
+        found += commands(command, (*path, name)) if isinstance(command, Group) else [(*path, name)]
+    return found
+
+
+def test_every_command_has_help() -> None:
+    assert len(commands(main)) == 47
+    for path in commands(main):
+        result = CliRunner().invoke(main, [*path, "--help"])
+        assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output
+        assert re.search(rf"(^|\()\W*sandctl {' '.join(path)}", result.output.partition("\n")[2], re.MULTILINE), path
+        assert max(map(len, result.output.splitlines())) <= 100

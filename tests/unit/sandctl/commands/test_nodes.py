@@ -1,0 +1,146 @@
+"""sandctl: nodes drained and removed, partitions transferred and looked at while they move."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sandctl.commands import cluster_moves
+from sandctl.output.progress import Progress
+from sandq.protocol.frames import Type
+from sandq.protocol.replies import Partition
+from tests.support.client.fake_server import FakeConnection, FakeServer
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_moves, "LOOK_S", 0.001)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a terminal would show, all of it."""
+    found: list[str] = []
+    monkeypatch.setattr(Progress, "tell", lambda progress, text: found.append(text))
+    return found
+
+
+def test_drain_waits_until_the_node_holds_nothing(ctl: Any, server: FakeServer, told: list[str]) -> None:
+    result = ctl("cluster", "drain", "n3")
+    assert (result.exit_code, result.output) == (0, "n3 is drained: it holds nothing any more\n")
+    assert told == [
+        "2 of 2 replicas left on n3",
+        "1 of 2 replicas left on n3",
+        "n3 has a vote in the metadata group still",
+    ]
+    server.registered["n3"]["replicas"] = 1
+    found = json.loads(ctl("cluster", "drain", "n3", "-o", "json").stdout)
+    assert found == {"node": "n3", "standing": "draining", "replicas": 0}
+    assert ctl("cluster", "drain", "n3", "--undo").output == "n3 takes part again\n"
+    assert server.registered["n3"]["standing"] == "in"
+
+
+def test_drain_without_waiting_for_it(ctl: Any, server: FakeServer) -> None:
+    assert ctl("cluster", "drain", "n3", "--no-wait").output == "n3 is being drained\n"
+    assert not server.of_type(Type.CLUSTER_INFO)
+    ctl("cluster", "drain", "n3", "--undo")
+    server.registered["n3"]["replicas"] = 10**9
+    late = ctl("cluster", "drain", "n3", "--timeout", "50ms")
+    assert late.exit_code == 1 and "not done within 0.05 s, and it goes on: " in late.stderr
+    assert server.registered["n3"]["standing"] == "draining"
+    assert ctl("cluster", "drain", "n3", "--timeout", "soon").exit_code == 2
+    refused = ctl("cluster", "drain", "nobody")
+    assert (refused.exit_code, refused.stderr) == (1, "sandctl: no node 'nobody' is registered\n")
+
+
+def test_that_nothing_moves_is_told_once(ctl: Any, server: FakeServer) -> None:
+    for row in server.registered.values():
+        row["failed_since_ms"] = 5
+    server.registered["n3"]["replicas"] = 10**9
+
+    def undo(connection: Any, frame: Any) -> None:
+        server.registered["n3"]["standing"] = "in"
+        server.answer(connection, frame)
+
+    server.script[Type.CLUSTER_INFO] += [None] * 5 + [undo]
+    stuck = ctl("cluster", "drain", "n3")
+    assert stuck.exit_code == 1 and "somebody undid it" in stuck.stderr
+    assert stuck.stderr.count("nothing moves while more than a third of the nodes are failed") == 1
+
+
+def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> None:
+    def undone(connection: FakeConnection, frame: Any) -> None:
+        server.answer(connection, frame)
+        server.registered["n3"]["standing"] = "in"
+
+    server.registered["n3"]["replicas"] = 10**9
+    server.script[Type.CLUSTER_INFO] += [server.answer, undone]
+    result = ctl("cluster", "drain", "n3")
+    assert result.exit_code == 1 and "n3 takes part again: somebody undid it" in result.stderr
+
+
+def test_remove_asks_and_waits_until_it_is_gone(
+    ctl: Any, server: FakeServer, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ctl("cluster", "remove", "n3")
+    assert refused.exit_code == 2 and "say --yes" in refused.stderr
+    monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
+    assert ctl("cluster", "remove", "n3", input=b"n1\n").exit_code == 2
+    assert not server.of_type(Type.NODE_CHANGE)
+    result = ctl("cluster", "remove", "n3", input=b"n3\n")
+    assert result.exit_code == 0 and result.stdout.endswith("n3 is removed\n")
+    assert "n3" not in server.registered and told[0] == "2 of 2 replicas left on n3"
+    assert ctl("cluster", "remove", "n1", "--yes", "--no-wait").output == "n1 is being removed\n"
+    assert server.registered["n1"]["standing"] == "removing"
+
+
+def test_a_node_that_came_anew_at_once_was_removed(ctl: Any, server: FakeServer) -> None:
+    """It waited under its name, with an empty disk: nobody saw the moment in which it was gone."""
+
+    def removed(connection: FakeConnection, frame: Any) -> None:
+        server.answer(connection, frame)
+        server.registered["n3"] |= {"standing": "in", "store_uuid": "another"}
+
+    server.registered["n3"]["replicas"] = 10**9
+    server.script[Type.NODE_CHANGE] += [removed]
+    result = ctl("cluster", "remove", "n3", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "n3 is removed\n")
+
+
+def test_transfer(ctl: Any, server: FakeServer) -> None:
+    assert ctl("cluster", "transfer", "t", "0", "n3").output == "n3 leads partition 0 of t\n"
+    assert server.of_type(Type.TRANSFER)[0][2:] == ["t", 0, "n3"]
+    assert ctl("cluster", "transfer", "t", "first", "n3").exit_code == 2
+    assert ctl("cluster", "transfer", "nope", "0", "n3").exit_code == 1
+
+
+def test_nodes_say_how_they_stand(ctl: Any, server: FakeServer) -> None:
+    server.registered["n3"] |= {"standing": "draining", "failed_since_ms": 1_700_000_000_000, "voter": False}
+    lines = [line.split("  ") for line in ctl("cluster", "nodes").output.splitlines()]
+    heads, n1, n3, n2 = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert " ".join(heads) == "NODE MEMBER SINCE UP STANDING ZONE CLIENTS HTTP LEADS REPLICAS VOTER"
+    assert n1 == ["n1", "-", "-", "yes", "in", "a", "-", "-", "1", "2", "yes"]
+    assert n3 == ["n3", "-", "-", "yes", "draining, failed", "a", "-", "-", "0", "2", "no"]
+    assert n2 == ["n2", "-", "-", "-", "-", "-", "-", "-", "0", "-", "-"], "it is outside"
+    rows = json.loads(ctl("cluster", "nodes", "-o", "json").output)
+    assert rows[1]["failed_since"] == "2023-11-14T22:13:20.000Z" and rows[0]["failed_since"] is None
+
+
+def test_partitions_say_where_they_go(ctl: Any, server: FakeServer) -> None:
+    rows = [Partition(0, 7, "n1", ("n1", "n2"), True)]
+    server.topics["t"] = server.topics["t"]._replace(partitions=rows, replicas=2)
+    members = [
+        {"node": "n3", "incarnation": 1, "voter": True, "behind": 0},
+        {"node": "n2", "incarnation": 4, "voter": False, "behind": 1200},
+        {"node": "n1", "incarnation": 2, "voter": True, "behind": 0},
+    ]
+    server.members = members
+    lines = ctl("cluster", "partitions").output.splitlines()
+    assert " ".join(lines[0].split()) == "TOPIC PARTITION LEADER NODES MOVING REPLICAS MESSAGES DELAYED BYTES"
+    assert "n1, n2  n3 goes, n2 learns, 1,200 entries behind         2" in lines[1]
+    (row,) = json.loads(ctl("cluster", "partitions", "-o", "json").output)
+    assert row["nodes"] == ["n1", "n2"] and row["moving"] is True and row["members"] == members
+    server.topics["t"] = server.topics["t"]._replace(partitions=[rows[0]._replace(moving=False)])
+    assert "n1, n2  -  " in ctl("cluster", "partitions").output

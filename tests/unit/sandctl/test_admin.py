@@ -1,0 +1,166 @@
+"""sandctl: topics, groups, the cluster; options, outputs and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sandctl.main import main
+from sandq.model.errors import Unavailable, UnknownTopic
+from sandq.protocol.frames import Type
+from tests.support.client.fake_server import CUT, FakeServer
+
+
+def test_topics(ctl: Any, server: FakeServer) -> None:
+    result = ctl(
+        "topic", "create", "orders", "--partitions", "3", "--lease", "1m", "--max-attempts", "none",
+        "--backoff", "fixed", "--backoff-first", "5s", "--retain",
+    )  # fmt: skip
+    assert (result.exit_code, result.output) == (0, "created topic orders (3 partitions)\n")
+    (frame,) = server.of_type(Type.TOPIC_CREATE)
+    backoff = {"kind": "fixed", "first": "5s"}
+    settings = {"lease": "1m", "max_attempts": None, "backoff": backoff, "delete_on_ack": False}
+    assert frame[2:] == ["orders", "timer", 3, 1, settings]
+
+    lines = ctl("topic", "list").output.splitlines()
+    assert lines[0].split() == [
+        "TOPIC",
+        "KIND",
+        "PARTITIONS",
+        "REPLICAS",
+        "LEASE",
+        "MAX",
+        "ATTEMPTS",
+        "WITHOUT",
+        "LEADER",
+    ]
+    assert [line.split()[0] for line in lines[1:]] == ["orders", "t"]
+
+    listed = json.loads(ctl("topic", "list", "-o", "json").output)
+    assert [row["name"] for row in listed] == ["orders", "t"]
+    by_line = ctl("-o", "jsonl", "topic", "list").output.splitlines()
+    assert json.loads(by_line[0])["partition_count"] == 3
+
+    shown = json.loads(ctl("topic", "show", "orders", "-o", "json").output)
+    assert shown["partitions"][0] == {
+        "partition": 0, "leader": "n1", "nodes": ["n1"], "moving": False, "group_number": 7, "messages": 3, "bytes": 30,
+        "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0,
+    }  # fmt: skip
+    assert "settings" in ctl("topic", "show", "orders").output
+
+    assert ctl("topic", "delete", "orders").exit_code == 2
+    assert "orders" in server.topics
+    assert ctl("topic", "delete", "orders", "--yes").output == "deleted topic orders\n"
+    assert "orders" not in server.topics
+    server.topics.clear()
+    result = ctl("topic", "list")
+    assert (result.stdout, result.stderr) == ("", "none\n")
+
+
+def test_groups_and_cluster(ctl: Any) -> None:
+    lines = ctl("group", "list", "t").output.splitlines()
+    assert lines[0].startswith("GROUP") and lines[1].split()[:3] == ["g", "0", "0" * 26]
+    assert json.loads(ctl("group", "list", "t", "-o", "json").output)[0]["reason"] is None
+    assert "cluster_uuid" in ctl("cluster", "info").output
+    for command in (["cluster", "clock"], ["cluster", "clock", "show"]):
+        assert "2023-11-14T22:13:20.000Z" in ctl(*command).output
+    assert ctl("cluster", "clock", "accept").output == "the guarded clock is now 2023-11-14T22:13:20.000Z\n"
+    assert json.loads(ctl("cluster", "clock", "accept", "-o", "json").output)["drift_ms"] == 5
+
+
+def test_founding_the_cluster(ctl: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ctl("cluster", "init", "--yes")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        f"sandctl: this node belongs to cluster {server.cluster_uuid} already\n",
+    )
+    server.cluster_uuid = ""
+    assert ctl("cluster", "init").exit_code == 2
+    monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
+    unsure = ctl("cluster", "init", input=b"n\n")
+    assert unsure.exit_code == 1 and "n1 founds cluster 'sandq'; it has met n2. Go on?" in unsure.stderr
+    assert server.cluster_uuid == ""
+    founded = ctl("cluster", "init", input=b"y\n")
+    assert founded.exit_code == 0 and "n1 has founded cluster founded-here" in founded.output
+    server.cluster_uuid = ""
+    found = json.loads(ctl("cluster", "init", "--yes", "-o", "json").output)
+    assert found == {"node": "n1", "cluster": "sandq", "cluster_uuid": "founded-here"}
+
+
+def test_a_request_that_fails_is_exit_code_1(ctl: Any, server: FakeServer) -> None:
+    result = ctl("topic", "show", "nope")
+    assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'nope'\n")
+    result = ctl("topic", "create", "no good")
+    assert result.exit_code == 1 and "'no good'" in result.stderr
+    server.script[Type.TOPIC_CREATE] += [CUT]
+    assert ctl("topic", "create", "x").exit_code == 1
+    server.script[Type.METADATA] += [Unavailable("soon")]
+    assert ctl("topic", "list").exit_code == 0
+
+
+def test_wrong_usage_is_exit_code_2(ctl: Any) -> None:
+    for args, words in (
+        (["topc"], "Did you mean 'topic'"),
+        (["topic", "lst"], "Did you mean 'list'"),
+        (["topic", "create"], "Missing argument 'NAME'"),
+        (["topic", "create", "x", "--partition", "3"], "--partitions"),
+        (["topic", "create", "x", "--max-attempts", "many"], "neither a number nor none"),
+        (["consume", "t"], "--group"),
+        (["consume", "t", "-g", "g", "--max", "0"], "--max"),
+        (["consume", "t", "-g", "g", "--max", "1", "--follow"], "not both"),
+        (["-o", "xml", "topic", "list"], "'xml' is not one of"),
+    ):
+        result = ctl(*args)
+        assert result.exit_code == 2 and words in result.stderr, args
+
+
+def test_no_server_is_exit_code_3(ctl: Any) -> None:
+    result = ctl("--server", "127.0.0.1:1", "topic", "list")
+    assert (result.exit_code, result.stderr) == (3, "sandctl: cannot connect to 127.0.0.1:1: Connection refused\n")
+    result = ctl("topic", "list", env={"SANDCTL_SERVERS": "127.0.0.1:1, 127.0.0.1:2"})
+    assert result.exit_code == 3 and "no server can be reached" in result.stderr
+    result = CliRunner(env={"SANDCTL_SERVERS": "nonsense:port"}).invoke(main, ["topic", "list"])
+    assert result.exit_code == 1 and "HOST:PORT" in result.stderr
+
+
+def test_servers_from_the_option_come_first(ctl: Any, server: FakeServer) -> None:
+    unreachable = {"SANDCTL_SERVERS": "127.0.0.1:1"}
+    assert ctl("topic", "list", "-s", "127.0.0.1:2", "-s", server.address, env=unreachable).exit_code == 0
+    assert ctl("--server", server.address, "topic", "list", env=unreachable).exit_code == 0
+
+
+def test_help_and_version() -> None:
+    for args in (["--help"], ["-h"], ["topic", "create", "-h"], ["produce", "-h"], ["cluster", "clock", "-h"]):
+        result = CliRunner().invoke(main, args)
+        assert result.exit_code == 0 and "Usage: sandctl" in result.output
+    assert CliRunner().invoke(main, ["--version"]).output.startswith("sandctl 0")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from sandctl.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "names = ('anyio', 'msgpack', 'pydantic', 'rich', 'trio', 'sandq.client')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    code = "import sys; import sandq.client; print([n for n in ('pydantic', 'trio') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UnknownTopic])
+def test_what_a_command_raises(monkeypatch: pytest.MonkeyPatch, ctl: Any, error: type[BaseException]) -> None:
+    def fail(*details: object) -> None:
+        raise error("why")
+
+    monkeypatch.setattr("sandctl.commands.cluster.run", fail)
+    result = ctl("cluster", "info")
+    assert result.exit_code == (130 if error is KeyboardInterrupt else 1)

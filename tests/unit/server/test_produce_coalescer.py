@@ -1,0 +1,292 @@
+"""Small batches of one receive are stored as one, and each is answered as if it had come alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import InvalidRequest, Overloaded, SandqError
+from sandq.partition.log.message_log import Stored
+from sandq.protocol.frames import Frame, FrameReader, Type, encode_error
+from sandq.protocol.requests import Produce
+from sandq.server.produce_coalescer import SMALL_BYTES, Done, Gathering
+
+BASE = offsets.pack(1000, 7, 3, 0)
+
+
+class Broker:
+    """Keeps what it is handed; `refuse` says which batches it refuses."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Produce, Done]] = []
+        self.answers: list[Frame] = []
+        self.refused: dict[bytes, SandqError] = {}
+        self.requests: list[int] = []
+        """That wait for the answer to each that was taken or refused."""
+        self.most_messages = 1000
+        self.gathering = Gathering(self.produce, self.reply, self.refuse)
+
+    def produce(self, asked: Produce, requests: int, done: Done) -> None:
+        batch = Batch.parse(asked.batch)
+        self.requests.append(requests)
+        if batch.count > self.most_messages:
+            raise Overloaded("too many at once")
+        for value in batch.values():
+            if value in self.refused:
+                raise self.refused[value]
+        self.given.append((asked, done))
+
+    def reply(self, request_ids: Sequence[int], frames: bytes) -> None:
+        self.answers += FrameReader().feed(frames)
+
+    def refuse(self, request_id: int, error: SandqError) -> None:
+        self.answers += FrameReader().feed(encode_error(request_id, error))
+
+    def values(self) -> list[list[Any]]:
+        """Of each batch that was taken."""
+        return [list(Batch.parse(asked.batch).values()) for asked, _ in self.given]
+
+    def codes(self) -> list[tuple[int, str]]:
+        """Request id and what it was answered: an error's code, or nothing."""
+        return [(frame[1], frame[2] if frame[0] == 255 else "") for frame in self.answers]
+
+
+def single(number: int, value: bytes, *, topic: str = "t", partition: int = 0, **more: Any) -> Frame:
+    columns: dict[int, Any] = {Column.VALUE: [value], **{Column[name.upper()]: [cell] for name, cell in more.items()}}
+    return [int(Type.PRODUCE), number, topic, partition, 0, 0, 0, 0, encode(columns)]
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+def test_what_came_together_is_stored_together_and_answered_one_by_one(broker: Broker) -> None:
+    for number in range(1, 6):
+        broker.gathering.add(single(number, b"%d" % number))
+    assert broker.given == []
+    broker.gathering.flush()
+    assert broker.values() == [[b"1", b"2", b"3", b"4", b"5"]]
+    assert broker.requests == [5], "each waits for its answer"
+    broker.given[0][1]((BASE, 5))
+    assert broker.answers == [[0, number, [offsets.shift(BASE, number - 1), 1], None] for number in range(1, 6)]
+
+
+def test_one_alone_goes_as_it_came(broker: Broker) -> None:
+    frame = single(9, b"x")
+    broker.gathering.add(frame)
+    broker.gathering.flush()
+    broker.gathering.flush()
+    assert [asked for asked, _ in broker.given] == [Produce("t", 0, 0, 0, 0, 0, frame[8])]
+    broker.given[0][1]((BASE, 1))
+    assert broker.answers == [[0, 9, [BASE, 1], None]]
+
+
+def test_each_partition_has_its_batch_and_the_order_in_it_stays(broker: Broker) -> None:
+    frames = [
+        single(1, b"a"),
+        single(2, b"b", partition=1),
+        single(3, b"c"),
+        single(4, b"d", topic="u"),
+        single(5, b"e", partition=1),
+        single(6, b"f"),
+    ]
+    for frame in frames:
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a", b"c", b"f"], [b"b", b"e"], [b"d"]]
+    for (asked, done), count in zip(broker.given, (3, 2, 1), strict=True):
+        done((offsets.pack(1000, 7, 3, asked.partition), count))
+    assert sorted(frame[1] for frame in broker.answers) == [1, 2, 3, 4, 5, 6]
+    assert [0, 5, [offsets.pack(1000, 7, 4, 1), 1], None] in broker.answers
+
+
+def test_what_resolves_conflicts_otherwise_is_not_mixed_in_and_waits_for_what_came_before(broker: Broker) -> None:
+    other = single(2, b"b")
+    other[7] = 1
+    for frame in (single(1, b"a"), other, single(3, b"c")):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a"], [b"b"], [b"c"]]
+    assert [asked.on_conflict for asked, _ in broker.given] == [0, 1, 0]
+
+
+def test_an_idempotent_batch_and_a_large_one_stay_by_themselves(broker: Broker) -> None:
+    numbered = single(2, b"b")
+    numbered[4:7] = [77, 1, 1]
+    large = single(3, bytes(SMALL_BYTES))
+    for frame in (single(1, b"a"), numbered, large, single(4, b"d")):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert [len(values) for values in broker.values()] == [1, 1, 1, 1]
+    assert [asked.producer_id for asked, _ in broker.given] == [0, 77, 0, 0]
+    assert [values[0][:1] for values in broker.values()] == [b"a", b"b", b"\0", b"d"]
+
+
+def test_messages_that_are_more_than_a_value_keep_what_they_have(broker: Broker) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"key": b"k"}, {"deliver_ms": 5}, {"ttl_ms": 9, "headers": b"\x80"}]
+    for number, more in enumerate(kinds, 1):
+        broker.gathering.add(single(number, b"%d" % number, **more))
+    broker.gathering.flush()
+    ((asked, done),) = broker.given
+    batch = Batch.parse(asked.batch)
+    assert batch.values() == [b"1", b"2", b"3", b"4"]
+    assert batch.bytes_column(Column.KEY) == [None, b"k", None, None]
+    assert batch.bytes_column(Column.HEADERS) == [None, None, None, b"\x80"]
+    assert batch.int_column(Column.DELIVER_MS) == [None, None, 5, None]
+    assert batch.int_column(Column.TTL_MS) == [None, None, None, 9]
+    column = offsets.run(BASE, 4)
+    done(Stored(b"".join(column), [(2, "ready")]))
+    assert broker.answers[2] == [0, 3, column[2], [[0, "ready"]]]
+    assert [answer[3] for answer in broker.answers] == [None, None, [[0, "ready"]], None]
+
+
+def many(number: int, *values: bytes, relative: bool = False, **more: Sequence[Any]) -> Frame:
+    frame = single(number, b"")
+    columns = {Column.VALUE: values, **{Column[name.upper()]: cells for name, cells in more.items()}}
+    frame[8] = encode(columns, relative=relative)
+    return frame
+
+
+def test_small_batches_go_together_and_each_is_told_of_its_messages(broker: Broker) -> None:
+    frames = [many(1, b"a", b"b"), many(2, b"c"), many(3, b"d", b"e", b"f", key=[None, b"k", None])]
+    for frame in frames:
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a", b"b", b"c", b"d", b"e", b"f"]]
+    assert broker.requests == [3]
+    broker.given[0][1]((BASE, 6))
+    starts = [offsets.shift(BASE, start) for start in (0, 2, 3)]
+    assert broker.answers == [[0, 1, [starts[0], 2], None], [0, 2, [starts[1], 1], None], [0, 3, [starts[2], 3], None]]
+    broker.answers.clear()
+    column = offsets.run(BASE, 6)
+    broker.given[0][1](Stored(b"".join(column), [(1, "ready"), (4, "delayed"), (5, "ready")]))
+    assert broker.answers == [
+        [0, 1, b"".join(column[:2]), [[1, "ready"]]],
+        [0, 2, column[2], None],
+        [0, 3, b"".join(column[3:]), [[1, "delayed"], [2, "ready"]]],
+    ]
+
+
+def test_delays_and_instants_are_not_mixed(broker: Broker) -> None:
+    for frame in (
+        many(1, b"a", relative=True, deliver_ms=[5]),
+        many(2, b"b", relative=True, deliver_ms=[6]),
+        many(3, b"c", deliver_ms=[7]),
+        many(4, b"d", relative=True, deliver_ms=[8]),
+    ):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    batches = [Batch.parse(asked.batch) for asked, _ in broker.given]
+    assert [batch.relative for batch in batches] == [True, False, True]
+    assert [batch.int_column(Column.DELIVER_MS) for batch in batches] == [[5, 6], [7], [8]]
+
+
+def test_what_has_a_column_that_nobody_knows_goes_alone_and_whole(broker: Broker) -> None:
+    strange = single(2, b"b")
+    strange[8] = encode({Column.VALUE: [b"b"], 99: [7]})
+    for frame in (single(1, b"a"), strange, single(3, b"c")):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a"], [b"b"], [b"c"]]
+    assert broker.given[1][0].batch == strange[8]
+
+
+def test_a_column_that_holds_nothing_is_not_lost_where_it_would_be_refused(broker: Broker) -> None:
+    frames = [single(1, b"a", priority=5), single(2, b"b", priority=6)]
+    empty = [with_nulls(frame) for frame in frames]
+    for frame in empty:
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert [asked.batch for asked, _ in broker.given] == [frame[8] for frame in empty]
+
+
+def with_nulls(frame: Frame) -> Frame:
+    """The same, its last column (of numbers) holding a null, which `encode` would leave out."""
+    raw = bytearray(frame[8])
+    directory = len(raw) - 8 - 8  # validity, in eight bytes, goes before the number
+    raw[directory + 8 :] = bytes(16)
+    entry = 40 + 8 + 8
+    raw[entry + 3] = 1
+    raw[entry + 4 : entry + 8] = (16).to_bytes(4, "little")
+    raw[16:20] = len(raw).to_bytes(4, "little")
+    raw[20:24] = (len(raw) - 40).to_bytes(4, "little")
+    raw[4:8] = google_crc32c.value(bytes(raw[8:])).to_bytes(4, "little")
+    assert Batch.parse(bytes(raw)).int_column(Column.PRIORITY) == [None]
+    return [*frame[:8], bytes(raw)]
+
+
+def test_what_is_compressed_goes_alone(broker: Broker) -> None:
+    packed = single(2, b"")
+    packed[8] = encode({Column.VALUE: [b"b" * 2000]}, compress=True)
+    for frame in (single(1, b"a"), packed, single(3, b"c")):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert [len(asked.batch) for asked, _ in broker.given][1] == len(packed[8])
+    assert [values[0][:1] for values in broker.values()] == [b"a", b"b", b"c"]
+
+
+def test_the_answer_of_a_batch_that_was_stored_message_by_message_is_shared_out(broker: Broker) -> None:
+    for number in range(1, 4):
+        broker.gathering.add(single(number, b"%d" % number))
+    broker.gathering.flush()
+    column = offsets.run(BASE, 3)
+    broker.given[0][1](Stored(b"".join(column), [(1, "ready")]))
+    assert broker.answers == [[0, 1, column[0], None], [0, 2, column[1], [[0, "ready"]]], [0, 3, column[2], None]]
+
+
+def test_whoever_is_refused_does_not_take_the_others_along(broker: Broker) -> None:
+    broker.refused[b"2"] = InvalidRequest("bad")
+    for number in range(1, 4):
+        broker.gathering.add(single(number, b"%d" % number))
+    broker.gathering.flush()
+    assert broker.values() == [[b"1"], [b"3"]]
+    assert broker.codes() == [(2, "INVALID")]
+
+
+def test_a_batch_that_is_damaged_is_refused_alone(broker: Broker) -> None:
+    damaged = single(2, b"b")
+    damaged[8] = damaged[8][:-8] + b"\1" + damaged[8][-7:]
+    for frame in (single(1, b"a"), damaged, single(3, b"c")):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a"], [b"c"]]
+    assert broker.codes() == [(2, "INVALID")]
+
+
+def test_more_than_a_batch_may_have_goes_one_by_one(broker: Broker) -> None:
+    broker.most_messages = 2
+    for number in range(1, 4):
+        broker.gathering.add(single(number, b"%d" % number))
+    broker.gathering.flush()
+    assert broker.values() == [[b"1"], [b"2"], [b"3"]]
+
+
+def test_a_failure_is_everybodys(broker: Broker) -> None:
+    for number in range(1, 4):
+        broker.gathering.add(single(number, b"%d" % number))
+    broker.gathering.flush()
+    broker.given[0][1](Overloaded("no room"))
+    assert broker.codes() == [(1, "OVERLOADED"), (2, "OVERLOADED"), (3, "OVERLOADED")]
+
+
+@pytest.mark.parametrize("odd", [[3, 0.0], [3, False], [4, 0.0], [8, "text"], [2, b"t"], [7, False]])
+def test_what_is_equal_and_of_another_type_is_refused(broker: Broker, odd: list[Any]) -> None:
+    broker.gathering.add(single(1, b"a"))
+    frame = single(2, b"b")
+    frame[odd[0]] = odd[1]
+    with pytest.raises(InvalidRequest):
+        broker.gathering.add(frame)
+    broker.gathering.flush()
+    assert broker.values() == [[b"a"]]
+
+
+def test_a_field_too_many_is_refused(broker: Broker) -> None:
+    broker.gathering.add(single(1, b"a"))
+    with pytest.raises(InvalidRequest):
+        broker.gathering.add([*single(2, b"b"), 0])

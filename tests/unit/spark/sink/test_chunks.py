@@ -1,0 +1,190 @@
+"""Rows become chunks: what is in them, where they are cut, and that only the rows decide that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.headers import headers_pack
+from sandq.model.sequence import MAX_CHAIN
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+from sandq.spark.sink import chunks as chunks_module
+from sandq.spark.sink.chunk_file import Kept
+from sandq.spark.sink.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
+from sandq.spark.sink.columns import SIZE
+from sandq.spark.sink.encoding import encode_rows
+from tests.support.examples import seeds
+from tests.support.spark.sink_bed import cut, record, small_chunks, table, values_of
+
+MS = 1_800_000_000_000
+
+
+def some(chance: random.Random, count: int) -> dict[str, list[Any]]:
+    """Cells of every column, with nulls."""
+
+    def cells(make: Any) -> list[Any]:
+        return [None if chance.random() < 0.2 else make() for _ in range(count)]
+
+    return {
+        "value": cells(lambda: chance.randbytes(chance.randrange(40))),
+        "key": cells(lambda: chance.randbytes(chance.randrange(1, 9))),
+        "headers": cells(lambda: headers_pack({"h": chance.randrange(9)})),
+        "deliver_at": cells(lambda: MS + chance.randrange(10**6)),
+        "ttl_ms": cells(lambda: chance.randrange(1, 10**6)),
+        "unique_key": cells(lambda: chance.randbytes(4)),
+    }
+
+
+def arrays(cells: dict[str, list[Any]]) -> dict[str, Any]:
+    return {
+        name: pa.array(column, pa.int64() if name.endswith(("_at", "_ms")) else pa.binary())
+        for name, column in cells.items()
+    }
+
+
+def sliced(chance: random.Random, batch: Any) -> list[Any]:
+    """The same rows in other record batches, some of which are empty."""
+    places = sorted(chance.choices(range(batch.num_rows + 1), k=chance.randrange(12)))
+    return [
+        batch.slice(start, stop - start) for start, stop in zip([0, *places], [*places, batch.num_rows], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bytes_are_those_of_any_client(seed: int) -> None:
+    chance = random.Random(seed)
+    cells = some(chance, chance.randrange(1, 200))
+    for name in chance.sample(sorted(cells), chance.randrange(4)):
+        cells[name] = [None] * len(cells[name])
+    relative = chance.random() < 0.5
+    columns = {
+        Column.VALUE: cells["value"],
+        Column.KEY: cells["key"],
+        Column.HEADERS: cells["headers"],
+        Column.DELIVER_MS: cells["deliver_at"],
+        Column.TTL_MS: cells["ttl_ms"],
+        Column.UNIQUE_KEY: cells["unique_key"],
+    }
+    if relative:
+        cells["delay_ms"] = cells.pop("deliver_at")
+    found = arrays(cells)
+    batch = pa.record_batch(found)
+    assert encode_rows([batch], relative=relative) == encode(columns, relative=relative), f"seed {seed}"
+    parts = [part for part in sliced(chance, batch) if part.num_rows]
+    assert encode_rows(parts, relative=relative) == encode(columns, relative=relative), f"seed {seed}"
+
+
+def test_what_hides_behind_a_null_is_not_sent() -> None:
+    offsets, data = pa.array([b"ab", b"secret", b"c"]).buffers()[1:]
+    key = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\xfd"), offsets, data])
+    batch = pa.record_batch({"value": pa.array([b"1", b"2", b"3"]), "key": key})
+    raw = encode_rows([batch], relative=False)
+    assert raw == encode({Column.VALUE: [b"1", b"2", b"3"], Column.KEY: [b"ab", None, b"c"]})
+    assert b"secret" not in raw
+
+
+@pytest.mark.parametrize("seed", seeds(5, 15))
+def test_only_the_rows_decide(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not how Arrow cut them."""
+    chance = random.Random(seed)
+    small_chunks(monkeypatch, 32)
+    monkeypatch.setattr(chunks_module, "BLOCK_BYTES", chance.choice([500, 4000, 10**6]))
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", chance.choice([700, 5000, 10**6]))
+    monkeypatch.setattr(chunks_module, "WAITING_BYTES", chance.choice([2000, 10**6]))
+    count = 1500
+    cells = some(chance, count)
+    cells["value"] = [b"%d " % place + bytes(chance.randrange(60)) for place in range(count)]
+    cells["unique_key"] = [None] * count
+    cells["delay_ms"] = [
+        chance.randrange(9) if at is None and chance.random() < 0.5 else None for at in cells["deliver_at"]
+    ]
+    del cells["headers"]
+    topic = pa.array(chance.choices(["t", "u"], k=count))
+    whole = pa.record_batch({**arrays(cells), "topic": topic})
+    topics = (record(3), record(2, name="u"))
+    expected = cut([whole], topics=topics, topic=None, partition=seed)
+    for _ in range(3):
+        assert cut(sliced(chance, whole), topics=topics, topic=None, partition=seed) == expected, f"seed {seed}"
+    found = [int((value or b"").split()[0]) for value in values_of(expected)]
+    assert sorted(found) == [*range(count)], f"seed {seed}: every row once"
+    places: dict[tuple[str, int], list[Chunk]] = {}
+    for chunk in expected:
+        places.setdefault((chunk.topic, chunk.partition), []).append(chunk)
+        times = Batch.parse(chunk.data)
+        assert chunk.rows == times.count
+    assert len(places) == 5
+    for chunks in places.values():
+        assert [chunk.number for chunk in chunks] == [*range(1, len(chunks) + 1)]
+
+
+def test_limits() -> None:
+    rows = 3 * CHUNK_ROWS
+    chunks = cut([table(range(rows))])
+    assert sum(chunk.rows for chunk in chunks) == rows
+    assert [chunk.rows for chunk in chunks] == [CHUNK_ROWS] * 3
+    large = pa.record_batch({"value": [bytes(CHUNK_BYTES // 8)] * 40 + [bytes(CHUNK_BYTES + 1)] + [b"x"] * 3})
+    chunks = cut([large])
+    assert sum(chunk.rows for chunk in chunks) == 44
+    assert max(len(chunk.data) for chunk in chunks if chunk.rows > 1) <= CHUNK_BYTES
+    assert max(len(chunk.data) for chunk in chunks) > CHUNK_BYTES, "a larger row is one of its own"
+    assert cut([]) == cut([table([])]) == []
+
+
+def test_a_chunk_says_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch, 100)
+    same = [*range(1000, 3000)]
+
+    def chains(first: Sequence[int]) -> list[int]:
+        """Of the chunks of `same`."""
+        chunks = cut([table([*first, *same])])
+        assert chunks[0].chain == 0 and all(chunk.chain <= MAX_CHAIN for chunk in chunks)
+        return [chunk.chain for chunk in chunks[len(first) // 100 :]]
+
+    one, other = chains([1, 2, 3, 4] * 50), chains([1, 2, 4, 3] * 50)
+    assert len(one) == len(set(one)) == 20
+    assert not any(left == right for left, right in zip(one, other, strict=True))
+    assert chains([1, 2, 3, 4] * 50) == one
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many targets wait for their chunks to be full, and do not wait for ever."""
+    monkeypatch.setattr(chunks_module, "WAITING_BYTES", 100_000)
+    chunker = chunks_module.Chunker(IGNORE, 10**6)
+    targets = [chunks_module.Target("t", partition, False) for partition in range(200)]
+    rows = pa.record_batch({"value": [bytes(50)] * 20, SIZE: pa.array([82] * 20, pa.int64())})
+    sent = 0
+    for number in range(20):
+        for target in targets[number % 2 :: 2]:
+            chunker.add(target, rows)
+        sent += sum(chunk.rows for chunk in chunker.full())
+        waiting = (number + 1) * len(targets) // 2 * 20 - sent
+        assert waiting * 82 <= 100_000 + len(targets) // 2 * 20 * 82
+    sent += sum(chunk.rows for chunk in chunker.rest())
+    assert sent == 20 * 100 * 20
+
+
+@pytest.mark.parametrize("on_conflict", [IGNORE, REPLACE, REJECT])
+def test_unique_keys(on_conflict: int) -> None:
+    (chunk,) = cut([table([1, 2], unique_key=["a", "b"])], on_conflict=on_conflict)
+    assert (chunk.on_conflict, chunk.ignorable) == (on_conflict, on_conflict == IGNORE)
+    (chunk,) = cut([table([1, 2], unique_key=["a", None])], on_conflict=on_conflict)
+    assert (chunk.on_conflict, chunk.ignorable) == (on_conflict, False)
+    (chunk,) = cut([table([1, 2], unique_key=pa.array([None, None], pa.binary()))], on_conflict=on_conflict)
+    assert (chunk.on_conflict, chunk.ignorable) == (REJECT, False)
+    assert Column.UNIQUE_KEY not in Batch.parse(chunk.data).columns
+
+
+def test_chunks_that_are_kept() -> None:
+    chunks = cut([table(range(50_000), unique_key=[f"u{place}" for place in range(50_000)])])
+    kept = Kept()
+    assert [*kept.read("t", 0)] == []
+    kept.add(chunks[:2])
+    kept.add(chunks[2:])
+    assert [*kept.read("t", 0)] == [*kept.read("t", 0)] == chunks
+    kept.clear()
+    assert [*kept.read("t", 0)] == []

@@ -1,0 +1,318 @@
+"""Chunks on their way to one partition: each is stored once, and changed rows are found, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pyarrow as pa
+import pytest
+import trio
+import trio.testing
+
+from sandq.client.options import Options
+from sandq.client.transport.connection import Build, OnReply
+from sandq.errors import DuplicateKey, NotLeader, OutOfSequence, Overloaded, ProducerFenced, StorageFailed, TimedOut
+from sandq.model.errors import ConnectionLost, SandqError, Unavailable
+from sandq.model.sequence import sequence_of
+from sandq.protocol.requests import REJECT
+from sandq.spark.sink.chunks import Chunk
+from sandq.spark.sink.identity import Identity
+from sandq.spark.sink.partition_sender import RETRY_S, ChangedRows
+from tests.support.partition.bench import batch_of
+from tests.support.spark.sink_bed import LOSE_ANSWER, LOSE_REQUEST, FakeCluster, cut, small_chunks, table, write
+
+FIRST = Identity("test", 0)
+RETRY = Identity("test", 0, resent=True)
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_64(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
+    small_chunks(monkeypatch, 64)
+
+
+@pytest.fixture
+async def cluster(nursery: trio.Nursery) -> AsyncIterator[FakeCluster]:
+    found = FakeCluster()
+    nursery.start_soon(found.serve)
+    yield found
+    nursery.cancel_scope.cancel()
+
+
+def rows(numbers: Sequence[int]) -> list[Chunk]:
+    return cut([table(numbers)])
+
+
+def unique(numbers: Sequence[int], **options: int) -> list[Chunk]:
+    return cut([table(numbers, unique_key=pa.array([f"u{number}" for number in numbers]))], **options)
+
+
+async def test_all_in_order_and_nothing_else(cluster: FakeCluster) -> None:
+    lane = await write(cluster, rows(range(2000)))
+    assert cluster.stored() == [*range(2000)]
+    assert cluster.questions == 1
+    numbers = [number for _, number, _ in cluster.seen]
+    assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) > 30
+    assert {epoch for epoch, _, _ in cluster.seen} == {1}
+    assert not any(resent for _, _, resent in cluster.seen), "nobody can have sent it before"
+    assert (lane.already_stored, lane.again) == (0, 0)
+
+
+@pytest.mark.parametrize("upto", [1, 3, 5, 6, 7, 20, 1000])
+async def test_an_attempt_after_one_that_broke_off(cluster: FakeCluster, upto: int) -> None:
+    chunks = rows(range(2000))
+    with pytest.raises(ZeroDivisionError):
+        await write(cluster, chunks[:upto])
+        raise ZeroDivisionError
+    before = len(cluster.seen)
+    lane = await write(cluster, chunks, identity=RETRY)
+    assert cluster.stored() == [*range(2000)]
+    known = min(upto, len(chunks))
+    assert lane.already_stored == known
+    assert [number for _, number, _ in cluster.seen[before:]] == [*range(max(known - 4, 1), len(chunks) + 1)]
+    assert all(resent for _, _, resent in cluster.seen[before:])
+
+
+FATES = (
+    LOSE_ANSWER,
+    LOSE_REQUEST,
+    NotLeader("elsewhere"),
+    Overloaded("busy"),
+    TimedOut("lost"),
+    Unavailable("none"),
+    OutOfSequence("a gap", expected=1),
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_lost_or_refused_is_sent_again(cluster: FakeCluster, seed: int) -> None:
+    chance = random.Random(seed)
+    cluster.fates = {place: chance.choice(FATES) for place in range(200) if chance.random() < 0.3}
+    cluster.leaderless = chance.randrange(3)
+    chunks = rows(range(2000))
+    broken = chunks[: chance.randrange(len(chunks))]
+    await write(cluster, broken, at_once=chance.randrange(1, 9))
+    await write(cluster, chunks, identity=RETRY, at_once=chance.randrange(1, 9))
+    assert cluster.stored() == [*range(2000)], f"seed {seed}"
+    again: set[tuple[int, int]] = set()
+    for epoch, number, resent in cluster.seen:
+        assert resent or (epoch, number) not in again, f"seed {seed}: {number} is sent again as if it were new"
+        again.add((epoch, number))
+
+
+async def test_it_gives_up_in_the_end(cluster: FakeCluster, autojump_clock: trio.testing.MockClock) -> None:
+    cluster.options = Options()
+    cluster.fates = {place: Overloaded("busy") for place in range(3, 10_000)}
+    began = trio.current_time()
+    with pytest.raises(Overloaded, match=r"chunk 4 was not confirmed in 120 s; the last: .*busy"):
+        await write(cluster, rows(range(2000)))
+    assert RETRY_S - 1 < trio.current_time() - began <= RETRY_S + 1
+    assert len(set(cluster.stored())) == len(cluster.stored())
+
+
+@pytest.mark.parametrize("error", [StorageFailed("disk full"), SandqError("a bug")], ids=lambda error: error.code)
+async def test_what_cannot_pass_is_raised_at_once(cluster: FakeCluster, error: SandqError) -> None:
+    cluster.fates = {2: error}
+    with pytest.raises(type(error), match=f"topic 't', partition 0: {error.message}"):
+        await write(cluster, rows(range(2000)))
+
+
+# -- changed rows -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upto", [1, 4, 5])
+async def test_other_rows_are_refused_before_anything_is_stored(cluster: FakeCluster, upto: int) -> None:
+    await write(cluster, rows(range(2000))[:upto])
+    before = cluster.stored()
+    with pytest.raises(
+        ChangedRows, match=r"rows differ between attempts.*not what an earlier attempt stored.*sortWithin"
+    ):
+        await write(cluster, rows(range(1999, -1, -1)), identity=RETRY)
+    assert cluster.stored() == before
+
+
+@pytest.mark.parametrize("per_chunk", [1, 64])
+async def test_blocks_of_rows_that_changed_places(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, per_chunk: int
+) -> None:
+    """The last five chunks have the very same rows, and say that those before them were others."""
+    small_chunks(monkeypatch, per_chunk)
+    at = 10 * per_chunk
+    one, other, same = [*range(at)], [*range(at, 2 * at)], [*range(2 * at, 5 * at)]
+    await write(cluster, rows([*one, *same, *other])[:22])
+    before = cluster.stored()
+    changed = rows([*other, *same, *one])
+    assert [chunk.data for chunk in changed[17:22]] == [chunk.data for chunk in rows([*one, *same, *other])[17:22]]
+    with pytest.raises(ChangedRows):
+        await write(cluster, changed, identity=RETRY)
+    assert cluster.stored() == before == [*one, *same][: 22 * per_chunk]
+
+
+async def test_an_attempt_after_one_with_large_rows(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one row is as good as one of many."""
+    small_chunks(monkeypatch, 1)
+    chunks = rows(range(20))
+    await write(cluster, chunks[:8])
+    lane = await write(cluster, chunks, identity=RETRY)
+    assert cluster.stored() == [*range(20)] and lane.already_stored == 8
+
+
+async def test_an_attempt_with_fewer_rows(cluster: FakeCluster) -> None:
+    chunks = rows(range(2000))
+    await write(cluster, chunks)
+    for fewer in (1, 8, len(chunks) - 8, len(chunks) - 1):
+        with pytest.raises(ChangedRows, match=f"stored {len(chunks)} chunks, and this one ends with {fewer}"):
+            await write(cluster, chunks[:fewer], identity=RETRY)
+    assert cluster.stored() == [*range(2000)]
+
+
+@pytest.mark.parametrize("upto", [3, 25])
+async def test_changed_rows_are_written_again_if_asked(
+    cluster: FakeCluster, upto: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await write(cluster, rows(range(2000))[:upto])
+    before = cluster.stored()
+    chunks = rows(range(1999, -1, -1))
+    with caplog.at_level(logging.WARNING, "sandq.spark"):
+        lane = await write(cluster, chunks, identity=RETRY, again=True)
+    assert cluster.stored() == [*before, *range(1999, -1, -1)]
+    assert lane.again == -(-max(upto - 4, 1) // 3) * 3, "up to the first that was compared; they are sent by threes"
+    assert lane.already_stored == 0
+    assert "are written again: some will be there twice" in caplog.text
+
+
+async def test_fewer_rows_are_written_again_if_asked(cluster: FakeCluster) -> None:
+    chunks = rows(range(2000))
+    await write(cluster, chunks)
+    lane = await write(cluster, chunks[:7], identity=RETRY, again=True)
+    assert cluster.stored() == [*range(2000), *range(sum(chunk.rows for chunk in chunks[:7]))]
+    assert lane.again == 7
+
+
+async def test_the_same_rows_are_not_written_again(cluster: FakeCluster) -> None:
+    chunks = rows(range(2000))
+    await write(cluster, chunks[:25], again=True)
+    lane = await write(cluster, chunks, identity=RETRY, again=True)
+    assert cluster.stored() == [*range(2000)]
+    assert (lane.already_stored, lane.again) == (25, 0)
+
+
+async def test_unique_keys_make_changed_rows_harmless(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    await write(cluster, unique(range(2000))[:25])
+    with caplog.at_level(logging.WARNING, "sandq.spark"):
+        lane = await write(cluster, unique(range(1999, -1, -1)), identity=RETRY)
+    assert sorted(cluster.stored()) == [*range(2000)]
+    assert lane.again > 0 and "unique keys keep them from being doubled" in caplog.text
+
+
+async def test_not_if_a_taken_key_is_an_error(cluster: FakeCluster) -> None:
+    await write(cluster, unique(range(100), on_conflict=REJECT))
+    with pytest.raises(ChangedRows):
+        await write(cluster, unique(range(99, -1, -1), on_conflict=REJECT), identity=RETRY)
+    for _ in range(2):
+        with pytest.raises(DuplicateKey, match=r"1 rows of a chunk .* b'u7', of a message that is ready.*onConflict"):
+            await write(cluster, unique([200, 7, 201], on_conflict=REJECT), identity=Identity("other", 0))
+    assert sorted(cluster.stored()) == [*range(100), 200, 201]
+
+
+# -- who else writes ----------------------------------------------------------------------------------------------
+
+
+async def test_micro_batches(cluster: FakeCluster) -> None:
+    batches = [Identity("query", 0, epoch, resent=True) for epoch in (1, 2, 3)]
+    for place, identity in enumerate(batches):
+        chunks = rows(range(100 * place, 100 * place + 100))
+        await write(cluster, chunks, identity=identity)
+        lane = await write(cluster, chunks, identity=identity)
+        assert lane.already_stored == len(chunks), "a replay stores nothing"
+    assert cluster.stored() == [*range(300)]
+    with pytest.raises(ProducerFenced, match="a later micro-batch, or another query of the same checkpoint"):
+        await write(cluster, rows(range(100, 200)), identity=batches[1])
+    with pytest.raises(ProducerFenced):
+        await write(cluster, rows(range(100, 200)), identity=batches[1], again=True)
+    assert cluster.stored() == [*range(300)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool) -> None:
+    chance = random.Random(seed)
+    chunks = rows(range(2000))
+
+    async def attempt(identity: Identity) -> None:
+        parts = 1 + chance.randrange(9)
+        await trio.sleep(chance.random() / 100)
+        await write(cluster, chunks, identity=identity, at_once=parts, again=again)
+
+    cluster.fates = {place: ConnectionLost("cut") for place in range(100) if chance.random() < 0.2}
+    async with trio.open_nursery() as both:
+        both.start_soon(attempt, FIRST)
+        both.start_soon(attempt, RETRY)
+    assert cluster.stored() == [*range(2000)], f"seed {seed}"
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("after", [1, 9])
+async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, after: int, again: bool) -> None:
+    """What it stored beyond what was known is no longer compared; the last of it tells."""
+    mine, other = rows(range(2000)), rows(range(1999, -1, -1))
+    await write(cluster, mine[:2])
+    calls, count = cluster.request, 0
+
+    def request(build: Build, on_reply: OnReply) -> int:
+        nonlocal count
+        if count == after:
+            last = max(number for _, number, _ in cluster.seen)
+            for number in range(last + 1, last + 20):
+                one = other[number - 1]
+                cluster.store(one.data, RETRY.producer_id, 1, sequence_of(number, one.chain))
+        count += 1
+        return calls(build, on_reply)
+
+    cluster.request = request  # type: ignore[method-assign]
+    if again:
+        lane = await write(cluster, mine, identity=RETRY, again=True)
+        assert lane.again > 0 and set(cluster.stored()) == {*range(2000)}
+        assert Counter(cluster.stored())[0] == 1 or after == 1, "what was sure is not written again"
+        return
+    with pytest.raises(ChangedRows):
+        await write(cluster, mine, identity=RETRY)
+
+
+async def test_who_leads_is_asked_again_when_that_may_help(cluster: FakeCluster) -> None:
+    cluster.fates = {0: Overloaded("busy"), 2: TimedOut("lost"), 4: OutOfSequence("a gap", expected=1)}
+    await write(cluster, rows(range(300)))
+    assert cluster.refreshed == 0
+    cluster.fates = {place: NotLeader("elsewhere") for place in (25, 30)}
+    await write(cluster, rows(range(2000)), identity=Identity("other", 0))
+    assert cluster.refreshed == 2
+
+
+async def test_more_taken_keys_than_a_broker_keeps(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch, 5000)
+    await write(cluster, unique(range(1500)))
+    taken = unique(range(1500), on_conflict=REJECT)
+    with pytest.raises(DuplicateKey, match="1500 rows of a chunk"):
+        await write(cluster, taken, identity=Identity("other", 0))
+    with pytest.raises(DuplicateKey, match="over 1000 rows have a unique key that is taken"):
+        await write(cluster, taken, identity=Identity("other", 0, resent=True))
+    for _ in range(2):
+        await write(cluster, unique(range(1600)), identity=Identity("more", 0))
+    assert sorted(cluster.stored()) == [*range(1600)]
+
+
+async def test_a_broker_that_forgot_the_task(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It may have stored all of it: it refuses, for as long as it cannot tell."""
+    cluster.options = Options()
+    monkeypatch.setattr("sandq.partition.dedup.producers.PRODUCERS", 3)
+    chunks = rows(range(100))
+    await write(cluster, chunks)
+    for other in range(5):
+        cluster.store(batch_of(["-1"]), 1000 + other, 1, 1)
+    with pytest.raises(OutOfSequence, match="not known any more"):
+        await write(cluster, chunks, identity=RETRY)
+    assert sorted(cluster.stored())[5:] == [*range(100)]

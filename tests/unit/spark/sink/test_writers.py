@@ -1,0 +1,93 @@
+"""The writers that Spark calls: what the driver checks and says, and how a task knows that its rows have ended."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra sandq[spark] is not installed: make spark")
+
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from sandq.errors import InvalidRequest, InvalidSetting, Unavailable
+from sandq.spark.sink.ending import check_ended
+from sandq.spark.sink.sender import Written
+from sandq.spark.sink.writers import Committed, batch_writer, stream_writer
+
+SCHEMA = StructType([StructField("value", BinaryType()), StructField("deliver_at", TimestampType())])
+OPTIONS = {"topic": "t"}
+
+
+@pytest.mark.parametrize("make", [batch_writer, stream_writer])
+def test_the_driver_finds_mistakes(make: Callable[..., Any]) -> None:
+    make(OPTIONS, SCHEMA, False)
+    with pytest.raises(InvalidSetting, match=r'never overwritten; use mode\("append"\)'):
+        make(OPTIONS, SCHEMA, True)
+    with pytest.raises(InvalidSetting, match="topics: no such option"):
+        make({"topics": "t"}, SCHEMA, False)
+    with pytest.raises(InvalidSetting, match="wrong: no such column"):
+        make(OPTIONS, StructType([*SCHEMA, StructField("wrong", StringType())]), False)
+    with pytest.raises(InvalidSetting, match="value: the type binary or string is expected, not bigint"):
+        make(OPTIONS, StructType([StructField("value", LongType())]), False)
+
+
+def test_what_is_for_batches_only() -> None:
+    batch_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False)
+    with pytest.raises(InvalidSetting, match="writeId: it is for batches"):
+        stream_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False)
+
+
+def test_a_batch_has_a_name_of_its_own_unless_it_is_given_one() -> None:
+    one, other = (batch_writer(OPTIONS, SCHEMA, False) for _ in range(2))
+    assert one._name != other._name and pickle.loads(pickle.dumps(one))._name == one._name
+    one, other = (batch_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False) for _ in range(2))
+    assert one._name == other._name
+
+
+@pytest.mark.parametrize("make", [batch_writer, stream_writer])
+def test_rows_without_a_task(make: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidRequest, match="there is none here"):
+        make(OPTIONS, SCHEMA, False).write(iter([]))
+
+
+def test_what_the_driver_says(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [
+        pickle.loads(pickle.dumps(Committed(Written(rows, 3, already, again, {"t", topic}))))
+        for rows, already, again, topic in ((10, 2, 0, "t"), (20, 0, 1, "u"))
+    ]
+    with caplog.at_level(logging.INFO, "sandq.spark"):
+        batch_writer(OPTIONS, SCHEMA, False).commit(messages)
+        stream_writer(OPTIONS, SCHEMA, False).commit(messages[:1], 7)
+        batch_writer(OPTIONS, SCHEMA, False).abort([*messages, None])
+        batch_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False).abort([None])
+        stream_writer(OPTIONS, SCHEMA, False).abort([None], 8)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == (
+        "30 rows in 6 chunks by 2 tasks, to t, u; 2 chunks were stored by earlier attempts; 1 chunks were written "
+        "again, for their rows had changed"
+    )
+    assert said[1].startswith("micro-batch 7: 10 rows in 3 chunks by 1 tasks, to t; 2 chunks")
+    assert "1 tasks failed, and may have stored some of theirs" in said[2] and "stores it twice" in said[2]
+    assert "to no topic; 1 tasks failed" in said[3] and "the same writeId stores the rest" in said[3]
+    assert said[4].startswith("micro-batch 8 failed") and said[4].endswith("Its replay stores the rest")
+
+
+def worker(infile: Any) -> None:
+    """As the main function of Spark's worker."""
+    check_ended()
+
+
+def test_rows_that_ended(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.BufferedReader(io.BytesIO(b"\xff\xff\xff\xfc"))  # type: ignore[arg-type]
+    worker(stream)
+    assert stream.read() == b"\xff\xff\xff\xfc", "it is left for the worker"
+    with pytest.raises(Unavailable, match="rows of this task were cut off"):
+        worker(stream)
+    assert not caplog.records
+    worker(None)
+    assert "does not let a writer see" in caplog.text

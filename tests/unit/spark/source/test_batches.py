@@ -1,0 +1,125 @@
+"""What a batch reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.errors import InvalidRequest, UnknownTopic
+from sandq.model import offsets
+from sandq.spark.source.batches import plan_batch
+from sandq.spark.source.latest import LatestTask, plan_latest
+from sandq.spark.source.options import parse_options
+from sandq.spark.source.planning import Task
+from tests.support.spark.fake_brokers import MS, FakeBrokers, at, instant
+
+
+@pytest.fixture
+def brokers() -> FakeBrokers:
+    """Topic "t" of two partitions with 100 messages each, one every 10 ms; up to the 50th it is closed."""
+    brokers = FakeBrokers()
+    brokers.add("t", 2)
+    for partition in (0, 1):
+        for number in range(100):
+            brokers.append("t", number * 10, 1, partition)
+    brokers.closed_ms = 500
+    return brokers
+
+
+def planned(brokers: FakeBrokers, **options: Any) -> list[Task]:
+    texts = {"subscribe": "t", **{name: str(value) for name, value in options.items()}}
+    if {"subscribePattern", "assign"} & texts.keys():
+        del texts["subscribe"]
+    found = parse_options(texts)
+    found.check_batch()
+    return plan_batch(found, brokers)
+
+
+def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[list[bytes]]:
+    """What each task would read."""
+    logs = {
+        (name, partition): log for name, topic in brokers.topics.items() for partition, log in enumerate(topic.logs)
+    }
+    return [[row for row in logs[task.topic, task.partition].rows if task.start <= row < task.end] for task in tasks]
+
+
+def times(brokers: FakeBrokers, tasks: list[Task]) -> list[int]:
+    """When messages of partition 0 are due that tasks read: ms after MS."""
+    rows = [
+        row for task, rows in zip(tasks, rows_of(brokers, tasks), strict=True) for row in rows if not task.partition
+    ]
+    return [offsets.deliver_ms(row) - MS for row in rows]
+
+
+def test_everything_that_is_closed(brokers: FakeBrokers) -> None:
+    tasks = planned(brokers)
+    assert [(task.partition, task.start, task.end) for task in tasks] == [
+        (partition, at(0, 0, partition), instant(500)) for partition in (0, 1)
+    ]
+    assert times(brokers, tasks) == [*range(0, 500, 10)]
+
+
+def test_between_times(brokers: FakeBrokers) -> None:
+    tasks = planned(brokers, startingTimestamp=MS + 105, endingTimestamp=MS + 200)
+    assert times(brokers, tasks) == [*range(110, 200, 10)]
+    assert times(brokers, planned(brokers, startingTimestamp=MS + 450, endingTimestamp=MS + 10**6)) == [
+        *range(450, 500, 10)
+    ]
+    assert planned(brokers, startingTimestamp=MS + 501, endingTimestamp=MS + 600) == []
+    assert planned(brokers, startingTimestamp=MS + 300, endingTimestamp=MS + 200) == []
+
+
+def test_between_offsets(brokers: FakeBrokers) -> None:
+    def named(ms: int) -> str:
+        return f'{{"t": {{"0": "{offsets.to_text(at(ms))}"}}}}'
+
+    tasks = planned(brokers, startingOffsets=named(100), endingOffsets=named(200))
+    assert times(brokers, tasks) == [*range(100, 200, 10)]
+    assert len(rows_of(brokers, tasks)[1]) == 50, "a partition that is not named is read whole"
+    with pytest.raises(InvalidRequest, match="may still come to lie before"):
+        planned(brokers, endingOffsets=named(600))
+    with pytest.raises(InvalidRequest, match="is behind"):
+        planned(brokers, startingOffsets=named(200), endingOffsets=named(100))
+    # An offset that is named claims that it is there: who reads finds out that it is not.
+    brokers.trim("t", at(150))
+    assert planned(brokers, startingOffsets=named(100))[0].start == at(100)
+
+
+def test_what_is_pending(brokers: FakeBrokers) -> None:
+    assert times(brokers, planned(brokers, view="pending")) == [*range(500, 1000, 10)]
+    some = planned(brokers, view="pending", startingTimestamp=MS + 100, endingTimestamp=MS + 600)
+    assert times(brokers, some) == [*range(500, 600, 10)]
+    assert times(brokers, planned(brokers, view="all", startingTimestamp=MS + 100)) == [*range(100, 1000, 10)]
+    assert all(task.pending for task in some)
+    assert not any(task.pending for task in planned(brokers))
+
+
+@pytest.mark.parametrize("parts", [3, 7, 40, 1000])
+@pytest.mark.parametrize("step", [3, 1000])
+def test_tasks_have_about_as_many_messages_each(brokers: FakeBrokers, parts: int, step: int) -> None:
+    brokers.step = step
+    brokers.append("t", 100, 300)  # a burst, in one millisecond
+    tasks = planned(brokers, minPartitions=parts)
+    sizes = [len(rows) for rows in rows_of(brokers, tasks)]
+    assert sum(sizes) == 400 and len(tasks) == min(parts, 400) and max(sizes) <= -(-400 // parts) + 60
+    assert times(brokers, tasks) == sorted([*range(0, 500, 10), *[100] * 300])
+
+
+def test_patterns_and_partitions(brokers: FakeBrokers) -> None:
+    brokers.add("t2").logs[0].rows.append(at(5))
+    assert {task.topic for task in planned(brokers, subscribePattern="t.*")} == {"t", "t2"}
+    assert [task.partition for task in planned(brokers, assign='{"t": [1]}')] == [1]
+    with pytest.raises(UnknownTopic):
+        planned(brokers, subscribe="t3")
+
+
+def test_views_are_of_kinds(brokers: FakeBrokers) -> None:
+    brokers.add("kv", 2, "compacted")
+    assert planned(brokers, subscribe="kv") == []
+    with pytest.raises(InvalidRequest, match="'kv' is none"):
+        planned(brokers, subscribe="t,kv", view="all")
+    options = parse_options({"subscribe": "kv", "view": "latest"})
+    assert plan_latest(options, brokers) == [LatestTask("kv", 2, 0), LatestTask("kv", 2, 1)]
+    with pytest.raises(InvalidRequest, match="'t' is none"):
+        plan_latest(parse_options({"subscribe": "t", "view": "latest"}), brokers)

@@ -1,0 +1,180 @@
+"""Positions of streams, and how ranges become tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.errors import InvalidRequest
+from sandq.model import offsets
+from sandq.spark.source.options import TASKS_MAX
+from sandq.spark.source.planning import Range, Task, plan
+from sandq.spark.source.positions import Place, Positions, Step, lost, steps
+
+MS = 1_700_000_000_000
+offset = st.binary(min_size=16, max_size=16)
+places = st.builds(Place, st.integers(1, 12), st.integers(0, 12))
+positions = st.builds(Positions, st.dictionaries(places, offset, max_size=8))
+
+
+def at(ms: int, place: int = 0) -> bytes:
+    return offsets.pack(MS + ms, 1, place, 0)
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+@given(positions)
+def test_positions_come_back_from_json(found: Positions) -> None:
+    text = json.dumps(found.to_json())
+    assert Positions.parse(json.loads(text)) == found
+    turned = Positions(dict(reversed(list(found.cursors.items()))), found.hold)
+    assert json.dumps(turned.to_json()) == text, "Spark compares them as text"
+
+
+def test_the_json() -> None:
+    found = Positions({Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)}, "h")
+    assert json.dumps(found.to_json()) == json.dumps(
+        {
+            "version": 1,
+            "hold": "h",
+            "topics": {
+                "9": {"2": offsets.to_text(at(3)), "10": offsets.to_text(at(2))},
+                "10": {"2": offsets.to_text(at(1))},
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {},
+        {"version": 2, "hold": "h", "topics": {}},
+        {"hold": "h", "topics": {}},
+        {"version": 1, "topics": {}},
+        {"version": 1, "hold": 7, "topics": {}},
+        {"version": 1, "hold": "h", "topics": {"x": {}}, "more": {"x": 1}, "topics2": 0} | {"topics": {"7": 5}},
+        {"version": 1, "hold": "h", "topics": {"7": {"0": "short"}}},
+        {"version": 1, "hold": "h", "topics": {"7": {"0": None}}},
+        {"version": 1, "hold": "h", "topics": {"-7": {"0": "0" * 26}}},
+        {"version": 1, "hold": "h", "topics": {"7": {"a": "0" * 26}}},
+    ],
+)
+def test_what_is_no_position(wrong: object) -> None:
+    with pytest.raises(InvalidRequest):
+        Positions.parse(wrong)
+
+
+@given(positions, positions)
+def test_steps_go_from_one_to_the_other(one: Positions, other: Positions) -> None:
+    furthest = {place: max(one.cursors.get(place, offsets.FIRST), cursor) for place, cursor in other.cursors.items()}
+    found = steps(one, Positions(furthest))
+    assert all(step.start < step.end == furthest[step.place] for step in found)
+    unchanged = furthest.keys() - {step.place for step in found}
+    # A cursor at the very first offset has nothing before it.
+    assert all(one.cursors.get(place, offsets.FIRST) == furthest[place] for place in unchanged)
+
+
+def test_what_is_between() -> None:
+    start = Positions({Place(1, 0): at(5), Place(1, 1): at(5), Place(2, 0): at(1)})
+    end = Positions({Place(1, 2): at(9), Place(1, 1): at(5), Place(1, 0): at(8), Place(3, 0): at(2)})
+    assert steps(start, end) == [
+        Step(Place(1, 0), at(5), at(8)),
+        Step(Place(1, 2), offsets.FIRST, at(9)),
+        Step(Place(3, 0), offsets.FIRST, at(2)),
+    ]
+    assert lost(start, end) == [Place(2, 0)]
+    assert steps(start, end, lambda place: at(2))[1:] == [Step(Place(1, 2), at(2), at(9))]
+    assert list(end) == [Place(1, 0), Place(1, 1), Place(1, 2), Place(3, 0)]
+
+
+def test_a_start_behind_the_end_is_an_error() -> None:
+    start = Positions({Place(1, 0): at(5), Place(1, 1): at(7), Place(1, 2): at(7)})
+    end = Positions({Place(1, 0): at(6), Place(1, 1): at(6), Place(1, 2): at(6)})
+    with pytest.raises(InvalidRequest, match=r"partition 1 of topic number 1 \(and 1 more\).*lies behind the end"):
+        steps(start, end)
+
+
+# ------------------------------------------------------------------------------------------------ planning
+
+
+def a_range(partition: int, start: bytes, end: bytes, messages: int | None = None) -> Range:
+    return Range("t", 7, partition, start, end, messages)
+
+
+@st.composite
+def some_ranges(draw: st.DrawFn) -> list[Range]:
+    found = []
+    for partition in draw(st.lists(st.integers(0, 20), unique=True, max_size=8)):
+        start, end = sorted((draw(offset), draw(offset)))
+        if draw(st.booleans()):
+            width = draw(st.integers(0, 5 << 12))
+            end = min(int.from_bytes(start, "big") + width, 2**128 - 1).to_bytes(16, "big")
+        found.append(a_range(partition, start, end, draw(st.one_of(st.none(), st.integers(0, 100)))))
+    return found
+
+
+def by_partition(tasks: Sequence[Task]) -> dict[int, list[Task]]:
+    found: dict[int, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.partition, []).append(task)
+    return found
+
+
+@given(some_ranges(), st.integers(1, 40))
+def test_each_range_is_covered_once_and_in_order(ranges: list[Range], min_partitions: int) -> None:
+    tasks = plan(ranges, min_partitions)
+    assert tasks == plan(list(reversed(ranges)), min_partitions), "the order of what is asked does not matter"
+    assert tasks == sorted(tasks, key=lambda task: (task.number, task.partition, task.start))
+    found = by_partition(tasks)
+    filled = {one.partition: one for one in ranges if one.start < one.end}
+    assert found.keys() == filled.keys()
+    for partition, one in filled.items():
+        parts = found[partition]
+        assert (parts[0].start, parts[-1].end) == (one.start, one.end)
+        assert all(before.end == after.start for before, after in pairwise(parts))
+        assert all(part.start < part.end for part in parts)
+        assert {part.topic for part in parts} == {"t"}
+        # A broker refuses an offset of another partition.
+        assert {offsets.unpack(part.start).partition for part in parts[1:]} <= {partition}
+    assert len(tasks) <= max(min_partitions, len(filled))
+
+
+def test_as_many_tasks_as_asked_for() -> None:
+    ranges = [a_range(0, at(0), at(1000)), a_range(1, at(0), at(1000))]
+    assert [len(plan(ranges, wanted)) for wanted in (1, 2, 3, 8, 100)] == [2, 2, 3, 8, 100]
+    assert len(plan(ranges, 10**9)) == TASKS_MAX
+    many = [a_range(partition, at(0), at(1)) for partition in range(20)]
+    assert len(plan(many, 3)) == 20, "a task never has two partitions"
+
+
+def test_the_larger_one_is_split() -> None:
+    ranges = [a_range(0, at(0), at(1000), 900), a_range(1, at(0), at(1000), 100), a_range(2, at(0), at(1000), 0)]
+    found = by_partition(plan(ranges, 10))
+    assert {partition: len(tasks) for partition, tasks in found.items()} == {0: 8, 1: 1, 2: 1}
+    few = [a_range(0, at(0), at(1000), 2)]
+    assert len(plan(few, 10)) == 2, "no task for less than a message"
+
+
+def test_parts_are_equal_spans_of_time() -> None:
+    tasks = plan([a_range(0, at(0), at(1000))], 4)
+    assert [offsets.deliver_ms(task.start) - MS for task in tasks] == [0, 250, 500, 750]
+
+
+def test_nothing_to_read_and_a_range_that_is_wrong() -> None:
+    assert plan([], 8) == []
+    assert plan([a_range(0, at(5), at(5))], 8) == []
+    with pytest.raises(InvalidRequest, match="topic 't', partition 3"):
+        plan([a_range(3, at(6), at(5))])
+
+
+def test_a_task_in_words() -> None:
+    (task,) = plan([a_range(3, at(5), at(6))])
+    assert str(task) == f"topic 't', partition 3, from {offsets.to_text(at(5))} up to {offsets.to_text(at(6))}"

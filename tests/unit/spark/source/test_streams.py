@@ -1,0 +1,310 @@
+"""How far a stream goes: every message in one micro-batch, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from sandq.errors import HistoryGone, InvalidRequest
+from sandq.model import offsets
+from sandq.spark.source.options import parse_options
+from sandq.spark.source.planning import Task
+from sandq.spark.source.positions import Place, Positions
+from sandq.spark.source.streams import BEGINNING, Stream
+from tests.support.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def brokers() -> FakeBrokers:
+    brokers = FakeBrokers()
+    brokers.add("t", 2)
+    brokers.closed_ms = 1000
+    return brokers
+
+
+def stream(brokers: FakeBrokers, clock: Clock | None = None, **options: Any) -> Stream:
+    texts = {"subscribe": "t", **{name: str(value) for name, value in options.items()}}
+    if "subscribePattern" in texts:
+        del texts["subscribe"]
+    found = parse_options(texts)
+    found.check_stream()
+    return Stream(found, brokers, clock or Clock())
+
+
+def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[tuple[int, bytes]]:
+    """(Topic number, offset) of each."""
+    logs = {topic.number: topic.logs for topic in brokers.topics.values()}
+    return [
+        (task.number, row)
+        for task in tasks
+        for row in logs[task.number][task.partition].rows
+        if task.start <= row < task.end
+    ]
+
+
+def cursors(positions: Positions) -> list[bytes]:
+    return [positions.cursors[place] for place in positions]
+
+
+def test_where_it_begins(brokers: FakeBrokers) -> None:
+    assert cursors(stream(brokers).initial()) == [BEGINNING, BEGINNING]
+    assert cursors(stream(brokers, startingOffsets="latest").initial()) == [instant(1000), instant(1000)]
+    assert cursors(stream(brokers, startingTimestamp=MS + 5).initial()) == [instant(5), instant(5)]
+    named = f'{{"t": {{"1": "{offsets.to_text(at(7, 0, 1))}"}}}}'
+    assert cursors(stream(brokers, startingOffsets=named).initial()) == [BEGINNING, at(7, 0, 1)]
+    brokers.append("t", 10, 5)
+    brokers.trim("t", at(10, 3))
+    assert cursors(stream(brokers).initial()) == [at(10, 3), BEGINNING]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_message_is_in_one_batch(brokers: FakeBrokers, seed: int) -> None:
+    """Messages come, partitions and topics are added, the stream is made anew from its checkpoint."""
+    rng = random.Random(seed)
+    limit = rng.choice([None, 1, 7, 100])
+    brokers.step = rng.choice([3, 1000])
+    options = {"subscribePattern": "t.*", "minPartitions": rng.choice([1, 5])}
+    reader = stream(brokers, **options)
+    brokers.append("t", 10, 100)
+    position = reader.initial()
+    got: list[tuple[int, bytes]] = []
+    added, rounds = 100, 0
+    while rounds < 30 or position != reader.latest(position, None):
+        rounds += 1
+        if rounds < 25:
+            name = rng.choice(sorted(brokers.topics))
+            count = rng.randrange(40)
+            brokers.append(
+                name, brokers.closed_ms + rng.randrange(50), count, rng.randrange(len(brokers.topics[name].logs))
+            )
+            added += count
+            if rounds == 9:
+                brokers.add("t-new", 1)
+        elif rounds == 25:
+            brokers.closed_ms += 50
+        if rng.random() < 0.5 and rounds < 25:
+            brokers.closed_ms += rng.randrange(50)
+        if rng.random() < 0.2:
+            reader = stream(brokers, **options)
+        position = Positions.parse(position.to_json())
+        end = reader.latest(position, limit)
+        tasks = reader.tasks(position, end)
+        assert tasks == stream(brokers, **options).tasks(position, end), "the same again"
+        rows = rows_of(brokers, tasks)
+        assert limit is None or len(rows) <= limit + len(end.cursors)
+        got += rows
+        position = end
+        assert rounds < 2000
+    assert len(got) == len(set(got)) == added
+
+
+def test_a_share_for_each_partition(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 900, 0)
+    brokers.append("t", 10, 100, 1)
+    reader = stream(brokers)
+    start = reader.initial()
+    tasks = reader.tasks(start, reader.latest(start, 100))
+    assert [len(rows_of(brokers, [task])) for task in tasks] == [90, 10]
+
+
+def test_nothing_behind_what_was_there_when_it_began(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 10)
+    reader = stream(brokers, subscribePattern="t.*")
+    start = reader.initial()
+    reader.aim()
+    brokers.append("t", 1000, 10)
+    brokers.closed_ms = 2000
+    brokers.add("t2")
+    middle = reader.latest(start, 4)
+    end = reader.latest(middle, 100)
+    assert len(rows_of(brokers, reader.tasks(start, middle) + reader.tasks(middle, end))) == 10
+    assert reader.latest(end, 100) == end and end.cursors.keys() == start.cursors.keys()
+
+
+def test_a_start_ahead_of_now(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 5)
+    reader = stream(brokers, startingTimestamp=MS + 1500)
+    start = reader.initial()
+    assert reader.latest(start, None) == start
+    brokers.append("t", 1400, 5)
+    brokers.append("t", 1600, 3)
+    brokers.closed_ms = 2000
+    assert len(rows_of(brokers, reader.tasks(start, reader.latest(start, None)))) == 3
+
+
+def test_a_topic_that_was_deleted_and_made_again(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    brokers.append("t", 10, 5)
+    start = stream(brokers).latest(stream(brokers).initial(), None)
+    brokers.add("t", 1)
+    brokers.append("t", 20, 3)
+    with pytest.raises(HistoryGone, match=r"partition 0 of topic number 1 \(and 1 more\).*failOnDataLoss"):
+        stream(brokers).latest(start, None)
+    reader = stream(brokers, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sandq.spark"):
+        end = reader.latest(start, None)
+    assert "the rest is read" in caplog.text
+    assert len(rows_of(brokers, reader.tasks(start, end))) == 3
+
+
+def test_a_topic_that_is_deleted_between_planning_and_reading(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 5)
+    reader = stream(brokers, subscribePattern="t.*")
+    start = reader.initial()
+    end = reader.latest(start, None)
+    del brokers.topics["t"]
+    with pytest.raises(HistoryGone, match="is gone"):
+        reader.tasks(start, end)
+    assert stream(brokers, subscribePattern="t.*", failOnDataLoss="false").tasks(start, end) == []
+
+
+def test_a_topic_that_is_left_out_for_a_while_is_not_read_again(brokers: FakeBrokers) -> None:
+    brokers.add("b")
+    brokers.append("t", 10, 5)
+    brokers.append("b", 10, 3)
+    both = stream(brokers, subscribe="t,b")
+    first = both.latest(both.initial(), None)
+    less = stream(brokers, failOnDataLoss="false").latest(first, None)
+    brokers.append("b", 1100, 2)
+    brokers.closed_ms = 2000
+    again = both.latest(less, None)
+    assert len(rows_of(brokers, both.tasks(less, again))) == 2
+
+
+def test_an_added_partition_is_to_be_read_whole(brokers: FakeBrokers) -> None:
+    reader = stream(brokers)
+    start = reader.initial()
+    brokers.topics["t"].logs.append(FakeLog())
+    brokers.append("t", 10, 5, 2)
+    (task,) = reader.tasks(start, reader.latest(start, None))[-1:]
+    assert (task.partition, task.start) == (2, BEGINNING), "a claim: who reads it finds out what was trimmed"
+    # Of a topic that was not read before, what was trimmed is nobody's loss.
+    brokers.add("new")
+    brokers.append("new", 10, 5)
+    pattern = stream(brokers, subscribePattern=".*")
+    (task,) = pattern.tasks(start, pattern.latest(start, None))[-1:]
+    assert (task.topic, task.start) == ("new", offsets.FIRST)
+
+
+def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
+    clock = Clock()
+    reader = stream(brokers, clock, holdName="mine", holdTtl="100s")
+    brokers.append("t", 10, 5)
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert not brokers.held, "its name is not written down yet"
+    reader.tasks(start, end)
+    assert brokers.holds["mine", 0] < BEGINNING
+    assert brokers.held == 1
+    clock.now = 11
+    reader.latest(start, None)
+    assert brokers.held == 2, "it is renewed while a batch takes long"
+    reader.committed(end)
+    row = int.from_bytes(brokers.holds["mine", 0], "big") >> 12
+    assert row + 1 == int.from_bytes(instant(1000), "big") >> 12
+    assert offsets.unpack(brokers.holds["mine", 1]).partition == 1
+    # A new one goes on with it, before it reads.
+    brokers.holds.clear()
+    stream(brokers, holdName="mine").latest(end, None)
+    assert ("mine", 0) in brokers.holds
+
+
+def test_a_stream_that_finds_nothing_has_a_first_batch(brokers: FakeBrokers) -> None:
+    """So its hold is there before anything comes: until then Spark writes nothing down."""
+    reader = stream(brokers)
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert end != start
+    reader.tasks(start, end)
+    assert {name for name, _ in brokers.holds} == {end.hold}
+    assert max(brokers.holds.values()) < BEGINNING
+
+
+def test_partitions_that_are_added_are_held_at_once(brokers: FakeBrokers) -> None:
+    reader = stream(brokers, holdName="mine", subscribePattern="t.*")
+    start = reader.latest(reader.initial(), None)
+    reader.tasks(start, start)
+    brokers.add("t2", 3)
+    reader.latest(start, None)
+    assert ("mine", 2) in brokers.holds
+
+
+def test_without_a_hold(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    def begin(**options: str) -> None:
+        reader = stream(brokers, **options)
+        start = reader.initial()
+        reader.tasks(start, reader.latest(start, None))
+
+    begin(holdName="none")
+    assert not brokers.held
+    brokers.refuses_holds = True
+    begin()
+    assert "is not held: too many holds" in caplog.text
+    brokers.add("kv", 1, "compacted")
+    brokers.refuses_holds = False
+    begin(subscribe="kv")
+    assert not brokers.held, "a compacted topic is not trimmed"
+
+
+def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
+    """Two queries over one DataFrame, say."""
+    brokers.append("t", 10, 5)
+    names = set()
+    for _ in range(2):
+        reader = stream(brokers)
+        start = reader.initial()
+        end = reader.latest(start, None)
+        reader.tasks(start, end)
+        names.add(end.hold)
+        # As Spark keeps it; the next run goes on under the same name.
+        kept = Positions.parse(json.loads(json.dumps(end.to_json())))
+        stream(brokers).latest(kept, None)
+        assert (kept, {name for name, _ in brokers.holds}) == (end, names)
+    assert len(names) == 2
+
+
+def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeBrokers) -> None:
+    """Spark keeps where it ends, and asks for the beginning each time."""
+    brokers.append("t", 10, 5)
+    reader = stream(brokers)
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert not brokers.holds
+    reader.tasks(start, end)
+    before = brokers.holds[end.hold, 0]
+    for _ in range(3):
+        brokers.holds.clear()
+        again = stream(brokers)
+        again.tasks(again.initial(), end)
+        assert brokers.holds[end.hold, 0] == before
+        assert {name for name, _ in brokers.holds} == {end.hold}
+
+
+def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
+    """It failed, and was not tried again before its hold was over."""
+    brokers.append("t", 10, 5)
+    reader = stream(brokers)
+    end = reader.latest(reader.initial(), None)
+    brokers.closed_ms = 5000
+    brokers.append("t", 2000, 5)
+    brokers.trim("t", instant(2001))
+    again = stream(brokers)
+    with pytest.raises(HistoryGone, match="all of the first micro-batch was trimmed"):
+        again.tasks(again.initial(), end)
+    lossy = stream(brokers, failOnDataLoss="false")
+    assert [task.partition for task in lossy.tasks(lossy.initial(), end)] == [1]
+    (task,) = lossy.tasks(end, lossy.latest(end, None))[:1]
+    assert task.start == end.cursors[Place(1, 0)], "the next one tells what else is gone"
+    other = Positions({place: instant(1) for place in end}, end.hold)
+    with pytest.raises(InvalidRequest, match="lies behind the end"):
+        stream(brokers).tasks(end, other)

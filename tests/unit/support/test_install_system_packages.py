@@ -1,0 +1,107 @@
+"""tests/install-system-packages: what it installs, and what it says where it may not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "tests" / "install-system-packages"
+INSTALL = "apt-get install -y -qq --no-install-recommends serf"
+
+
+class Machine:
+    """Has only the programs that it is given; those that are made up write down how they were called."""
+
+    def __init__(self, directory: Path) -> None:
+        self.policy = directory / "policy-rc.d"
+        self._bin = directory / "bin"
+        self._bin.mkdir()
+        self._calls = directory / "calls"
+        self._calls.touch()
+        for tool in ("bash", "chmod", "rm"):
+            (self._bin / tool).symlink_to(shutil.which(tool) or pytest.fail(f"there is no {tool}"))
+
+    def has(self, program: str, does: str = "") -> None:
+        path = self._bin / program
+        path.write_text(f'#!/bin/bash\necho "{program} $*" >>"{self._calls}"\n{does}\n')
+        path.chmod(0o755)
+
+    def run(self) -> tuple[list[str], str]:
+        """The calls in order, and what it said on stderr."""
+        environ = {"PATH": str(self._bin), "POLICY_RC_D": str(self.policy)}
+        done = subprocess.run(["/bin/bash", SCRIPT], env=environ, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        calls = self._calls.read_text().splitlines()
+        return [call for call in calls if not call.startswith(("id ", "systemctl ", "update-rc.d "))], done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Root's, with apt-get and Java, and without serf."""
+    machine = Machine(tmp_path)
+    machine.has("java")
+    for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
+        machine.has(program, does)
+    return machine
+
+
+def test_what_is_there_is_not_installed(machine: Machine) -> None:
+    machine.has("serf")
+    assert machine.run() == ([], "")
+
+
+def test_root_installs_and_nothing_is_started(machine: Machine) -> None:
+    machine.has("apt-get", f'test -x "{machine.policy}" && ! "{machine.policy}"')
+    assert machine.run() == (["apt-cache show serf", INSTALL], "")
+    assert not machine.policy.exists()
+
+
+def test_java_is_installed_where_it_is_missing(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "java").unlink()
+    assert machine.run()[0][1] == f"{INSTALL} default-jre-headless"
+    machine.has("serf")
+    assert machine.run()[0][-1] == INSTALL.replace("serf", "default-jre-headless")
+
+
+def test_the_machines_own_policy_stays(machine: Machine) -> None:
+    machine.policy.write_text("its own")
+    machine.run()
+    assert machine.policy.read_text() == "its own"
+
+
+def test_packages_that_are_not_known_yet_are_asked_for(machine: Machine) -> None:
+    machine.has("apt-cache", "exit 100")
+    assert machine.run()[0] == ["apt-cache show serf", "apt-get update -qq", INSTALL]
+
+
+def test_who_may_become_root_does(machine: Machine) -> None:
+    machine.has("id", f'if [ -e "{machine.policy}.root" ]; then echo 0; else echo 1000; fi')
+    machine.has("sudo", f'shift; if [ "$1" = bash ]; then : >"{machine.policy}.root"; "$@"; fi')
+    calls, said = machine.run()
+    assert calls == ["sudo -n true", f"sudo -n bash {SCRIPT}", "apt-cache show serf", INSTALL] and said == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "does", "why"),
+    [
+        ("apt-get", "exit 100", "for apt-get failed"),
+        ("id", "echo 1000", "for that takes root"),
+        ("apt-get", None, "for there is no apt-get here"),
+    ],
+)
+def test_where_it_may_not_it_says_how(
+    machine: Machine, tmp_path: Path, program: str, does: str | None, why: str
+) -> None:
+    if does is None:
+        (tmp_path / "bin" / program).unlink()
+    else:
+        machine.has(program, does)
+    _, said = machine.run()
+    assert f"Not installed, {why}: serf. Tests that need it will be skipped." in said
+    assert "sudo apt-get install --no-install-recommends serf" in said
+    assert not machine.policy.exists()
