@@ -18,7 +18,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address
 from sandq.model.members import member_id
-from sandq.raft import Group, GroupJournal, Members, Passes
+from sandq.raft import Group, GroupCommit, GroupJournal, Members
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.wal import Wal
@@ -36,25 +36,25 @@ class Node:
         self._count = count
         files = RealFiles(directory)
         self._wal, _ = Wal.open(files, known_groups=lambda group: True)
-        self._passes = Passes()
+        self._group_commit = GroupCommit()
         self._wake = trio.Event()
-        self._passes.wake = lambda: self._wake.set()
+        self._group_commit.wake = lambda: self._wake.set()
         self._links = PeerLinks(
             cluster="benchmark",
             secret=None,
             identity=lambda: PeerIdentity(self._name, f"store of {self._name}", None, {}),
             peers={other: Address("127.0.0.1", ports[other]) for other in others},
             known=KnownPeers.open(files),
-            on_up=lambda peer: self._passes.connected(peer.identity.node_id),
-            on_down=self._passes.disconnected,
-            on_frame=lambda node, kind, body, size: self._passes.receive(node, body, size),
+            on_up=lambda peer: self._group_commit.connected(peer.identity.node_id),
+            on_down=self._group_commit.disconnected,
+            on_frame=lambda node, kind, body, size: self._group_commit.receive(node, body, size),
             on_stream=_no_stream,
         )
-        self._passes.room = self._links.room
+        self._group_commit.room = self._links.room
         members = Members(tuple(member_id(name, 1) for name in sorted(ports)))
-        journal = GroupJournal.create(self._passes.records, GROUP, members)
+        journal = GroupJournal.create(self._group_commit.records, GROUP, members)
         own = member_id(self._name, 1)
-        self._group: Group = self._passes.add(GROUP, own, journal, applied=0, before_tick=self._propose)
+        self._group: Group = self._group_commit.add(GROUP, own, journal, applied=0, before_tick=self._propose)
         if self._name == min(ports):
             self._group.campaign_soon()
         self._sent = self._done = 0
@@ -74,29 +74,29 @@ class Node:
         self._done += 1
         if self._done == self._count:
             print(time.perf_counter() - self._began_s, flush=True)
-        self._passes.mark(self._group)
+        self._group_commit.mark(self._group)
 
     async def run(self) -> None:
         listeners = await trio.open_tcp_listeners(self._port, host="127.0.0.1")
         async with trio.open_nursery() as nursery:
             await nursery.start(self._links.run, listeners)
             while True:
-                self._passes.on_time()
-                if not self._passes.has_work:
+                self._group_commit.on_time()
+                if not self._group_commit.has_work:
                     self._wake = trio.Event()
-                    with trio.move_on_after(self._passes.pause_s()):
+                    with trio.move_on_after(self._group_commit.pause_s()):
                         await self._wake.wait()
                     continue
                 await self._pass()
 
     async def _pass(self) -> None:
-        records, _ = self._passes.tick()
+        records, _ = self._group_commit.tick()
         if records:
             await trio.to_thread.run_sync(self._wal.commit, records)
         else:
             await trio.lowlevel.checkpoint()
-        self._passes.synced()
-        for node, messages in self._passes.take_outgoing().items():
+        self._group_commit.synced()
+        for node, messages in self._group_commit.take_outgoing().items():
             self._links.send(node, RAFT, messages)
 
 

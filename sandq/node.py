@@ -23,7 +23,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.cluster import Cluster
 from sandq.broker.peers.secret import read_secret
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.runner import Runner
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
@@ -119,7 +119,7 @@ async def _running(
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / "stores.level", create=first_start)
     try:
-        engine = Engine(
+        node_log = NodeLog(
             files,
             stores,
             node_id=own.node,
@@ -132,13 +132,13 @@ async def _running(
         if first_start:
             # From here on a file that is missing was lost; and nobody has heard of this node before it knows its name.
             identity.save(files, own)
-        runner.start(engine)
+        runner.start(node_log)
         timers = timers_of(clock)
         stats = NodeStats()
-        engine.wal.on_sync = stats.fsync.observe
-        engine.applier.on_applied = stats.applied
+        node_log.wal.on_sync = stats.fsync.observe
+        node_log.applier.on_applied = stats.applied
         runner.on_pass = stats.pass_records.observe
-        broker = Broker(engine, runner, clock, timers, config, stats)
+        broker = Broker(node_log, runner, clock, timers, config, stats)
         clean = False
         try:
             async with trio.open_nursery() as nursery:
@@ -146,25 +146,25 @@ async def _running(
                 nursery.start_soon(timers.run)
                 async with _serving(config, data_dir, own, broker, runner, files, nursery, gate) as serving:
                     yield serving
-                await _checkpoint(runner, engine, config.shutdown_grace_ms / 1000)
+                await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)
                 clean = True
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await runner.close()
-            _close_log(engine, clean and engine.failed is None)
+            _close_log(node_log, clean and node_log.failed is None)
     finally:
         stores.close()
 
 
-def _close_log(engine: Engine, clean: bool) -> None:
+def _close_log(node_log: NodeLog, clean: bool) -> None:
     """`clean`: everything in it is where it belongs, and the log may say so."""
     if clean:
         try:
-            engine.wal.seal()
+            node_log.wal.seal()
         except StorageFailed as error:
             log.warning("the log could not be sealed: the next start looks for a torn end", error=error.message)
-    engine.wal.close()
+    node_log.wal.close()
 
 
 @contextlib.asynccontextmanager
@@ -229,7 +229,7 @@ async def _serving(
         async with _serving_http(config, broker, metrics, node, web, Address(host, port)):
             if waits:
                 await _take_part(cluster, broker, nursery, serving)
-            serving.start_soon(broker.following.sweep)
+            serving.start_soon(broker.reconciler.sweep)
             yield Serving(host, port, web_address, data_dir, broker, metrics)
             await cluster.hand_over()
             await discovery.leave()
@@ -257,10 +257,10 @@ def _cluster(
         reassign_after_ms=section.reassign_after_ms,
         peers={peer.id: peer.peer for peer in section.peers},
         files=files,
-        engine=broker.engine,
+        node_log=broker.node_log,
         runner=runner,
         broker=broker,
-        snapshots=Snapshots(broker.engine, runner, config.storage.snapshot_rate),
+        snapshots=Snapshots(broker.node_log, runner, config.storage.snapshot_rate),
     )
 
 
@@ -301,12 +301,12 @@ def _discovery(
 async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, serving: trio.Nursery) -> None:
     """Be a member of the cluster: form it, or go on in it."""
     beginning = await cluster.formed()
-    metadata = broker.engine.open_metadata(beginning.members, beginning.metadata_index)
+    metadata = broker.node_log.open_metadata(beginning.members, beginning.metadata_index)
     await broker.start(nursery, metadata)
     if metadata.ready:
         await cluster.register(metadata)
     serving.start_soon(cluster.run, metadata)
-    serving.start_soon(cluster.mover.run)
+    serving.start_soon(cluster.rebalancer.run)
     cluster.takes_part = True
 
 
@@ -353,9 +353,9 @@ async def _serving_http(
         yield
 
 
-async def _checkpoint(runner: Runner, engine: Engine, grace_s: float) -> None:
+async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None:
     """So that the next start has nothing to replay; without it, it replays."""
-    if engine.failed is None:
+    if node_log.failed is None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + grace_s) as scope:
             await runner.checkpoint()
         if scope.cancelled_caught:

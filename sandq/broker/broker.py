@@ -13,18 +13,18 @@ import trio.lowlevel
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
-from sandq.broker.controller.reconciler import Following
-from sandq.broker.delivery.lease_once import Taken, Taker, Taking, release
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.delivery.lease_once import LeaseOnce, Taken, Taker, release
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import Subscriber, held_by, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Route, Routes
 from sandq.broker.produce_validation import check_batch
 from sandq.broker.queries.fan_out import call_all, read_all
-from sandq.broker.queries.kv_watch import Watching
-from sandq.broker.queries.linearizable_reads import Reading
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import Done, GroupHost
+from sandq.broker.queries.kv_watch import KvWatches
+from sandq.broker.queries.linearizable_reads import LinearizableReads
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
@@ -49,9 +49,15 @@ REQUEST_BYTES = 64
 
 class Broker:
     def __init__(
-        self, engine: Engine, runner: Runner, clock: GuardedClock, timers: Timers, config: NodeConfig, stats: NodeStats
+        self,
+        node_log: NodeLog,
+        runner: Runner,
+        clock: GuardedClock,
+        timers: Timers,
+        config: NodeConfig,
+        stats: NodeStats,
     ) -> None:
-        self.engine = engine
+        self.node_log = node_log
         self.clock = clock
         self.limits = config.limits
         self.stats = stats
@@ -62,27 +68,27 @@ class Broker:
         """The nodes that can be reached, this one included; set as `tell`."""
         self.until_others_followed: Callable[[int], Awaitable[None]] = _at_once
         """Waits until the other nodes that can be reached have done what metadata said at an index."""
-        self.catalog = Catalog(engine, clock, timers, self.routes)
-        self.following = Following(self.catalog, engine, runner, clock, timers, config, stats)
-        self.reading = Reading(runner)
-        self.watching = Watching(runner)
+        self.catalog = Catalog(node_log, clock, timers, self.routes)
+        self.reconciler = Reconciler(self.catalog, node_log, runner, clock, timers, config, stats)
+        self.reads = LinearizableReads(runner)
+        self.kv_watches = KvWatches(runner)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
-        self.metadata_host: GroupHost
+        self.metadata_host: RaftGroup
         self.administration: Administration
         self._turn = 0
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
+    async def start(self, nursery: trio.Nursery, metadata: RaftGroup) -> None:
         """Open what metadata places here. `nursery` outlives every connection."""
         self.metadata_host = metadata
-        self.reading.nursery = self.watching.nursery = nursery
+        self.reads.nursery = self.kv_watches.nursery = nursery
         self.administration = Administration(
             metadata,
             self.catalog,
-            self.following,
+            self.reconciler,
             self.routes,
             self.limits,
             self.up,
@@ -91,7 +97,7 @@ class Broker:
         )
         if metadata.group.is_only_voter:
             await self.catalog.until_ready([metadata])
-        await self.following.start(nursery, metadata)
+        await self.reconciler.start(nursery, metadata)
 
     @property
     def metadata(self) -> MetadataView:
@@ -104,16 +110,16 @@ class Broker:
     def topics(self) -> list[OpenTopic]:
         return list(self.catalog.topics.values())
 
-    def partition(self, topic: str, partition: int) -> PartitionDelivery:
+    def partition(self, topic: str, partition: int) -> PartitionLeader:
         return self.catalog.partition(topic, partition)
 
-    def led(self, topic: str) -> list[PartitionDelivery]:
+    def led(self, topic: str) -> list[PartitionLeader]:
         """The partitions of a topic that this node leads. Raises UnknownTopic, NotLeader when there are none."""
         opened = self.topic(topic)
         led = list(opened.led().values())
         if not led:
             hints = (self.catalog.leader(opened, partition) for partition in range(len(opened.record.partitions)))
-            leader = next((node for node in hints if node is not None and node != self.engine.node_id), None)
+            leader = next((node for node in hints if node is not None and node != self.node_log.node_id), None)
             hint = {"node_id": leader} if leader is not None else {}
             raise NotLeader(f"this node leads no partition of topic {topic!r} (yet)", **hint)
         return led
@@ -195,9 +201,9 @@ class Broker:
         deliveries = self.led(asked.topic)
         await open_group(deliveries, asked.group, asked.start)
         self._turn += 1
-        taking = Taking(asked, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
+        lease_once = LeaseOnce(asked, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
         try:
-            taken = await taking.run()
+            taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
             await trio.lowlevel.checkpoint_if_cancelled()
             return taken
@@ -221,7 +227,7 @@ class Broker:
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
         subscription.feed()
 
-    def detach(self, topic: str, subscription: Subscription) -> list[PartitionDelivery]:
+    def detach(self, topic: str, subscription: Subscription) -> list[PartitionLeader]:
         """The connection is gone: the leases run on. Returns where the subscription took part."""
         subscription.closed = True
         opened = self.catalog.topics.get(topic)

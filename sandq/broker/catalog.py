@@ -10,12 +10,12 @@ from typing import NamedTuple
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.controller.metadata_barrier import ANSWER_S, Latest, Unsure
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.controller.metadata_barrier import ANSWER_S, MetadataBarrier, Unsure
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.peers.routes import Routes
 from sandq.broker.produce_validation import Place
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.stats import TopicStats
 from sandq.broker.timers import Timers
@@ -37,32 +37,32 @@ class OpenTopic(NamedTuple):
     """A topic with the partitions of which a replica runs here."""
 
     record: Topic
-    partitions: dict[int, PartitionDelivery]
+    partitions: dict[int, PartitionLeader]
     places: dict[int, Place]
     stats: TopicStats
 
-    def led(self) -> dict[int, PartitionDelivery]:
+    def led(self) -> dict[int, PartitionLeader]:
         """The partitions that this node leads, and may answer for."""
         return {partition: delivery for partition, delivery in self.partitions.items() if delivery.host.ready}
 
 
 class Catalog:
-    def __init__(self, engine: Engine, clock: GuardedClock, timers: Timers, routes: Routes) -> None:
+    def __init__(self, node_log: NodeLog, clock: GuardedClock, timers: Timers, routes: Routes) -> None:
         self.topics: dict[str, OpenTopic] = {}
-        self.by_group: dict[int, PartitionDelivery] = {}
-        self.latest = Latest(engine)
-        self.metadata: GroupHost
+        self.by_group: dict[int, PartitionLeader] = {}
+        self.barrier = MetadataBarrier(node_log)
+        self.metadata: RaftGroup
         self.until_followed: Callable[[int], Awaitable[None]]
         """Waits until this node has done what metadata said at an index; set by who does it."""
-        self._engine = engine
+        self._node_log = node_log
         self._clock = clock
         self._timers = timers
         self._routes = routes
 
-    async def until_ready(self, hosts: Sequence[GroupHost]) -> None:
+    async def until_ready(self, hosts: Sequence[RaftGroup]) -> None:
         while not all(host.ready for host in hosts):
-            if self._engine.failed is not None:
-                raise self._engine.failed
+            if self._node_log.failed is not None:
+                raise self._node_log.failed
             await trio.sleep(READY_POLL_S)
 
     @property
@@ -81,7 +81,7 @@ class Catalog:
             raise self._unknown(UnknownTopic(f"there is no topic {name!r}", topic=name), partial(self.topic, name))
         return topic
 
-    def partition(self, name: str, partition: int) -> PartitionDelivery:
+    def partition(self, name: str, partition: int) -> PartitionLeader:
         """The replica here. Raises as `topic` does, UnknownPartition; NotLeader where there is none."""
         topic = self.topic(name)
         found = topic.partitions.get(partition)
@@ -94,7 +94,7 @@ class Catalog:
         hint = {"node_id": leader} if leader is not None else {}
         raise NotLeader(f"partition {partition} of topic {name!r} is not on this node", **hint)
 
-    def of_group(self, group: int, partition: int) -> PartitionDelivery:
+    def of_group(self, group: int, partition: int) -> PartitionLeader:
         """The replica here of the partition that a lease names. Raises LeaseLost, NotLeader; Unsure, Unavailable."""
         found = self.by_group.get(group)
         if found is not None and found.partition == partition:
@@ -129,7 +129,7 @@ class Catalog:
         """What to answer, once this node has heard of everything that was acknowledged before this call."""
         with trio.move_on_after(ANSWER_S):
             try:
-                await self.until_followed(await self.latest.index())
+                await self.until_followed(await self.barrier.index())
                 look()
             except Unsure:
                 return claim
@@ -139,13 +139,13 @@ class Catalog:
 
     # -- replicas that come and go -------------------------------------------------------------------------------
 
-    def opened(self, name: str, delivery: PartitionDelivery) -> None:
+    def opened(self, name: str, delivery: PartitionLeader) -> None:
         """A replica runs here from now on."""
         self.by_group[delivery.host.number] = delivery
         delivery.host.on_ready = partial(self._on_ready, name, delivery)
         delivery.host.look()
 
-    def closed(self, delivery: PartitionDelivery) -> None:
+    def closed(self, delivery: PartitionLeader) -> None:
         """A replica runs here no more."""
         number = delivery.host.number
         self.by_group.pop(number, None)
@@ -166,7 +166,7 @@ class Catalog:
 
     # -- leading --------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, name: str, delivery: PartitionDelivery, ready: bool) -> None:
+    def _on_ready(self, name: str, delivery: PartitionLeader, ready: bool) -> None:
         """This node begins, or ceases, to lead a partition."""
         host = delivery.host
         self._routes.led(host.number, host.group.term, ready)
@@ -181,17 +181,17 @@ class Catalog:
             self._configure(name, delivery)
             delivery.lead()
 
-    def _configure(self, name: str, delivery: PartitionDelivery) -> None:
+    def _configure(self, name: str, delivery: PartitionLeader) -> None:
         """Give a partition that is led here the topic's settings where it has others."""
         host, settings = delivery.host, self.topics[name].record.settings
         if host.ready and host.status.settings != settings:
             with suppress(SandqError):
                 host.submit(c.Configure(settings), partial(self._configured, name, delivery))
 
-    def _configured(self, name: str, delivery: PartitionDelivery, result: object) -> None:
+    def _configured(self, name: str, delivery: PartitionLeader, result: object) -> None:
         if isinstance(result, SandqError) and name in self.topics and not delivery.closed:
             self._timers.at(self._clock.now_ms() + 100, partial(self._configure_again, name, delivery))
 
-    def _configure_again(self, name: str, delivery: PartitionDelivery) -> None:
+    def _configure_again(self, name: str, delivery: PartitionLeader) -> None:
         if name in self.topics and not delivery.closed:
             self._configure(name, delivery)

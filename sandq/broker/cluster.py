@@ -2,7 +2,7 @@
 
 Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
 its old name. Who leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and sees to who
-holds what (`Steward`). `bootstrap/bootstrap.py` says how a cluster begins.
+holds what (`ClusterController`). `bootstrap/bootstrap.py` says how a cluster begins.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import structlog
 import trio
 
-from sandq.broker.bootstrap.bootstrap import Forming, Way
+from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
 from sandq.broker.bootstrap.joining import Beginning, Joining
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
-from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.leadership_transfer import hand_over
 from sandq.broker.controller.metadata_barrier import ANSWER_S
-from sandq.broker.controller.rebalancer import Mover
-from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.controller.rebalancer import Rebalancer
+from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.links import PeerLinks
-from sandq.broker.replication.node_log import METADATA_GROUP, Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.gossip import tags
@@ -62,7 +62,7 @@ class Cluster:
         reassign_after_ms: int,
         peers: Mapping[str, Address],
         files: Files,
-        engine: Engine,
+        node_log: NodeLog,
         runner: Runner,
         broker: Broker,
         snapshots: Snapshots,
@@ -77,36 +77,38 @@ class Cluster:
         self._known = KnownPeers.open(files)
         self._membership: Membership | None = None
         self._files = files
-        self._engine = engine
+        self._node_log = node_log
         self._runner = runner
         self._broker = broker
         self.on_joined: Callable[[], Awaitable[None]] = _nothing
         """Called when this node belongs to a cluster that it did not belong to."""
         self.snapshots = snapshots
-        self.clock_keeper = ClockKeeper(broker.clock, lambda *frame: self.links.send(*frame), engine.hosts.values)
+        self.clock_keeper = ClockKeeper(broker.clock, lambda *frame: self.links.send(*frame), node_log.hosts.values)
         routes = broker.routes
-        self.steward = Steward(
+        self.controller = ClusterController(
             self._linked,
             self._alive,
             lambda group: routes.leader(group) is not None,
             broker.clock.now_ms,
             reassign_after_ms,
         )
-        self._traffic = Traffic(engine, broker, self.clock_keeper, self.steward, self._is_ours, self._from_outside)
-        self.links = self._traffic.links = PeerLinks(
+        self._dispatch = PeerDispatch(
+            node_log, broker, self.clock_keeper, self.controller, self._is_ours, self._from_outside
+        )
+        self.links = self._dispatch.links = PeerLinks(
             cluster=name,
             secret=secret,
             identity=self.identity,
             peers=peers,
             known=self._known,
-            on_up=self._traffic.up,
-            on_down=self._traffic.down,
-            on_frame=self._traffic.on_frame,
+            on_up=self._dispatch.up,
+            on_down=self._dispatch.down,
+            on_frame=self._dispatch.on_frame,
             on_stream=snapshots.receive,
-            takes_more=self._traffic.takes_more,
+            takes_more=self._dispatch.takes_more,
         )
-        self._joining = self.steward.joining = Joining(own.node, self.links)
-        self._forming = Forming(
+        self._joining = self.controller.joining = Joining(own.node, self.links)
+        self._bootstrap = Bootstrap(
             way,
             own.node,
             peers,
@@ -114,20 +116,20 @@ class Cluster:
             self._joining,
             self.links.send,
             lambda: self.links.up,
-            lambda: self._traffic.followed,
+            lambda: self._dispatch.followed,
             self._seen,
         )
-        self.mover = Mover(engine, broker.catalog, lambda: self.up, self._traffic.tell_settled)
-        self.mover.may_lead = self.steward.may_lead = self.clock_keeper.may_lead
-        engine.on_leads = self.clock_keeper.leads
-        engine.passes.room = self.links.room
+        self.rebalancer = Rebalancer(node_log, broker.catalog, lambda: self.up, self._dispatch.tell_settled)
+        self.rebalancer.may_lead = self.controller.may_lead = self.clock_keeper.may_lead
+        node_log.on_leads = self.clock_keeper.leads
+        node_log.group_commit.room = self.links.room
         snapshots.open_stream = self.links.open_stream
-        snapshots.on_garbage = broker.following.sweep_soon
-        runner.send = self._traffic.send_raft
-        broker.tell = self._traffic.tell_routes
+        snapshots.on_garbage = broker.reconciler.sweep_soon
+        runner.send = self._dispatch.send_raft
+        broker.tell = self._dispatch.tell_routes
         broker.up = lambda: self.up
-        broker.until_others_followed = self._traffic.until_others_followed
-        broker.following.on_followed = self._traffic.tell_followed
+        broker.until_others_followed = self._dispatch.until_others_followed
+        broker.reconciler.on_followed = self._dispatch.tell_followed
         self.takes_part = False
         """Set by whoever has started what makes this node a member."""
         self._belongs = trio.Event()
@@ -149,12 +151,12 @@ class Cluster:
         return self._way == "named" or (uuid is not None and peer.identity.cluster_uuid == uuid)
 
     def _from_outside(self, node: str, kind: int, body: Any) -> bool:
-        return self._joining.on_frame(node, kind, body) or self._forming.on_frame(node, kind, body)
+        return self._joining.on_frame(node, kind, body) or self._bootstrap.on_frame(node, kind, body)
 
     async def hand_over(self) -> None:
         """Before this node stops: let others lead what it leads, as far as there are others, for a moment."""
         for nodes in (self.clock_keeper.good(), set(self.links.up)):
-            await hand_over(lambda: self._engine.hosts.values(), nodes)
+            await hand_over(lambda: self._node_log.hosts.values(), nodes)
 
     # -- who the peers are ----------------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class Cluster:
         self._membership = membership
         async for _ in membership.changes():
             self._look_for_peers()
-            self._traffic.wake()
+            self._dispatch.wake()
 
     def _seen(self) -> list[Mapping[str, str]]:
         """Tags of other live members that are nodes of a cluster of this name."""
@@ -175,7 +177,7 @@ class Cluster:
         """Those that are registered, and those that gossip knows, which knows best where they are now."""
         if self._way == "named":
             return
-        metadata = self._engine.hosts.get(METADATA_GROUP)
+        metadata = self._node_log.hosts.get(METADATA_GROUP)
         registered = metadata.status.nodes if metadata is not None else {}
         found = {name: record.addresses.get("peer") for name, record in registered.items()}
         for seen in self._seen():
@@ -194,7 +196,7 @@ class Cluster:
     @property
     def waits(self) -> bool:
         """Whether `formed` may take long, for it depends on others."""
-        return self._way != "alone" and self._engine.pointers.get(METADATA_GROUP) is None
+        return self._way != "alone" and self._node_log.pointers.get(METADATA_GROUP) is None
 
     @property
     def is_founder(self) -> bool:
@@ -203,7 +205,7 @@ class Cluster:
 
     def waiting(self) -> str | None:
         """Why this node does not take part in a cluster yet, for a person; None once it does."""
-        return None if self.takes_part else self._forming.why()
+        return None if self.takes_part else self._bootstrap.why()
 
     async def init(self) -> str:
         """Found the cluster with this node alone, now. Its UUID, once that is durable. Raises Conflict, Unavailable;
@@ -213,7 +215,7 @@ class Cluster:
             raise Conflict(f"this node belongs to cluster {uuid} already", cluster_uuid=uuid)
         if self.takes_part:
             raise Conflict("this node belongs to a cluster already, which has no UUID yet")
-        await self._forming.init()
+        await self._bootstrap.init()
         with trio.move_on_after(INIT_S):
             await self._belongs.wait()
         if self._own.cluster_uuid is None:
@@ -222,10 +224,10 @@ class Cluster:
 
     async def formed(self) -> Beginning:
         """Wait until this node may take part in the metadata group; what its replica begins with."""
-        if self._engine.pointers.get(METADATA_GROUP) is not None:
-            self._forming.is_over()
-            return Beginning(self._forming.founders)  # not asked for: the replica is there
-        beginning = await self._forming.formed()
+        if self._node_log.pointers.get(METADATA_GROUP) is not None:
+            self._bootstrap.is_over()
+            return Beginning(self._bootstrap.founders)  # not asked for: the replica is there
+        beginning = await self._bootstrap.formed()
         if beginning.cluster_uuid is not None:
             await self._adopt(beginning.cluster_uuid)
         return beginning
@@ -243,12 +245,12 @@ class Cluster:
 
     # -- registering ----------------------------------------------------------------------------------------------
 
-    async def run(self, metadata: GroupHost) -> None:
+    async def run(self, metadata: RaftGroup) -> None:
         """Keep metadata right about the nodes, when this node leads it; and take the cluster's UUID from it."""
         while True:
             view = self._broker.metadata
-            if self._engine.failed is not None:
-                self._traffic.tell_sick()
+            if self._node_log.failed is not None:
+                self._dispatch.tell_sick()
             try:
                 if view.cluster_uuid is not None:
                     await self._adopt(view.cluster_uuid)
@@ -257,11 +259,11 @@ class Cluster:
                 self._look_for_peers()
                 if metadata.ready:
                     await self._form(metadata)
-                    await self.steward.tend(metadata)
+                    await self.controller.tend(metadata)
             except SandqError as error:
                 log.warning("the cluster could not be seen to; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
-                await self._traffic.changed.wait()
+                await self._dispatch.changed.wait()
 
     async def _pin_registered(self) -> None:
         """Who is registered is known by its store from now on, whether or not this node ever met it; who was removed is
@@ -288,7 +290,7 @@ class Cluster:
 
         if wrong():
             with trio.move_on_after(ANSWER_S):
-                await self._broker.following.until_followed(await self._broker.catalog.latest.index())
+                await self._broker.reconciler.until_followed(await self._broker.catalog.barrier.index())
                 for node in wrong():
                     log.warning(
                         "the data directory of a node that is known here is not the registered one", peer=node.node_id
@@ -296,12 +298,12 @@ class Cluster:
                     await self._runner.on_maintenance(partial(self._known.correct, node.node_id, node.store_uuid))
                     self.links.end(node.node_id, "its data directory is not the registered one")
 
-    async def register(self, metadata: GroupHost) -> None:
+    async def register(self, metadata: RaftGroup) -> None:
         """At once, when this node leads the metadata alone."""
         await self._form(metadata)
-        await self.steward.register(metadata)
+        await self.controller.register(metadata)
 
-    async def _form(self, metadata: GroupHost) -> None:
+    async def _form(self, metadata: RaftGroup) -> None:
         """Give the cluster its UUID."""
         if metadata.status.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._own.cluster_uuid or identity.new_uuid()))

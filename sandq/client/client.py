@@ -23,7 +23,7 @@ from sandq.client.producer.batches import Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import Headers, Value, refuse_later
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.request_batcher import Errands
+from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.model.errors import ClosedError, InvalidRequest
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant, duration_ms
@@ -38,7 +38,7 @@ class Client:
         self.admin = Admin(cluster)
         self._cluster = cluster
         self._tasks = tasks
-        self._errands = Errands(cluster, tasks)
+        self._batcher = RequestBatcher(cluster, tasks)
         self._producers: dict[str, Producer] = {}  # of `produce`, by topic
         self._stack = AsyncExitStack()
         self._is_open = True
@@ -171,12 +171,12 @@ class Client:
     def kv(self, topic: str) -> Keys:
         """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
         self._check_open()
-        return Keys(self._cluster, self._tasks, self._errands, self._producer_of, check_name("topic", topic))
+        return Keys(self._cluster, self._tasks, self._batcher, self._producer_of, check_name("topic", topic))
 
     def messages(self, topic: str) -> Messages:
         """The stored messages of a topic: get, list, cancel, move, why."""
         self._check_open()
-        return Messages(self._cluster, self._errands, check_name("topic", topic))
+        return Messages(self._cluster, self._batcher, check_name("topic", topic))
 
     def dead(self, topic: str, group: str) -> DeadLetters:
         """The dead letters of a group: list, counts, redrive, purge."""

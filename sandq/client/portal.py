@@ -1,4 +1,4 @@
-"""How other threads use a client: a mailbox that its event loop empties.
+"""Let other threads use a client, through a mailbox that its event loop empties.
 
     thread --post(job)--> box --one wake-up--> pump (a task of the loop): job(), job(), ...
     thread --call(f)----> box -------------------> a task: await f() --future--> thread
@@ -7,8 +7,8 @@ What one thread leaves in the box is done in that order, so a call comes after w
 asked for only when none is under way: many posts cost one. (anyio's BlockingPortal waits for the loop twice a call and
 cannot post without waiting: 79 us a call against 63 us, and 0.2 us a post.)
 
-The two halves know of each other in one direction only: threads hold the `Bridge`, the loop holds the `Pump`. So a
-client that was forgotten by its threads is collected, and a forked child, which has no loop, is told so by the bridge.
+The two halves know of each other in one direction only: threads hold the `Portal`, the loop holds the `Pump`. So a
+client that was forgotten by its threads is collected, and a forked child, which has no loop, is told so by the portal.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Call(Generic[T]):
             self._scope.cancel()
 
 
-class Bridge:
+class Portal:
     """The threads' half: any number of them may use it. `owner` says what is used ("the client"), for errors."""
 
     def __init__(self, pump: Pump, owner: str = "the client") -> None:
@@ -217,18 +217,18 @@ class Bridge:
 class Confirmation(Generic[T]):
     """What `ack`, `nack` and `extend` return: nothing to do, or `wait()` to know that the broker did it."""
 
-    __slots__ = ("_begin", "_bridge", "_error", "_inner")
+    __slots__ = ("_begin", "_error", "_inner", "_portal")
 
-    def __init__(self, bridge: Bridge, begin: Callable[[], Awaitable[T]]) -> None:
-        self._bridge = bridge
+    def __init__(self, portal: Portal, begin: Callable[[], Awaitable[T]]) -> None:
+        self._portal = portal
         self._begin = begin
         self._inner: Awaitable[T] | None = None
         self._error: Exception | None = None
-        bridge.post(self._do)
+        portal.post(self._do)
 
     def wait(self, timeout: Duration | None = None) -> T:
         """Until the broker has answered. LeaseLost: it was not held any more. TimedOut: no answer in `timeout`."""
-        return self._bridge.call(lambda: bounded(self._result, timeout))
+        return self._portal.call(lambda: bounded(self._result, timeout))
 
     def _do(self) -> None:
         try:

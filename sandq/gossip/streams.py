@@ -175,7 +175,7 @@ def _encode_node(node: NodeState) -> bytes:
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
-Reading = Generator[None, None, Any]
+LinearizableReads = Generator[None, None, Any]
 """Yields whenever more bytes are needed; returns what it read."""
 
 
@@ -235,7 +235,7 @@ class _Source:
             yield
 
 
-def _sealed(source: _Source, keyring: Keyring) -> Reading:
+def _sealed(source: _Source, keyring: Keyring) -> LinearizableReads:
     decrypt = keyring.open
     header = yield from source.bytes(1)
     if header[0] != ENCRYPT:
@@ -248,7 +248,7 @@ def _sealed(source: _Source, keyring: Keyring) -> Reading:
     return _whole(decrypt(sealed, header), _plain)
 
 
-def _plain(source: _Source) -> Reading:
+def _plain(source: _Source) -> LinearizableReads:
     kind = (yield from source.bytes(1))[0]
     if kind != COMPRESS:
         return (yield from _message(source, kind))
@@ -256,12 +256,12 @@ def _plain(source: _Source) -> Reading:
     return _whole(inflate(fields, STREAM_BYTES), _inflated)
 
 
-def _inflated(source: _Source) -> Reading:
+def _inflated(source: _Source) -> LinearizableReads:
     kind = (yield from source.bytes(1))[0]
     return (yield from _message(source, kind))
 
 
-def _message(source: _Source, kind: int) -> Reading:
+def _message(source: _Source, kind: int) -> LinearizableReads:
     if kind == PUSH_PULL:
         return (yield from _push_pull(source))
     if kind == USER:
@@ -272,7 +272,7 @@ def _message(source: _Source, kind: int) -> Reading:
     raise _unexpected(kind, "which is not for streams")
 
 
-def _push_pull(source: _Source) -> Reading:
+def _push_pull(source: _Source) -> LinearizableReads:
     head = yield from source.fields()
     count = number(head, b"Nodes", NODES_MOST, 0)
     length = number(head, b"UserStateLen", USER_BYTES, 0)
@@ -294,7 +294,7 @@ def _node(fields: Fields) -> NodeState:
     )
 
 
-def _whole(data: bytes, read: Callable[[_Source], Reading]) -> Whole:
+def _whole(data: bytes, read: Callable[[_Source], LinearizableReads]) -> Whole:
     """The message that all of these bytes are."""
     source = _Source()
     source.feed(data)

@@ -77,7 +77,7 @@ class Totals:
         )
 
 
-class Tally:
+class PartitionMetrics:
     """How many messages of one group are leased and wait, and which of them is the oldest."""
 
     def __init__(self) -> None:

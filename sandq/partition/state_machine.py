@@ -19,15 +19,15 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import Forgetter
+from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.administration import GroupAdmin
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupBook
-from sandq.partition.groups.lease_grants import Granter
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.groups.leases import Lease
-from sandq.partition.groups.settlement import Settler
+from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.holds import Hold, Holds
@@ -105,18 +105,18 @@ class TimerPartition:
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
-        self.forgetter = Forgetter()
-        unique = UniqueKeys(self.forgetter)
-        self.book = GroupBook(settings, unique, self.forgetter)
-        self.log = MessageLog(partition, self.book, unique, self.forgetter)
-        self.jobs = Jobs(self.log, self.book)
-        self.pending = Pending(self.log, self.book, unique)
+        self.expiring_rows = ExpiringRows()
+        unique = UniqueKeys(self.expiring_rows)
+        self.group_state = GroupState(settings, unique, self.expiring_rows)
+        self.log = MessageLog(partition, self.group_state, unique, self.expiring_rows)
+        self.jobs = Jobs(self.log, self.group_state)
+        self.pending = Pending(self.log, self.group_state, unique)
         self.producers = Producers(partition)
-        self._granter = Granter(self.book)
-        self._settler = Settler(self.book)
-        self._admin = GroupAdmin(self.log, self.book, self.jobs)
+        self._lease_grants = LeaseGrants(self.group_state)
+        self._settlement = LeaseSettlement(self.group_state)
+        self._admin = GroupAdmin(self.log, self.group_state, self.jobs)
         self.holds = Holds()
-        self._trimmer = Trimmer(self.log, self.book, self.holds)
+        self._trimmer = Trimmer(self.log, self.group_state, self.holds)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -133,10 +133,10 @@ class TimerPartition:
             self.clock_epoch,
             (log.messages, log.trimmed, log.bytes, log.gone),
             self.log.counts.state(),
-            self.forgetter.state(),
+            self.expiring_rows.state(),
             self._trimmer.state(),
-            (self.book.next_group, self.book.next_seq, self.book.own_ttl),
-            self.book.settings,
+            (self.group_state.next_group, self.group_state.next_seq, self.group_state.own_ttl),
+            self.group_state.settings,
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
 
@@ -147,14 +147,14 @@ class TimerPartition:
         row = view.get(rows.STATE_KEY)
         if row is not None:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
-            log, counts, forgetter, trimmer, book = parts
+            log, counts, expiring_rows, trimmer, group_state = parts
             self.log.state = LogState(log[0], log[1], log[2], (log[3][0], log[3][1]))
             self.log.counts.load(counts)
-            self.forgetter.load(forgetter)
+            self.expiring_rows.load(expiring_rows)
             self._trimmer.load(trimmer)
-            self.book.next_group, self.book.next_seq, self.book.own_ttl = book
-            self.book.settings = stored
-            self.book.load(view)
+            self.group_state.next_group, self.group_state.next_seq, self.group_state.own_ttl = group_state
+            self.group_state.settings = stored
+            self.group_state.load(view)
             self.jobs.load(view)
             self.producers.load(view)
             self.holds.load(view)
@@ -164,25 +164,25 @@ class TimerPartition:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.book.settings
+        return self.group_state.settings
 
     def status(self, view: View) -> Status:
         return Status(
             self.applied_index,
             self.now_ms,
             self.floor_ms,
-            self.book.next_expiry_ms(view),
+            self.group_state.next_expiry_ms(view),
             self._upkeep_ms(),
             self.log.state.messages,
             self.log.counts.later,
             self.log.state.trimmed,
             self.log.state.bytes,
-            sum(group.dead.total() for group in self.book.groups.values()),
+            sum(group.dead.total() for group in self.group_state.groups.values()),
             self.log.garbage.rows,
             self.log.garbage.bytes,
-            self.book.settings,
-            tuple([self._group_status(group, view) for group in self.book.groups.values()]),
-            self.book.totals.counted(),
+            self.group_state.settings,
+            tuple([self._group_status(group, view) for group in self.group_state.groups.values()]),
+            self.group_state.totals.counted(),
             *self._keys_status,
             self.holds.all,
         )
@@ -194,9 +194,9 @@ class TimerPartition:
     def _group_status(self, group: Group, view: View) -> GroupStatus:
         next_ms = _next_ms(group, view)
         in_log, head = self._in_log(group, view)
-        tally, blocked = group.tally, len(group.order.blocked)
-        tally.ripen(self.now_ms, group.waiting)
-        firsts = (head, tally.oldest(), group.order.first() if blocked else None)
+        metrics, blocked = group.metrics, len(group.order.blocked)
+        metrics.ripen(self.now_ms, group.waiting)
+        firsts = (head, metrics.oldest(), group.order.first() if blocked else None)
         oldest = min((first for first in firsts if first is not None), default=None)
         return GroupStatus(
             group.group_id,
@@ -204,9 +204,9 @@ class TimerPartition:
             next_ms,
             group.stalled(),
             group.generation,
-            in_log + blocked + tally.ripe,
-            tally.leased,
-            tally.waiting - tally.ripe,
+            in_log + blocked + metrics.ripe,
+            metrics.leased,
+            metrics.waiting - metrics.ripe,
             group.dead.total(),
             None if oldest is None else offsets.deliver_ms(oldest),
         )
@@ -233,7 +233,7 @@ class TimerPartition:
         return 0, None
 
     def _upkeep_ms(self) -> int | None:
-        forgotten_ms = (self.forgetter.next_ms, self.producers.next_ms)
+        forgotten_ms = (self.expiring_rows.next_ms, self.producers.next_ms)
         times = (self._trimmer.due_ms, self.holds.next_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
         return min((at for at in times if at is not None), default=None)
 
@@ -287,21 +287,21 @@ class TimerPartition:
         return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
-        settler, admin, now_ms = self._settler, self._admin, self.now_ms
+        settlement, admin, now_ms = self._settlement, self._admin, self.now_ms
         match command:
             case c.Ack():
                 self._trimmer.settled(now_ms)
-                return [settler.ack(token, what, now_ms, view) for token, what in command.items]
+                return [settlement.ack(token, what, now_ms, view) for token, what in command.items]
             case c.Nack():
                 self._trimmer.settled(now_ms)
-                return [settler.nack(item, now_ms, view) for item in command.items]
+                return [settlement.nack(item, now_ms, view) for item in command.items]
             case c.Extend():
-                return [settler.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
+                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
             case c.Expire():
                 self._trimmer.settled(now_ms)
-                return settler.expire(now_ms, view)
+                return settlement.expire(now_ms, view)
             case c.Release():
-                return settler.release(command, now_ms, view)
+                return settlement.release(command, now_ms, view)
             case c.Cancel():
                 return [
                     self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
@@ -326,7 +326,7 @@ class TimerPartition:
             case c.Hold():
                 return self._hold(command, view)
             case c.Configure():
-                self.book.settings = command.settings
+                self.group_state.settings = command.settings
                 self._trimmer.settled(now_ms)
         return None
 
@@ -337,10 +337,10 @@ class TimerPartition:
         return ((self.floor_ms << 80) + (index << 32) + (place << 12) - 1).to_bytes(16, "big")
 
     def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
-        group = self.book.group(command.group)
+        group = self.group_state.group(command.group)
         dead = group.dead.total()
-        leases = self._granter.grant(index, place, command, self.now_ms, view)
-        self.book.totals.leases += len(leases)
+        leases = self._lease_grants.grant(index, place, command, self.now_ms, view)
+        self.group_state.totals.leases += len(leases)
         self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
             self._trimmer.settled(self.now_ms)
@@ -364,7 +364,7 @@ class TimerPartition:
         """A bounded part of all that is to be done. The places it used."""
         while self._admin.drop_idle(index, self.now_ms, view):
             self._trimmer.settled(self.now_ms)
-        self.forgetter.sweep(self.now_ms, view)
+        self.expiring_rows.sweep(self.now_ms, view)
         self.producers.forget(self.now_ms, view)
         if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
             self.holds.drop(self.now_ms, view)

@@ -1,12 +1,12 @@
 """Raft groups over PySyncObj, guarded (floor F3; the only importer of pysyncobj).
 
-`Group` is one member of one Raft group behind a small port: messages in, propose, tick, commit. `Passes` runs all
+`Group` is one member of one Raft group behind a small port: messages in, propose, tick, commit. `GroupCommit` runs all
 groups of a node in passes: take in what arrived, tick what is dirty, write one WAL pass, and only then send and count
 what was written. See docs/architecture.md.
 """
 
 from sandq.raft.group import Group, ProposalFailed
-from sandq.raft.group_commit import Committed, Passes
+from sandq.raft.group_commit import Committed, GroupCommit
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
 from sandq.raft.read_index import ReadDone
@@ -14,9 +14,9 @@ from sandq.raft.read_index import ReadDone
 __all__ = [
     "Committed",
     "Group",
+    "GroupCommit",
     "GroupJournal",
     "Members",
-    "Passes",
     "ProposalFailed",
     "ReadDone",
 ]

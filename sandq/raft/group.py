@@ -14,11 +14,11 @@ from sandq.model.members import member_id, node_of
 from sandq.raft import guards, hooks, wire
 from sandq.raft.core import LEADER, NEVER, Core
 from sandq.raft.elections import Election
-from sandq.raft.heartbeat_coalescing import Beat, Quiet
+from sandq.raft.heartbeat_coalescing import Beat, HeartbeatCoalescing
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
-from sandq.raft.message_filter import Inputs
-from sandq.raft.read_index import ReadDone, Reads
+from sandq.raft.message_filter import MessageFilter
+from sandq.raft.read_index import ReadDone, ReadIndex
 from sandq.raft.transport import GroupTransport
 
 ROUND_S = 0.5
@@ -44,7 +44,7 @@ entry twice."""
 
 class Group:
     """`tick` counts, commits and appends; what it appended counts only in a later tick, so the caller syncs the WAL in
-    between (`Passes` does), and only then sends what `send(node, message)` was given. Nothing here pickles, and
+    between (`GroupCommit` does), and only then sends what `send(node, message)` was given. Nothing here pickles, and
     nothing reads a socket or a file.
     """
 
@@ -76,7 +76,7 @@ class Group:
         self.number = number
         self.member = member
         self.journal = journal
-        self.reads = Reads()
+        self.reads = ReadIndex()
         self.on_leadership: Callable[[], None] = lambda: None
         """Called when this member begins or ceases to lead."""
         self._transport = GroupTransport(number, member, send, lambda: self.term, room)
@@ -98,8 +98,10 @@ class Group:
         """When it was noted last what is committed; and what was, then."""
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
-        self._inputs = Inputs(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
-        self._quiet = Quiet(number, member, core, self._transport, journal, self._inputs, self.reads)
+        self._message_filter = MessageFilter(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
+        self._heartbeats = HeartbeatCoalescing(
+            number, member, core, self._transport, journal, self._message_filter, self.reads
+        )
         self._reconcile()
         if self.is_only_voter:
             # It need not wait for anybody.
@@ -164,8 +166,8 @@ class Group:
         """Whether there is something for a tick to do: proposals, entries to count, send or apply, an election."""
         core = self._core
         return bool(
-            self._inputs.advanced
-            or self._inputs.resend
+            self._message_filter.advanced
+            or self._message_filter.resend
             or core._SyncObj__commandsQueue._FastQueue__queue
             or core._SyncObj__raftCommitIndex > core._SyncObj__raftLastApplied
             or self._election.called
@@ -183,7 +185,7 @@ class Group:
 
     def age_s(self) -> float | None:
         """How long ago what is known here to be committed was certainly all that was; None: that was never known."""
-        return self._inputs.age_s() if not self.is_leader else self._led_age_s()
+        return self._message_filter.age_s() if not self.is_leader else self._led_age_s()
 
     def _led_age_s(self) -> float | None:
         """Since a majority was heard, which nobody else can have led then."""
@@ -250,7 +252,7 @@ class Group:
     def tick(self) -> None:
         core, journal = self._core, self.journal
         last = journal.last_index
-        self._inputs.advanced = False
+        self._message_filter.advanced = False
         if not self.is_leader:
             self._election.tick(self._members)
         core._onTick(0.0)
@@ -258,8 +260,8 @@ class Group:
         if self.is_leader:
             # One round of messages confirms all reads of a pass: those that came before them.
             began = self.commit_index >= self.term_start and self.reads.begin(self.commit_index, self._transport.seq)
-            if journal.last_index > last or self._inputs.resend or began:
-                self._inputs.resend = False
+            if journal.last_index > last or self._message_filter.resend or began:
+                self._message_filter.resend = False
                 core._SyncObj__sendAppendEntries()
             self._finish_reads()
             self._note_round()
@@ -275,15 +277,15 @@ class Group:
     def beats(self, now_s: float) -> list[tuple[str, Beat]] | None:
         """Of a leader: all that its heartbeat has to say, and to which node; None: it is to have a `heartbeat`, and a
         tick."""
-        return self._quiet.beats(self._up, now_s)
+        return self._heartbeats.beats(self._up, now_s)
 
     def beaten(self, node_id: str, beat: Beat, now_s: float) -> bool:
         """A leader's node sent this; False: it is to be asked for more, with ALIVE."""
-        return self._quiet.heard(member_id(node_id, beat[1]), beat, now_s)
+        return self._heartbeats.heard(member_id(node_id, beat[1]), beat, now_s)
 
     def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool:
         """The answer; False: it is to be looked at as ALIVE_ACK."""
-        return self._quiet.answered(member_id(node_id, beat[1]), beat, now_s)
+        return self._heartbeats.answered(member_id(node_id, beat[1]), beat, now_s)
 
     def connected(self, node_id: str) -> None:
         self._up.add(node_id)
@@ -299,7 +301,7 @@ class Group:
 
     def receive(self, node_id: str, message: wire.Message) -> None:
         """What another member sent; `message` was checked (`wire.check`)."""
-        self._inputs.receive(node_id, message)
+        self._message_filter.receive(node_id, message)
         self._reconcile()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ class Group:
             return
         core, before = self._core, set(self._nodes())
         self._members = members
-        self._quiet.set_members(members)
+        self._heartbeats.set_members(members)
         nodes = self._nodes()
         voters = {node for node in nodes if node.id in members.voters}
         core._SyncObj__otherNodes = voters
@@ -356,12 +358,12 @@ class Group:
         if before == LEADER:
             age_s = self._led_age_s()
             if age_s is not None:
-                self._inputs.complete_s = hooks.now_s() - age_s
+                self._message_filter.complete_s = hooks.now_s() - age_s
             self._stepped_down()
         if after == LEADER:
             self._round_s = -math.inf
-            self._inputs.barriers.clear()
-            self._inputs.tried.clear()
+            self._message_filter.barriers.clear()
+            self._message_filter.tried.clear()
             self._transport.flights.clear()
         if LEADER in (before, after):
             self.on_leadership()

@@ -1,4 +1,4 @@
-"""Passes: messages in, all dirty groups of a node ticked, then one WAL pass written for all, then what it holds counts.
+"""Commit for all groups of a node in passes: take messages in, tick dirty groups, write one WAL pass, then count it.
 
 Pure of I/O: `tick` returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
 `synced`, and only then sends what `take_outgoing` gives. A group is never ticked between the two: its leader would
@@ -40,7 +40,7 @@ class Committed:
     """Empty for Raft's own entries."""
 
 
-class Passes:
+class GroupCommit:
     def __init__(self) -> None:
         self.records: list[Record] = []
         """Where the journals of all groups write; taken by `tick`."""

@@ -1,4 +1,4 @@
-"""Heartbeats of groups in which nothing happens: those of all groups of a node go to a peer as one message.
+"""Send the heartbeats of all idle groups of a node to a peer as one message.
 
 A group is quiet for its leader while every member that can be reached has all of the log and knows that it is
 committed. Then a heartbeat has to say but one thing: that the leader of this term lives, and the answer but that a
@@ -19,8 +19,8 @@ from sandq.raft import hooks
 from sandq.raft.core import FOLLOWER, HEARTBEAT_S, LEADER, Core
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
-from sandq.raft.message_filter import Inputs
-from sandq.raft.read_index import Reads
+from sandq.raft.message_filter import MessageFilter
+from sandq.raft.read_index import ReadIndex
 from sandq.raft.transport import GroupTransport
 
 FRESH_S = 1.0
@@ -37,7 +37,7 @@ class _Other(NamedTuple):
     votes: bool
 
 
-class Quiet:
+class HeartbeatCoalescing:
     def __init__(
         self,
         number: int,
@@ -45,8 +45,8 @@ class Quiet:
         core: Core,
         transport: GroupTransport,
         journal: GroupJournal,
-        inputs: Inputs,
-        reads: Reads,
+        message_filter: MessageFilter,
+        reads: ReadIndex,
     ) -> None:
         self._number = number
         self._member = member
@@ -54,7 +54,7 @@ class Quiet:
         self._core = core
         self._transport = transport
         self._journal = journal
-        self._inputs = inputs
+        self._message_filter = message_filter
         self._reads = reads
         self._others: dict[str, _Other] = {}
         self._voters = 0
@@ -107,7 +107,7 @@ class Quiet:
             or known.id != leader
         ):
             return False
-        self._inputs.heard_s = self._inputs.complete_s = now_s
+        self._message_filter.heard_s = self._message_filter.complete_s = now_s
         core._SyncObj__raftElectionDeadline = now_s + core._SyncObj__generateRaftTimeout()
         return True
 

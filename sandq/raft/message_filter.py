@@ -1,4 +1,4 @@
-"""What other members send: every message passes its guards before the library sees it."""
+"""Check every message of another member by its guards before the library sees it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sandq.raft.core import LEADER, Core
 from sandq.raft.elections import Election
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
-from sandq.raft.read_index import Reads
+from sandq.raft.read_index import ReadIndex
 from sandq.raft.transport import GroupTransport
 
 
-class Inputs:
+class MessageFilter:
     def __init__(
         self,
         member: str,
@@ -24,7 +24,7 @@ class Inputs:
         transport: GroupTransport,
         journal: GroupJournal,
         election: Election,
-        reads: Reads,
+        reads: ReadIndex,
         *,
         members: Callable[[], Members],
         takes_entries: Callable[[], bool],
@@ -191,13 +191,13 @@ class Inputs:
 
 
 _HANDLERS: dict[int, Callable[..., None]] = {
-    wire.APPEND: Inputs._append,
-    wire.ACK: Inputs._ack,
-    wire.ALIVE: Inputs._alive,
-    wire.ALIVE_ACK: Inputs._alive_ack,
-    wire.VOTE_REQUEST: Inputs._vote_request,
-    wire.VOTE: Inputs._vote,
-    wire.PRE_VOTE_REQUEST: Inputs._pre_vote_request,
-    wire.PRE_VOTE: Inputs._pre_vote,
-    wire.TIMEOUT_NOW: Inputs._timeout_now,
+    wire.APPEND: MessageFilter._append,
+    wire.ACK: MessageFilter._ack,
+    wire.ALIVE: MessageFilter._alive,
+    wire.ALIVE_ACK: MessageFilter._alive_ack,
+    wire.VOTE_REQUEST: MessageFilter._vote_request,
+    wire.VOTE: MessageFilter._vote,
+    wire.PRE_VOTE_REQUEST: MessageFilter._pre_vote_request,
+    wire.PRE_VOTE: MessageFilter._pre_vote,
+    wire.TIMEOUT_NOW: MessageFilter._timeout_now,
 }

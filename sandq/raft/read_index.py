@@ -16,7 +16,7 @@ class _Round(NamedTuple):
     waiting: list[ReadDone]
 
 
-class Reads:
+class ReadIndex:
     """One round serves all reads of a pass."""
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class ServerInfo:
             "others": others,
             "topics": len(broker.topics()),
             "clock_alarm": broker.clock.alarm,
-            "storage_failed": broker.engine.failed.message if broker.engine.failed else None,
+            "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
         }
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -147,7 +147,7 @@ class NodeState:
 
     def failure(self) -> str | None:
         """Why it cannot store anything any more."""
-        failed = self._broker.engine.failed
+        failed = self._broker.node_log.failed
         return failed.message if failed is not None else None
 
     def ready(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from sandq.broker.queries.kv_queries import Keyed
+from sandq.broker.queries.kv_queries import KvQueries
 from sandq.model.errors import SandqError
 from sandq.protocol.frames import Frame, encode_replies
 from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet
@@ -18,12 +18,12 @@ _Place = tuple[str, int, bool]
 """Topic, partition, stale."""
 
 
-class Gets:
+class KvGetCoalescer:
     """Those of one connection."""
 
-    def __init__(self, connection: Connection, keyed: Keyed) -> None:
+    def __init__(self, connection: Connection, kv_queries: KvQueries) -> None:
         self._connection = connection
-        self._keyed = keyed
+        self._kv_queries = kv_queries
         self._gathered: dict[_Place, list[tuple[int, KvGet]]] = {}
 
     def add(self, frame: Frame) -> None:
@@ -53,7 +53,7 @@ class Gets:
                 self._connection.refuse(request_id, error)
 
     async def _answer(self, place: _Place, requests: list[tuple[int, KvGet]]) -> bytes:
-        values, stale_ms = await self._keyed.get(*place, [asked.keys for _, asked in requests], ANSWER_BYTES)
+        values, stale_ms = await self._kv_queries.get(*place, [asked.keys for _, asked in requests], ANSWER_BYTES)
         return encode_replies(
             [(request_id, stale_ms, of) for (request_id, _), of in zip(requests, values, strict=True)]
         )

@@ -1,4 +1,4 @@
-"""Small batches that come in one receive for one partition: stored as one batch, answered one by one.
+"""Store small batches that come in one receive for one partition as one batch, and answer them one by one.
 
 Most of what a message costs its batch costs: a command in the log, a row, an answer through all threads. What one
 receive brought is all there at once, so that gathering it delays nobody.
@@ -43,7 +43,7 @@ class _Gathered:
     batches: list[bytes]
 
 
-class Gathering:
+class ProduceCoalescer:
     """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order.
 
     `produce` hands the batch of so many requests to the broker, and raises what refuses it; `reply` sends the answers

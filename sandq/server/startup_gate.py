@@ -1,4 +1,4 @@
-"""What a node answers while it belongs to no cluster yet: who it is, what it waits for, and that it may found one."""
+"""Answer for a node that belongs to no cluster yet: say who it is and what it waits for, and let it found one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWERED: Final = frozenset(
 )
 
 
-class Entrance:
+class StartupGate:
     """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all.
 
     `waiting()`: why the node does not take part in a cluster yet; None once it does.

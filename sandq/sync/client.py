@@ -23,7 +23,7 @@ import anyio
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
-from sandq.client.portal import Bridge, Pump
+from sandq.client.portal import Portal, Pump
 from sandq.client.positions import Start
 from sandq.client.producer.validation import Value
 from sandq.model.errors import InvalidRequest
@@ -31,7 +31,7 @@ from sandq.model.times import Duration, duration_ms
 from sandq.sync.keys import Keys
 from sandq.sync.producer import Producer, Receipts
 from sandq.sync.subscription import Subscription
-from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Face, Leases, Messages, blocking, iterating
+from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Wrapper, blocking, iterating
 
 log = logging.getLogger("sandq.client")
 
@@ -43,33 +43,33 @@ _CLOSE_S: Final = 10.0
 """`run` that was interrupted: beyond its grace time, for acks to be confirmed and the subscription to be left."""
 
 
-class Client(Face[AsyncClient]):
+class Client(Wrapper[AsyncClient]):
     """A connection to a cluster; made by `connect`. It may be used by any number of threads of one process.
 
     A process that was forked off cannot use it: ForkedError. It is not to be used from inside an event loop: a call
     would stop that loop while it waits; `sandq.connect` is for there.
     """
 
-    def __init__(self, inner: AsyncClient, bridge: Bridge, thread: _Thread) -> None:
-        super().__init__(inner, bridge)
+    def __init__(self, inner: AsyncClient, portal: Portal, thread: _Thread) -> None:
+        super().__init__(inner, portal)
         self._thread = thread
         self.name = inner.name
-        self.admin = Admin(inner.admin, bridge)
+        self.admin = Admin(inner.admin, portal)
 
     def __enter__(self) -> Client:
-        self._bridge.check()
+        self._portal.check()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._bridge.is_foreign:
+        if not self._portal.is_foreign:
             self._thread.close(at_once=error is not None and not isinstance(error, Exception))
 
     def close(self) -> None:
         """End it, as leaving its `with` block does: what is queued is sent. Closing twice is once."""
-        if self._bridge.is_foreign:
-            self._bridge.check()
+        if self._portal.is_foreign:
+            self._portal.check()
         self._thread.close()
 
     @property
@@ -87,13 +87,13 @@ class Client(Face[AsyncClient]):
     def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
         """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",
         "key", ...). `receipts.wait()` gives their offsets, or raises what failed first."""
-        sent = self._bridge.call(partial(self._inner.produce_many, topic, list(messages)))
-        return Receipts(self._bridge, [sent])
+        sent = self._portal.call(partial(self._inner.produce_many, topic, list(messages)))
+        return Receipts(self._portal, [sent])
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
         """`with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
-        inner = self._bridge.do(lambda: self._inner.producer(topic, linger=linger))
-        return Producer(inner, self._bridge, self._thread.blocks)
+        inner = self._portal.do(lambda: self._inner.producer(topic, linger=linger))
+        return Producer(inner, self._portal, self._thread.blocks)
 
     def subscribe(
         self,
@@ -109,12 +109,12 @@ class Client(Face[AsyncClient]):
 
         The arguments are those of `sandq.Client.subscribe`.
         """
-        inner = self._bridge.do(
+        inner = self._portal.do(
             lambda: self._inner.subscribe(
                 topic, group=group, credit=credit, lease=lease, start=start, auto_extend=auto_extend
             )
         )
-        return Subscription(inner, self._bridge, self._thread.blocks)
+        return Subscription(inner, self._portal, self._thread.blocks)
 
     def run(
         self,
@@ -137,7 +137,7 @@ class Client(Face[AsyncClient]):
         check_options(handler, concurrency)
         if is_async(handler):
             raise InvalidRequest(f"handler: a plain function is expected; {handler!r} is for sandq.connect's client")
-        self._bridge.call(
+        self._portal.call(
             lambda: self._inner.run(
                 topic, group, handler, concurrency=concurrency, credit=credit, lease=lease, start=start, grace=grace
             ),
@@ -147,23 +147,23 @@ class Client(Face[AsyncClient]):
 
     def kv(self, topic: str) -> Keys:
         """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
-        self._bridge.check()
-        return Keys(self._inner.kv(topic), self._bridge, self._thread.blocks)
+        self._portal.check()
+        return Keys(self._inner.kv(topic), self._portal, self._thread.blocks)
 
     def messages(self, topic: str) -> Messages:
         """The stored messages of a topic: get, list, cancel, move, why."""
-        self._bridge.check()
-        return Messages(self._inner.messages(topic), self._bridge)
+        self._portal.check()
+        return Messages(self._inner.messages(topic), self._portal)
 
     def dead(self, topic: str, group: str) -> DeadLetters:
         """The dead letters of a group: list, counts, redrive, purge."""
-        self._bridge.check()
-        return DeadLetters(self._inner.dead(topic, group), self._bridge)
+        self._portal.check()
+        return DeadLetters(self._inner.dead(topic, group), self._portal)
 
     def leases(self, topic: str, group: str) -> Leases:
         """Leasing and settling without a subscription: take what is ready now, ack it by its token."""
-        self._bridge.check()
-        return Leases(self._inner.leases(topic, group), self._bridge)
+        self._portal.check()
+        return Leases(self._inner.leases(topic, group), self._portal)
 
     fetch = iterating(AsyncClient.fetch)
     page = blocking(AsyncClient.page)
@@ -181,10 +181,10 @@ def connect(
     """
     thread = _Thread(servers, name, timeout, delivery_timeout)
     inner, pump = thread.start()
-    bridge = Bridge(pump)
+    portal = Portal(pump)
     # Not of the client: its messages, producers, ... need the thread as well, and all of them have the bridge.
-    weakref.finalize(bridge, thread.stop).atexit = False
-    return Client(inner, bridge, thread)
+    weakref.finalize(portal, thread.stop).atexit = False
+    return Client(inner, portal, thread)
 
 
 class _Thread:

@@ -13,16 +13,16 @@ from sandq.client.kv.keys import Pairs
 from sandq.client.kv.watch import Answer
 from sandq.client.kv.watch import Watch as AsyncWatch
 from sandq.client.kv.watch_positions import NOW, WatchStart
-from sandq.client.portal import Bridge
+from sandq.client.portal import Portal
 from sandq.client.producer.validation import Value
-from sandq.sync.wrappers import BlockFace, Blocks, Face, blocking, iterating
+from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking, iterating
 
 
-class Keys(Face[AsyncKeys]):
+class Keys(Wrapper[AsyncKeys]):
     """The keys of one compacted topic: as `sandq.Keys`, blocking. Any number of threads may use it."""
 
-    def __init__(self, inner: AsyncKeys, bridge: Bridge, blocks: Blocks) -> None:
-        super().__init__(inner, bridge)
+    def __init__(self, inner: AsyncKeys, portal: Portal, blocks: Blocks) -> None:
+        super().__init__(inner, portal)
         self._blocks = blocks
 
     @property
@@ -40,7 +40,7 @@ class Keys(Face[AsyncKeys]):
         """
         # Listed here: what the caller's iterable does is not to be done in the event loop.
         listed = list(items.items() if isinstance(items, Mapping) else items)
-        return self._bridge.call(lambda: self._inner.put_many(listed))
+        return self._portal.call(lambda: self._inner.put_many(listed))
 
     delete = blocking(AsyncKeys.delete)
     cas = blocking(AsyncKeys.cas)
@@ -58,16 +58,16 @@ class Keys(Face[AsyncKeys]):
     ) -> Watch:
         """`with kv.watch(prefix="user/") as watch: for change in watch:` what is written from then on, of one key, of
         those with a prefix, or of all. The arguments are those of `sandq.Keys.watch`."""
-        inner = self._bridge.do(lambda: self._inner.watch(key, prefix=prefix, start=start, latest=latest))
-        return Watch(inner, self._bridge, self._blocks)
+        inner = self._portal.do(lambda: self._inner.watch(key, prefix=prefix, start=start, latest=latest))
+        return Watch(inner, self._portal, self._blocks)
 
 
-class Watch(BlockFace[AsyncWatch]):
+class Watch(BlockWrapper[AsyncWatch]):
     """Changes of keys; made by `kv.watch`, a context manager and an iterator, for one thread. Otherwise as
     `sandq.Watch`."""
 
-    def __init__(self, inner: AsyncWatch, bridge: Bridge, blocks: Blocks) -> None:
-        super().__init__(inner, bridge, blocks)
+    def __init__(self, inner: AsyncWatch, portal: Portal, blocks: Blocks) -> None:
+        super().__init__(inner, portal, blocks)
         self._answers: deque[Answer] = deque()
 
     @property
@@ -79,7 +79,7 @@ class Watch(BlockFace[AsyncWatch]):
     def position(self) -> dict[int, str]:
         """How far changes were handed out, by partition: the `start` of a watch that goes on from there. May be saved
         as JSON."""
-        self._bridge.check()
+        self._portal.check()
         return self._inner.position
 
     def __exit__(
@@ -93,10 +93,10 @@ class Watch(BlockFace[AsyncWatch]):
 
     def __next__(self) -> Change:
         """The next change; waits for it."""
-        self._bridge.check()
+        self._portal.check()
         answers = self._answers
         if not answers:
-            self._bridge.call(self._fill)
+            self._portal.call(self._fill)
         change = answers[0].take()
         if answers[0].is_through:
             answers.popleft()

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from sandq.client.portal import Bridge, bounded
+from sandq.client.portal import Portal, bounded
 from sandq.client.producer.batches import Batch
 from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
@@ -15,7 +15,7 @@ from sandq.client.producer.producer import Producer as AsyncProducer
 from sandq.client.producer.validation import Headers, Ready, Value, refuse_later
 from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
-from sandq.sync.wrappers import BlockFace, Blocks, blocking
+from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
 
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
@@ -28,10 +28,10 @@ class Receipt:
     DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
     """
 
-    __slots__ = ("_batch", "_bridge", "_error", "_inner", "_position")
+    __slots__ = ("_batch", "_error", "_inner", "_portal", "_position")
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
         self._batch: Batch | None = None
         self._position = 0
         self._inner: AsyncReceipt | None = None
@@ -46,7 +46,7 @@ class Receipt:
     def partition(self) -> int:
         """The partition that the message goes to."""
         if self._batch is None and self._error is None:
-            self._bridge.do(lambda: None)  # what was queued before this is through then
+            self._portal.do(lambda: None)  # what was queued before this is through then
         if self._error is not None:
             raise self._error
         assert self._batch is not None
@@ -56,9 +56,9 @@ class Receipt:
         """Until the message is stored. TimedOut: not known after `timeout`; it may still be stored."""
         batch = self._batch
         if batch is not None and batch.done and batch.error_of(self._position) is None:
-            self._bridge.check()
+            self._portal.check()
             return batch.offset(self._position)
-        return self._bridge.call(lambda: bounded(self._result, timeout))
+        return self._portal.call(lambda: bounded(self._result, timeout))
 
     async def _result(self) -> str:
         if self._error is not None:
@@ -80,8 +80,8 @@ class Receipt:
 class Receipts:
     """What `send_many` returns: a sequence of receipts; `wait()` gives the list of offsets, or raises."""
 
-    def __init__(self, bridge: Bridge, parts: list[AsyncReceipts]) -> None:
-        self._bridge = bridge
+    def __init__(self, portal: Portal, parts: list[AsyncReceipts]) -> None:
+        self._portal = portal
         self._parts = parts
 
     def __len__(self) -> int:
@@ -90,13 +90,13 @@ class Receipts:
     def __iter__(self) -> Iterator[Receipt]:
         for part in self._parts:
             for inner in part:
-                receipt = Receipt(self._bridge)
+                receipt = Receipt(self._portal)
                 receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
                 yield receipt
 
     def wait(self, timeout: Duration | None = None) -> list[str]:
         """Until all are stored. TimedOut: not known of all after `timeout`; they may still be stored."""
-        return self._bridge.call(lambda: bounded(self._result, timeout))
+        return self._portal.call(lambda: bounded(self._result, timeout))
 
     async def _result(self) -> list[str]:
         return [offset for part in self._parts for offset in await part]
@@ -108,7 +108,7 @@ class _Part(list[Value | Mapping[str, Any]]):
     first_place = 0
 
 
-class Producer(BlockFace[AsyncProducer]):
+class Producer(BlockWrapper[AsyncProducer]):
     """Sends messages to one topic; made by `client.producer(topic)` and used as a context manager, by any number of
     threads.
 
@@ -117,8 +117,8 @@ class Producer(BlockFace[AsyncProducer]):
     with a warning: it may or may not be stored. Otherwise as `sandq.Producer`.
     """
 
-    def __init__(self, inner: AsyncProducer, bridge: Bridge, blocks: Blocks) -> None:
-        super().__init__(inner, bridge, blocks)
+    def __init__(self, inner: AsyncProducer, portal: Portal, blocks: Blocks) -> None:
+        super().__init__(inner, portal, blocks)
         self._ahead = 0  # bytes, and _AHEAD_BYTES / _AHEAD_MESSAGES a message
 
     @property
@@ -147,18 +147,18 @@ class Producer(BlockFace[AsyncProducer]):
         """
         if later:
             refuse_later(later)
-        inner, bridge = self._inner, self._bridge
+        inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
         )  # fmt: skip
         inner.check_open()
-        receipt = Receipt(bridge)
-        bridge.post(partial(receipt._put, inner, message))
+        receipt = Receipt(portal)
+        portal.post(partial(receipt._put, inner, message))
         # Threads may lose each other's counts; it need not be exact.
         self._ahead += len(message[0] or b"") + _AHEAD_BYTES // _AHEAD_MESSAGES
         if self._ahead >= _AHEAD_BYTES:
             self._ahead = 0
-            bridge.call(inner.wait_for_room)
+            portal.call(inner.wait_for_room)
         return receipt
 
     def send_many(
@@ -190,7 +190,7 @@ class Producer(BlockFace[AsyncProducer]):
                 self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
                 partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, **later,
             )  # fmt: skip
-            parts.append(self._bridge.call(send))
-        return Receipts(self._bridge, parts)
+            parts.append(self._portal.call(send))
+        return Receipts(self._portal, parts)
 
     flush = blocking(AsyncProducer.flush)

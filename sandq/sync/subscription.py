@@ -12,13 +12,13 @@ from typing import TypeVar
 from sandq.client.consumer.arrivals import Arrival
 from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
-from sandq.client.portal import Bridge
-from sandq.sync.wrappers import BlockFace, Blocks, blocking
+from sandq.client.portal import Portal
+from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
 
 T = TypeVar("T")
 
 
-class Subscription(BlockFace[AsyncSubscription]):
+class Subscription(BlockWrapper[AsyncSubscription]):
     """Messages of a topic for a consumer group; made by `client.subscribe`, a context manager and an iterator, for any
     number of threads: each message goes to one of them.
 
@@ -26,9 +26,9 @@ class Subscription(BlockFace[AsyncSubscription]):
     was not settled, also what other threads still hold. Otherwise as `sandq.Subscription`.
     """
 
-    def __init__(self, inner: AsyncSubscription, bridge: Bridge, blocks: Blocks) -> None:
-        super().__init__(inner, bridge, blocks)
-        self._make = partial(Message, bridge)
+    def __init__(self, inner: AsyncSubscription, portal: Portal, blocks: Blocks) -> None:
+        super().__init__(inner, portal, blocks)
+        self._make = partial(Message, portal)
         self._arrivals: deque[Arrival] = deque()
         self._taking = threading.Lock()  # held for a moment
         self._filling = threading.Lock()  # held by the thread that waits for more
@@ -60,7 +60,7 @@ class Subscription(BlockFace[AsyncSubscription]):
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
-        self._bridge.post(self._inner.batches)
+        self._portal.post(self._inner.batches)
         return Batches(self)
 
     def next_batch(self) -> MessageBatch:
@@ -71,7 +71,7 @@ class Subscription(BlockFace[AsyncSubscription]):
 
     def _next(self, take: Callable[[], T | None]) -> T:
         while True:
-            self._bridge.check()
+            self._portal.check()
             self._inner.check_open()
             with self._taking:
                 found = take()
@@ -79,7 +79,7 @@ class Subscription(BlockFace[AsyncSubscription]):
                 return found
             with self._filling:
                 if not self._arrivals:
-                    self._bridge.call(self._fill)
+                    self._portal.call(self._fill)
 
     def _take_message(self) -> Message | None:
         arrivals = self._arrivals
@@ -95,7 +95,7 @@ class Subscription(BlockFace[AsyncSubscription]):
         while arrivals:
             arrival = arrivals.popleft()
             if not arrival.is_empty():
-                return MessageBatch(self._bridge, arrival.chunk, arrival.position)
+                return MessageBatch(self._portal, arrival.chunk, arrival.position)
         return None
 
     async def _fill(self) -> None:

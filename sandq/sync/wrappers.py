@@ -1,4 +1,4 @@
-"""Blocking twins of what is async: made from the async methods, with their arguments, types and docstrings."""
+"""Make blocking methods from async ones, with the same arguments, types and docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.client.admin.admin import Admin as AsyncAdmin
 from sandq.client.consumer.lease_api import Leases as AsyncLeases
 from sandq.client.messages.dead_letters import DeadLetters as AsyncDeadLetters
 from sandq.client.messages.messages import Messages as AsyncMessages
-from sandq.client.portal import Bridge
+from sandq.client.portal import Portal
 from sandq.model.errors import ClosedError, SandqError
 
 log = logging.getLogger("sandq.client")
@@ -26,12 +26,12 @@ _ROWS: Final = 500
 """Rows fetched together: a wait for the event loop each time, not for each row."""
 
 
-class Face(Generic[S]):
-    """Something of the async client, and the way to its event loop."""
+class Wrapper(Generic[S]):
+    """A part of the async client, and the portal to its event loop."""
 
-    def __init__(self, inner: S, bridge: Bridge) -> None:
+    def __init__(self, inner: S, portal: Portal) -> None:
         self._inner = inner
-        self._bridge = bridge
+        self._portal = portal
 
 
 class Block(Protocol):
@@ -66,24 +66,24 @@ class Blocks:
 B = TypeVar("B", bound=Block)
 
 
-class BlockFace(Face[B]):
+class BlockWrapper(Wrapper[B]):
     """A context manager over one of the async client's."""
 
-    def __init__(self, inner: B, bridge: Bridge, blocks: Blocks) -> None:
-        super().__init__(inner, bridge)
+    def __init__(self, inner: B, portal: Portal, blocks: Blocks) -> None:
+        super().__init__(inner, portal)
         self._blocks = blocks
 
     def __enter__(self) -> Self:
-        self._bridge.call(self._enter)
+        self._portal.call(self._enter)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._bridge.is_foreign:
+        if self._portal.is_foreign:
             return  # nothing of this is the child's
         try:
-            self._bridge.call(lambda: self._leave(kind, error, traceback))
+            self._portal.call(lambda: self._leave(kind, error, traceback))
         except ClosedError as closed:
             # The client was closed before, and has left this as well, unless there was no time.
             failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
@@ -101,24 +101,24 @@ class BlockFace(Face[B]):
         await self._inner.__aexit__(kind, error, traceback)
 
 
-def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Face[S], P], T]:
+def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Wrapper[S], P], T]:
     """The method of a face that waits for an async method of what is behind it."""
 
     @functools.wraps(method)
-    def wait(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        inner = face._inner
-        return face._bridge.call(lambda: method(inner, *args, **kwargs))
+    def wait(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        inner = wrapper._inner
+        return wrapper._portal.call(lambda: method(inner, *args, **kwargs))
 
     return wait
 
 
-def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable[Concatenate[Face[S], P], Rows[T]]:
+def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable[Concatenate[Wrapper[S], P], Rows[T]]:
     """The method of a face whose rows come from an async iterator."""
 
     @functools.wraps(method)
-    def rows(face: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> Rows[T]:
-        face._bridge.check()
-        return Rows(face._bridge, method(face._inner, *args, **kwargs))
+    def rows(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> Rows[T]:
+        wrapper._portal.check()
+        return Rows(wrapper._portal, method(wrapper._inner, *args, **kwargs))
 
     return rows
 
@@ -126,8 +126,8 @@ def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable
 class Rows(Generic[T]):
     """An iterator over rows that the broker has; one thread iterates, and may stop at any row."""
 
-    def __init__(self, bridge: Bridge, inner: AsyncIterator[T]) -> None:
-        self._bridge = bridge
+    def __init__(self, portal: Portal, inner: AsyncIterator[T]) -> None:
+        self._portal = portal
         self._inner = inner
         self._rows: deque[T] = deque()
         self._error: Exception | None = None
@@ -136,10 +136,10 @@ class Rows(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        self._bridge.check()
+        self._portal.check()
         if not self._rows:
             if self._error is None:
-                self._bridge.call(self._fetch)
+                self._portal.call(self._fetch)
             if not self._rows:
                 error, self._error = self._error, StopAsyncIteration()
                 if error is None or isinstance(error, StopAsyncIteration):
@@ -155,7 +155,7 @@ class Rows(Generic[T]):
             self._error = error
 
 
-class Admin(Face[AsyncAdmin]):
+class Admin(Wrapper[AsyncAdmin]):
     """`client.admin`: as `sandq.Client.admin`, blocking."""
 
     create_topic = blocking(AsyncAdmin.create_topic)
@@ -180,7 +180,7 @@ class Admin(Face[AsyncAdmin]):
     transfer = blocking(AsyncAdmin.transfer)
 
 
-class Messages(Face[AsyncMessages]):
+class Messages(Wrapper[AsyncMessages]):
     """The stored messages of one topic: as `sandq.Messages`, blocking.
 
     A `progress` function is called in the client's own thread: it may print, and must not use the client.
@@ -200,7 +200,7 @@ class Messages(Face[AsyncMessages]):
     why = blocking(AsyncMessages.why)
 
 
-class DeadLetters(Face[AsyncDeadLetters]):
+class DeadLetters(Wrapper[AsyncDeadLetters]):
     """The dead letters of one group: as `sandq.DeadLetters`, blocking. `progress`: see `Messages`."""
 
     @property
@@ -219,7 +219,7 @@ class DeadLetters(Face[AsyncDeadLetters]):
     purge = blocking(AsyncDeadLetters.purge)
 
 
-class Leases(Face[AsyncLeases]):
+class Leases(Wrapper[AsyncLeases]):
     """Messages of a topic for a consumer group, leased call by call: as `client.leases` of `sandq.Client`, blocking."""
 
     @property

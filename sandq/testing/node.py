@@ -168,7 +168,7 @@ class EmbeddedNode:
                 return
 
     def _applied(self) -> int:
-        return sum([host.status.applied_index for host in self.broker.engine.hosts.values()])
+        return sum([host.status.applied_index for host in self.broker.node_log.hosts.values()])
 
     async def state(self) -> State:
         """Once nothing is under way in the node."""

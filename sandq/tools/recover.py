@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandq.broker.replication.node_log import METADATA_GROUP, Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.config import NodeConfig
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.model.members import node_of
@@ -68,21 +68,21 @@ def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False)
         own = identity.open_identity(files, config.node.id).node
         if own in lost:
             raise InvalidRequest(f"{own} is this node")
-        with _opened(files, data_dir, config, own) as engine:
-            metadata = _judge(engine.open_metadata(), own, lost, None, 0)
+        with _opened(files, data_dir, config, own) as node_log:
+            metadata = _judge(node_log.open_metadata(), own, lost, None, 0)
             if dry_run and metadata.is_forced:
-                return [metadata, *_partitions(engine, own, lost)]
+                return [metadata, *_partitions(node_log, own, lost)]
             if metadata.is_forced:
-                _force(engine, METADATA_GROUP)
-        with _opened(files, data_dir, config, own) as engine:
-            host = engine.open_metadata()
+                _force(node_log, METADATA_GROUP)
+        with _opened(files, data_dir, config, own) as node_log:
+            host = node_log.open_metadata()
             if metadata.is_forced:
-                _catch_up(engine, host)
-            found = _partitions(engine, own, lost)
+                _catch_up(node_log, host)
+            found = _partitions(node_log, own, lost)
             if not dry_run:
                 for each in found:
                     if each.is_forced:
-                        _force(engine, each.group)
+                        _force(node_log, each.group)
                 _shut_out(files, host, lost)
         return [metadata, *found]
     finally:
@@ -90,30 +90,30 @@ def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False)
 
 
 @contextmanager
-def _opened(files: Files, data_dir: Path, config: NodeConfig, own: str) -> Iterator[Engine]:
+def _opened(files: Files, data_dir: Path, config: NodeConfig, own: str) -> Iterator[NodeLog]:
     stores = LevelStores(data_dir / "stores.level", create=False)
     try:
-        engine = Engine(
+        node_log = NodeLog(
             files,
             stores,
             node_id=own,
             now_ms=lambda: time.time_ns() // 1_000_000,
-            publish=lambda news: engine.published(news),
+            publish=lambda news: node_log.published(news),
             limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=False,
         )
-        if engine.pointers.get(METADATA_GROUP) is None:
+        if node_log.pointers.get(METADATA_GROUP) is None:
             raise InvalidRequest(f"{own} never took part in a cluster: there is nothing to recover")
         try:
-            yield engine
+            yield node_log
         finally:
-            engine.wal.close()
+            node_log.wal.close()
     finally:
         stores.close()
 
 
-def _judge(host: GroupHost, own: str, lost: Collection[str], topic: str | None, partition: int) -> Found:
+def _judge(host: RaftGroup, own: str, lost: Collection[str], topic: str | None, partition: int) -> Found:
     members = host.group.journal.members
     left = [voter for voter in members.voters if node_of(voter) not in lost]
     if 2 * len(left) > len(members.voters):
@@ -128,43 +128,43 @@ def _judge(host: GroupHost, own: str, lost: Collection[str], topic: str | None, 
     return Found(host.number, topic, partition, members, True)
 
 
-def _partitions(engine: Engine, own: str, lost: Collection[str]) -> list[Found]:
+def _partitions(node_log: NodeLog, own: str, lost: Collection[str]) -> list[Found]:
     found = []
-    for topic in engine.hosts[METADATA_GROUP].status.topics.values():
+    for topic in node_log.hosts[METADATA_GROUP].status.topics.values():
         for at, partition in enumerate(topic.partitions):
-            if engine.pointers.get(partition.group) is not None:
-                found.append(_judge(engine.open_partition(topic, at), own, lost, topic.name, at))
+            if node_log.pointers.get(partition.group) is not None:
+                found.append(_judge(node_log.open_partition(topic, at), own, lost, topic.name, at))
     return found
 
 
-def _force(engine: Engine, group: int) -> None:
+def _force(node_log: NodeLog, group: int) -> None:
     """Make this node the only member, durably: a term that nobody has voted in, and an entry of it."""
-    raft = engine.hosts[group].group
+    raft = node_log.hosts[group].group
     journal, term = raft.journal, raft.journal.getCurrentTerm() + 1
     journal.setCurrentTerm(term, None)
     journal.add(bytes([MEMBERSHIP]) + Members((raft.member,)).encode(), journal.last_index + 1, term)
-    engine.commit(engine.passes.records)
-    engine.passes.records.clear()
+    node_log.commit(node_log.group_commit.records)
+    node_log.group_commit.records.clear()
 
 
-def _catch_up(engine: Engine, host: GroupHost) -> None:
+def _catch_up(node_log: NodeLog, host: RaftGroup) -> None:
     """Apply all that the log holds: its only voter commits it."""
     end_s = time.monotonic() + CATCH_UP_S
     last = host.group.journal.last_index
     while not host.ready or host.status.applied_index < last:
         if time.monotonic() > end_s:
             raise StartupError(f"the metadata's log was not applied within {CATCH_UP_S:g} s")
-        _step(engine)
+        _step(node_log)
 
 
-def _step(engine: Engine) -> None:
-    records, tasks = engine.tick()
-    engine.applier.run(list(tasks))
-    engine.commit(records)
-    engine.applier.run(list(engine.synced()))
+def _step(node_log: NodeLog) -> None:
+    records, tasks = node_log.tick()
+    node_log.applier.run(list(tasks))
+    node_log.commit(records)
+    node_log.applier.run(list(node_log.synced()))
 
 
-def _shut_out(files: Files, metadata: GroupHost, lost: Collection[str]) -> None:
+def _shut_out(files: Files, metadata: RaftGroup, lost: Collection[str]) -> None:
     known = KnownPeers.open(files)
     for node in lost:
         record = metadata.status.nodes.get(node)

@@ -19,7 +19,7 @@ WRITERS = 4
 KEYS = 5
 """Of each writer."""
 ROUNDS = 60
-Latest = dict[bytes, int]
+MetadataBarrier = dict[bytes, int]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, name, value)
 
 
-async def write(client: sandq.Client, writer: int, expected: Latest) -> None:
+async def write(client: sandq.Client, writer: int, expected: MetadataBarrier) -> None:
     """Rising numbers to keys of its own; one of them is deleted now and then, in the end for good."""
     kv = client.kv("t")
     for number in range(ROUNDS):
@@ -45,7 +45,7 @@ class Follower:
     """What follows from the changes that one was given."""
 
     def __init__(self) -> None:
-        self.latest: Latest = {}
+        self.latest: MetadataBarrier = {}
         self.versions: dict[bytes, str] = {}
         self.changes = 0
 
@@ -78,7 +78,7 @@ def log_sizes(node: Serving) -> list[int]:
 
 
 async def test_who_follows_has_what_there_is(tmp_path: Path) -> None:
-    expected: Latest = {}
+    expected: MetadataBarrier = {}
     followers = Follower(), Follower(), Follower()
     async with run_node(small_config(tmp_path)) as node, connected(node) as client:
         settings = {"history": "0s", "tombstone_retention": "1h"}

@@ -96,7 +96,7 @@ def rows_of_groups(node: Serving) -> int:
         replica = delivery.host.replica
         assert isinstance(replica, PartitionReplica)
         for tag in (rows.GROUP, rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED):
-            count += len(replica.inspector._view.scan(*rows.tag_bounds(tag), limit=10_000, max_bytes=1 << 30))
+            count += len(replica.queries._view.scan(*rows.tag_bounds(tag), limit=10_000, max_bytes=1 << 30))
     return count
 
 

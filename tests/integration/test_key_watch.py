@@ -36,7 +36,7 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until_waiting(node: Serving, partitions: int = 1) -> None:
     """Wait until the node has looked for somebody in so many partitions, and found nothing yet."""
-    watchers = node.broker.watching._watchers
+    watchers = node.broker.kv_watches._watchers
     await until_holds(lambda: sum(one.index >= 0 for waiting in watchers.values() for one in waiting) == partitions)
 
 
@@ -163,7 +163,7 @@ async def test_a_watcher_that_leaves_is_forgotten(client: RawClient, node: Servi
     gone = await dial(node)
     await gone.send(Type.KV_WATCH, 9, "t", 0, FIRST, None, True, b"", None, 10, 1000, 30_000)
     await trio.aclose_forcefully(gone.stream)
-    waiting = node.broker.watching._watchers
+    waiting = node.broker.kv_watches._watchers
     await put(client, (b"a", b"1"))
     await until_holds(lambda: not waiting)
 

@@ -50,7 +50,7 @@ async def test_a_request_that_is_refused_is_for_those_who_look_for_it(
 
 async def test_a_fault_of_the_node_is_a_warning_but_not_a_flood(lines: Lines, node: Serving, client: RawClient) -> None:
     await client.create()
-    node.broker.engine.fail(StorageFailed("the disk is gone"))
+    node.broker.node_log.fail(StorageFailed("the disk is gone"))
     for _ in range(5 * LOGGED_PER_S):
         assert (await client.produce(b"x"))[2] == "STORAGE_FAILED"
     warnings = [line for line in lines if line["event"] == "a request failed"]

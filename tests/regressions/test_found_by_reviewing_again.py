@@ -14,7 +14,7 @@ import trio.testing
 
 from sandq.broker.controller.cluster_controller import FAILED_S
 from sandq.broker.replication.applier import Applier
-from sandq.broker.replication.node_log import METADATA_GROUP, Engine
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.metadata import commands as m
 from sandq.metadata.records import REMOVING
 from sandq.model.errors import Conflict, SandqError
@@ -33,10 +33,10 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
     """While it learned the metadata's log it did what that had said long ago: it installed empty replicas of its former
     members, which had a vote by the configuration that their groups were founded with."""
     installed: list[tuple[int, str]] = []
-    install, run = Engine.install, Applier.run
+    install, run = NodeLog.install, Applier.run
     slow: list[Applier] = []
 
-    def watched(self: Engine, groups: Sequence[Any], metadata_index: int = 0) -> None:
+    def watched(self: NodeLog, groups: Sequence[Any], metadata_index: int = 0) -> None:
         if self.node_id == "node3":
             installed.extend((group, member) for group, member, _ in groups if group != METADATA_GROUP)
             slow.append(self.applier)
@@ -63,13 +63,13 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         await moves.until_gone(nodes, "node3")
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
-        monkeypatch.setattr(Engine, "install", watched)
+        monkeypatch.setattr(NodeLog, "install", watched)
         monkeypatch.setattr(Applier, "run", one_by_one)
         began = nodes.running["node1"].broker.metadata.applied_index
         await nodes.start("node3")
         await nodes.until_registered(*NAMES)
         await until_holds(lambda: moves.held(nodes)["node3"] > 0 and len(installed) > 0)
-        assert nodes.running["node3"].broker.engine.pointers.metadata_index >= began
+        assert nodes.running["node3"].broker.node_log.pointers.metadata_index >= began
         parts = [p for t in nodes.running["node1"].broker.metadata.topics.values() for p in t.partitions]
         now = {(p.group, member) for p in parts for member in (*p.members, *p.former)}
         assert set(installed) <= now, "of a former life"
@@ -87,16 +87,16 @@ async def test_the_replica_of_a_deleted_topic_goes_at_a_start_without_topics(tmp
         serving = nodes.running["node1"]
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t")
-            serving.broker.following._remove = held_up  # type: ignore[method-assign]
+            serving.broker.reconciler._remove = held_up  # type: ignore[method-assign]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.admin.delete_topic, "t")
                 await reached.wait()
                 nursery.cancel_scope.cancel()
-        assert len(serving.broker.engine.pointers.all()) == 2
+        assert len(serving.broker.node_log.pointers.all()) == 2
         await nodes.stop("node1")
         await nodes.start("node1")
-        engine = nodes.running["node1"].broker.engine
-        await until_holds(lambda: [pointer.group for pointer in engine.pointers.all()] == [METADATA_GROUP])
+        node_log = nodes.running["node1"].broker.node_log
+        await until_holds(lambda: [pointer.group for pointer in node_log.pointers.all()] == [METADATA_GROUP])
 
 
 async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     for _ in range(round(FAILED_S) + 2):
-        bed.steward.sick("c")
+        bed.controller.sick("c")
         await bed.tend(1)
     assert bed.failed() == {"c"}
     await bed.tend(5)

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from sandq.broker.controller.rebalance_steps import next_step
-from sandq.broker.controller.rebalancer import Mover
+from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.metadata.planning import MOVES_MOST, next_changes
 from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
 from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
@@ -94,7 +94,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
             raise answer
 
     host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
-    engine: Any = SimpleNamespace(hosts={1: host}, failed=None)
+    node_log: Any = SimpleNamespace(hosts={1: host}, failed=None)
 
     async def index() -> int:
         return 0
@@ -103,11 +103,11 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
         pass
 
     latest = SimpleNamespace(index=index)
-    catalog: Any = SimpleNamespace(view=view, led_here=[1], latest=latest, until_followed=until_followed)
-    mover = Mover(engine, catalog, lambda: {"a", "b"}, told.extend)
+    catalog: Any = SimpleNamespace(view=view, led_here=[1], barrier=latest, until_followed=until_followed)
+    rebalancer = Rebalancer(node_log, catalog, lambda: {"a", "b"}, told.extend)
     for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
-            mover._look(nursery)
+            rebalancer._look(nursery)
         assert told == expected
 
 
@@ -136,8 +136,8 @@ async def test_a_change_of_members_ends_with_its_group(tmp_path: Path) -> None:
             await client.admin.create_topic("t", partitions=1, replicas=1)
         await until_holds(lambda: moved.led(nodes))
         (host,) = moved.led(nodes).values()
-        (name,) = [name for name, serving in nodes.running.items() if host.number in serving.broker.engine.hosts]
-        engine = nodes.running[name].broker.engine
+        (name,) = [name for name, serving in nodes.running.items() if host.number in serving.broker.node_log.hosts]
+        node_log = nodes.running[name].broker.node_log
         ended: list[str] = []
         begun = trio.Event()
 
@@ -150,7 +150,7 @@ async def test_a_change_of_members_ends_with_its_group(tmp_path: Path) -> None:
         async with trio.open_nursery() as changing:
             changing.start_soon(change)
             await begun.wait()
-            engine.passes.remove(host.group)
+            node_log.group_commit.remove(host.group)
             host.close(NotLeader("the partition has moved to other nodes"))
             await until_holds(lambda: ended)
             changing.cancel_scope.cancel()

@@ -13,14 +13,14 @@ import trio.testing
 
 from sandq.broker.bootstrap.joining import WELCOME, Joining
 from sandq.broker.cluster import Cluster
-from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.peers.handshake import Introduced
 from sandq.broker.peers.links import PeerLinks
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.raft import Group
-from sandq.raft.group_commit import Passes
+from sandq.raft.group_commit import GroupCommit
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.peer_bed import linked, new_node
 from tests.support.nodes.three import three_nodes
@@ -106,10 +106,10 @@ async def test_the_log_of_another_cluster_is_not_taken(
 ) -> None:
     """A node that another cluster counts among its members founds its own: it was sent that one's log, and took it,
     for as long as neither knew of the other to which cluster it belongs."""
-    adopt, beat = Cluster._adopt, Passes._beat
-    beats: Counter[Passes] = Counter()
+    adopt, beat = Cluster._adopt, GroupCommit._beat
+    beats: Counter[GroupCommit] = Counter()
 
-    def counted(self: Passes, now_s: float) -> None:
+    def counted(self: GroupCommit, now_s: float) -> None:
         beat(self, now_s)
         beats[self] += 1
 
@@ -126,10 +126,10 @@ async def test_the_log_of_another_cluster_is_not_taken(
             await nodes.stop("node2")
         nodes.own["node2"] = ALONE
         monkeypatch.setattr(Cluster, "_adopt", stuck)
-        monkeypatch.setattr(Passes, "_beat", counted)
+        monkeypatch.setattr(GroupCommit, "_beat", counted)
         await nodes.start("node2")
         await until_holds(lambda: "node1" in clusters["node2"].up and "node2" in clusters["node1"].up)
-        passes = nodes.running["node1"].broker.engine.passes
+        passes = nodes.running["node1"].broker.node_log.group_commit
         enough = beats[passes] + BEATS
         await until_holds(lambda: beats[passes] >= enough)  # whoever takes them has got its log with the first
         await until_looked(looks, "node1")
@@ -169,11 +169,11 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
 ) -> None:
     """Of two nodes with the same id, each linked with another node, both were told, when the leader changed before one
     of them was registered: then both vote, under one name."""
-    register = Steward.register
+    register = ClusterController.register
     told: list[str] = []
     send = PeerLinks.send
 
-    async def only_itself(self: Steward, metadata: Any) -> None:
+    async def only_itself(self: ClusterController, metadata: Any) -> None:
         if len(self._linked()) == 1:
             await register(self, metadata)
 
@@ -185,7 +185,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
     monkeypatch.setattr(PeerLinks, "send", noted)
     async with found_nodes(tmp_path, "node1") as nodes:
         with monkeypatch.context() as patch:
-            patch.setattr(Steward, "register", only_itself)
+            patch.setattr(ClusterController, "register", only_itself)
             nodes.launch("node2")
             await until_holds(lambda: "node2" in members_of(nodes, "node1"))
             await until_looked(looks, "node1")
@@ -210,13 +210,13 @@ async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No topic could be made until it came back, and if its disk is lost it never does."""
-    call = GroupHost.call
+    call = RaftGroup.call
 
-    async def but_node3(self: GroupHost, command: Any) -> Any:
+    async def but_node3(self: RaftGroup, command: Any) -> Any:
         if not (isinstance(command, RegisterNode) and command.node_id == "node3"):
             return await call(self, command)
 
-    monkeypatch.setattr(GroupHost, "call", but_node3)
+    monkeypatch.setattr(RaftGroup, "call", but_node3)
     async with three_nodes(tmp_path) as nodes:
         await until_holds(lambda: all(len(s.broker.metadata.nodes) == 2 for s in nodes.running.values()))
         await nodes.stop("node3")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.controller.metadata_barrier import Latest
+from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.replication.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes
@@ -33,7 +33,7 @@ async def test_a_partition_moves_while_messages_come_all_the_time(
     on_wal = Runner.on_wal
 
     async def later(self: Runner, call: Callable[[], Any]) -> Any:
-        if self.engine.node_id in slow:
+        if self.node_log.node_id in slow:
             await trio.sleep(0.02)
         return await on_wal(self, call)
 
@@ -59,9 +59,9 @@ async def test_who_leads_the_metadata_is_gone_before_it_has_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was moved any more by those who had asked it."""
-    answer, lost = Latest.answer, ["the first", "the second"]
+    answer, lost = MetadataBarrier.answer, ["the first", "the second"]
 
-    def answers(self: Latest, done: Callable[[int | None], None]) -> None:
+    def answers(self: MetadataBarrier, done: Callable[[int | None], None]) -> None:
         if lost:
             lost.pop()
         else:
@@ -70,6 +70,6 @@ async def test_who_leads_the_metadata_is_gone_before_it_has_answered(
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect(*NAMES) as client:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=3, replicas=2)
-        monkeypatch.setattr(Latest, "answer", answers)
+        monkeypatch.setattr(MetadataBarrier, "answer", answers)
         await drained(nodes, "node2")
         assert not lost

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from sandq.broker import broker as broker_module
-from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.model.errors import Corruption, NotLeader, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.integration.cluster.test_three_nodes import created
@@ -89,7 +89,7 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
     """The node followed metadata no more, and every change of topics waited for it."""
     async with nodes.connect() as client:
         leader = await leading(nodes)
-        pointers = leader.broker.engine.pointers
+        pointers = leader.broker.node_log.pointers
         update, failures = pointers.update, [StorageFailed("no space left, for a moment")]
 
         def sometimes(**changes: Any) -> None:
@@ -106,9 +106,9 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
 
 async def test_a_group_that_is_closed_has_nothing_to_load(nodes: ThreeNodes) -> None:
     """Deleting a topic while its snapshot was installed ended the node."""
-    engine = nodes.running["node1"].broker.engine
+    node_log = nodes.running["node1"].broker.node_log
     with pytest.raises(Unavailable):
-        engine.load(99, 1)
+        node_log.load(99, 1)
 
 
 def test_a_store_that_lost_its_rows_is_not_taken_for_an_empty_one() -> None:
@@ -120,12 +120,12 @@ def test_a_store_that_lost_its_rows_is_not_taken_for_an_empty_one() -> None:
 
 async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> None:
     serving = nodes.running["node1"]
-    engine, runner = serving.broker.engine, serving.broker._runner
-    number = (await runner.on_maintenance(engine.pointers.mint))[0]
-    await runner.ask(partial(engine.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
-    serving.broker.following.sweep_soon()
+    node_log, runner = serving.broker.node_log, serving.broker._runner
+    number = (await runner.on_maintenance(node_log.pointers.mint))[0]
+    await runner.ask(partial(node_log.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
+    serving.broker.reconciler.sweep_soon()
     key = number.to_bytes(4, "big") + b"row"
-    await until_holds(lambda: engine.stores.get(key) is None)
+    await until_holds(lambda: node_log.stores.get(key) is None)
 
 
 async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
         """Nobody is registered yet."""
 
     with monkeypatch.context() as patch:
-        patch.setattr(Steward, "register", later)
+        patch.setattr(ClusterController, "register", later)
         async with three_nodes(tmp_path) as nodes:
 
             async def refused() -> str:

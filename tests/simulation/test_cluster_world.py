@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import PartitionDelivery
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.snapshots.snapshots import needing
 from sandq.partition.dedup.producers import Producers
 from sandq.raft import guards
@@ -68,19 +68,19 @@ def nothing_is_remembered(patch: pytest.MonkeyPatch) -> None:
 
 def leads_at_once(patch: pytest.MonkeyPatch) -> None:
     """A new leader answers before it has applied what was acknowledged before it."""
-    patch.setattr(GroupHost, "ready", property(lambda host: host.group.is_leader and host.failed is None))
+    patch.setattr(RaftGroup, "ready", property(lambda host: host.group.is_leader and host.failed is None))
 
 
 def ends_in_silence(patch: pytest.MonkeyPatch) -> None:
     """Consumers are not told that another node leads."""
-    patch.setattr(PartitionDelivery, "end_subscriptions", lambda *args: None)
+    patch.setattr(PartitionLeader, "end_subscriptions", lambda *args: None)
 
 
 def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
     """A leader sends none before it is ready, and is not ready before somebody has got one. (It is rare that all need
     one, unless whoever conflicts goes back beyond what the leader has.)"""
 
-    def needed(host: GroupHost) -> list[str]:
+    def needed(host: RaftGroup) -> list[str]:
         return needing(host) if host.ready else []
 
     patch.setattr(guards, "kept_start", lambda tried, peer, next_index, first: next_index)
@@ -92,7 +92,7 @@ def swept_while_it_comes(patch: pytest.MonkeyPatch) -> None:
     sweep = ClusterNode.sweep
 
     def sweep_all(node: ClusterNode) -> None:
-        node.engine.filling.clear()
+        node.node_log.filling.clear()
         sweep(node)
 
     patch.setattr(ClusterNode, "sweep", sweep_all)

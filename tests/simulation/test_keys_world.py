@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model import offsets
 from sandq.partition import commands as c
@@ -78,10 +78,10 @@ def test_a_seed_replays() -> None:
 def reads_ask_nobody(patch: pytest.MonkeyPatch) -> None:
     """Who leads answers, though it may be that another one leads by now."""
 
-    def begin_read(host: GroupHost) -> None:
+    def begin_read(host: RaftGroup) -> None:
         host.check_ready()
 
-    patch.setattr(GroupHost, "begin_read", begin_read)
+    patch.setattr(RaftGroup, "begin_read", begin_read)
 
 
 def leads_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sandq.broker.replication.applier import Published
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import CHECKPOINT_ENTRIES
 from sandq.metadata import commands as m
 from sandq.model import offsets
@@ -56,7 +56,7 @@ class Drive:
         self.clock = VirtualClock()
         self.stores = LevelStores(directory / "store")
         self._published: list[Published] = []
-        self.engine = Engine(
+        self.node_log = NodeLog(
             RealFiles(directory),
             self.stores,
             node_id="n1",
@@ -64,36 +64,36 @@ class Drive:
             publish=self._published.append,
             limits=Limits(),
         )
-        metadata = self.engine.open_metadata()
+        metadata = self.node_log.open_metadata()
         self._until(lambda: metadata.ready)
         self.call(metadata, m.RegisterNode("n1", "store", {}))
         settings = parse_settings({"lease": "1h"}).record()
         self.call(metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
-        self.host: GroupHost = self.engine.open_partition(topic, 0)
+        self.node_log.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
+        self.host: RaftGroup = self.node_log.open_partition(topic, 0)
         self._until(lambda: self.host.ready)
 
-    def call(self, host: GroupHost, command: Any) -> Any:
+    def call(self, host: RaftGroup, command: Any) -> Any:
         return self.call_all(host, [command])[0]
 
-    def call_all(self, host: GroupHost, commands: list[Any]) -> list[Any]:
+    def call_all(self, host: RaftGroup, commands: list[Any]) -> list[Any]:
         answers: list[Any] = []
         for command in commands:
             host.submit(command, answers.append)
         self._until(lambda: len(answers) == len(commands))
         for answer in answers:
             assert not isinstance(answer, SandqError), answer
-        if self.engine.bytes_since_checkpoint > CHECKPOINT_BYTES or self.engine.entries_kept > CHECKPOINT_ENTRIES:
+        if self.node_log.bytes_since_checkpoint > CHECKPOINT_BYTES or self.node_log.entries_kept > CHECKPOINT_ENTRIES:
             self.checkpoint()
         return answers
 
     def checkpoint(self) -> None:
-        applied = self.engine.applied_indices()
+        applied = self.node_log.applied_indices()
         self.stores.flush()
-        self.engine.truncate(applied)
+        self.node_log.truncate(applied)
         self._step()
-        self.engine.release()
+        self.node_log.release()
 
     def upkeep(self) -> None:
         """Until nothing is due."""
@@ -108,16 +108,16 @@ class Drive:
         raise AssertionError("the engine makes no progress")
 
     def _step(self) -> None:
-        engine = self.engine
-        records, ready = engine.tick()
+        node_log = self.node_log
+        records, ready = node_log.tick()
         if records:
-            engine.commit(records)
-        self.engine.applier.run([*ready, *engine.synced()])
+            node_log.commit(records)
+        self.node_log.applier.run([*ready, *node_log.synced()])
         while self._published:
-            engine.published(self._published.pop(0))
+            node_log.published(self._published.pop(0))
 
     def close(self) -> None:
-        self.engine.wal.close()
+        self.node_log.wal.close()
         self.stores.close()
 
 
@@ -161,7 +161,7 @@ def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
         job = drive.call(host, c.StartJob(kind.encode().ljust(16), kind, window | more))
         assert job["state"] == "running"
         drive.upkeep()
-        totals[kind] = host.replica.inspector.job(job["job_id"])["done"]  # type: ignore[attr-defined]
+        totals[kind] = host.replica.queries.job(job["job_id"])["done"]  # type: ignore[attr-defined]
         peak = max(peak, anonymous_bytes())
     for number in range(messages):
         if cancel_from <= due_ms(number) < cancel_from + tenth:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.model.errors import InvalidRequest, InvalidSetting, InvalidTime
 from sandq.model.times import instant_ms
 from sandq.spark.jobs.checking import check, own_session
@@ -21,7 +21,7 @@ from sandq.spark.jobs.mapping import row_mapping
 from sandq.spark.jobs.origins import Field, Origin, read_files
 from sandq.spark.jobs.rows import as_bytes, messages
 
-LIMITS = Checks({})
+LIMITS = MessageValidation({})
 TEXTS = [
     *("2030-01-31T08:00:00Z", "2030-01-31t08:00:00z", "2030-01-31 08:00:00+01:00", "2030-01-31T08:00:00-11:30"),
     *("2030-01-31T08:00:00.0001Z", "2030-01-31T08:00:00.001Z", "2030-01-31T08:00:00.0010000001Z"),

@@ -1,4 +1,4 @@
-"""How a node comes to be a member of the metadata group, the first time it starts with its data directory.
+"""Make a node a member of the metadata group when it starts with its data directory for the first time.
 
     alone    it founds a cluster of its own, at once
     named    it founds one with the nodes that its configuration names, once all of them have met and none belongs to a
@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 import trio
 
-from sandq.broker.bootstrap.founder_election import Founding
+from sandq.broker.bootstrap.founder_election import FounderElection
 from sandq.broker.bootstrap.joining import FIRST_INCARNATION, Beginning, Joining
 from sandq.broker.peers.handshake import Peer
 from sandq.gossip import tags
@@ -50,10 +50,10 @@ def way_of(config: NodeConfig) -> Way:
     return "meets" if cluster.seeds else "alone"
 
 
-class Forming:
-    """`belongs`: the UUID of the cluster that this node belongs to. `send`: see Founding. `links`: node id -> peer, of
-    those linked. `ready`: the nodes among them that know this one's store by now. `seen`: the tags of other live nodes
-    of a cluster of this name, by gossip."""
+class Bootstrap:
+    """`belongs`: the UUID of the cluster that this node belongs to. `send`: see FounderElection. `links`: node id ->
+    peer, of those linked. `ready`: the nodes among them that know this one's store by now. `seen`: the tags of other
+    live nodes of a cluster of this name, by gossip."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Forming:
         self._ready = ready
         self._seen = seen
         self._told = trio.Event()
-        self._founding = Founding(own_node, links, send, lambda: self._member() is not None)
-        self.on_frame = self._founding.on_frame
+        self._founder_election = FounderElection(own_node, links, send, lambda: self._member() is not None)
+        self.on_frame = self._founder_election.on_frame
 
     async def formed(self) -> Beginning:
         """Wait until this node may take part."""
@@ -90,7 +90,7 @@ class Forming:
 
     def is_over(self) -> None:
         """This node takes part in a cluster, and agrees to no other."""
-        self._founding.decided = True
+        self._founder_election.decided = True
 
     @property
     def founders(self) -> Members:
@@ -105,14 +105,14 @@ class Forming:
         member = self._member()
         if member is not None:
             raise Conflict(f"there is a cluster already: {member} belongs to it, and this node joins it")
-        other = await self._founding.decide(lambda: [found[tags.NODE] for found in self._seen()])
+        other = await self._founder_election.decide(lambda: [found[tags.NODE] for found in self._seen()])
         if other is not None:
             raise Conflict(f"there is a cluster already: {other} founds it, or knows of it, and this node joins it")
         self._told.set()
 
     def why(self) -> str:
         """What this node waits for, and what to do, for a person."""
-        if self._founding.decided:
+        if self._founder_election.decided:
             return "this node is about to take part in its cluster: ask again in a moment"
         if self._way == "named":
             if self._member() is not None:
@@ -171,7 +171,7 @@ class Forming:
             if self._seen() and self._founder() == self._own_node:
                 # Who does not answer, or refuses, is asked again: it may be gone by then, or have founded one.
                 with suppress(SandqError):
-                    if await self._founding.decide(self._rivals) is None:
+                    if await self._founder_election.decide(self._rivals) is None:
                         return Beginning(self.founders)
             await trio.sleep(LOOK_PAUSE_S)
 

@@ -1,9 +1,9 @@
-"""That of nodes which see each other only one founds the cluster.
+"""Elect exactly one founder among connected nodes.
 
-Who wants to found says so to every node that it is linked with, and begins once each of them has agreed. A node that
-belongs to a cluster, founds one or knows of one refuses; so does one that wants to found it as well and has the smaller
-id. Any other agrees, and wants to no more if it did. It may want to again, but then asks whom it has agreed with. So of
-two nodes that are linked never both found, whatever was said in which order.
+A candidate asks every node that it is linked with, and founds the cluster once each of them has agreed. A node refuses
+when it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees, and
+is no candidate any more if it was one. It may become one again, but then it asks the node that it has agreed with. So
+of two linked nodes never both found, in whatever order they ask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_PAUSE_S: Final = 0.1
 log = structlog.get_logger("sandq.cluster")
 
 
-class Founding:
+class FounderElection:
     """`links`: node id -> peer, of those linked. `send(node id, kind, body)`: to one of them. `knows`: whether this
     node knows of a cluster."""
 

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from sandq.broker.peers.links import PeerLinks
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.model.members import member_id, own_member
 from sandq.raft import Members
@@ -98,7 +98,7 @@ class Joining:
 
     # -- who leads the metadata group -----------------------------------------------------------------------------
 
-    async def take_in(self, metadata: GroupHost) -> None:
+    async def take_in(self, metadata: RaftGroup) -> None:
         """Make who asks a learner. Raises SandqError when it could not be done now."""
         for node in sorted(self._asking):
             view: MetadataView = metadata.status
@@ -115,7 +115,7 @@ class Joining:
                 await metadata.change_members(Members(members.voters, (*members.learners, learner)))
                 log.info("a node joins the cluster", joining=node)
 
-    def welcome(self, metadata: GroupHost) -> None:
+    def welcome(self, metadata: RaftGroup) -> None:
         """Tell who asks, once it is registered: of all stores that come under a name only the registered one may ever
         act as its member. It is one for certain: it was a member before it was registered."""
         view: MetadataView = metadata.status

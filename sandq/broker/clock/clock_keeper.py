@@ -19,7 +19,7 @@ import trio
 from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
 from sandq.broker.controller.leadership_transfer import can_leave, hand_over
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 
 CLOCK_ASKED: Final = 10
 """A frame: [a number, the sender's `Standing`]."""
@@ -63,7 +63,7 @@ class ClockKeeper:
         self,
         clock: GuardedClock,
         send: Callable[[str, int, Any], bool],
-        hosts: Callable[[], Iterable[GroupHost]],
+        hosts: Callable[[], Iterable[RaftGroup]],
     ) -> None:
         self._clock = clock
         clock.on_alarm = lambda drift_ms: self._look.set()
@@ -79,7 +79,7 @@ class ClockKeeper:
         self._standing = Standing.GOOD
         self._since_s = 0.0
         """Since when it has been as bad: what peers said before that may have been true before only."""
-        self._held: list[GroupHost] = []
+        self._held: list[RaftGroup] = []
         self._not_before_s: dict[int, float] = {}
         """Group number -> when it is tried again: nobody took it over."""
 
@@ -163,7 +163,7 @@ class ClockKeeper:
 
     # -- leading --------------------------------------------------------------------------------------------------
 
-    def leads(self, host: GroupHost) -> None:
+    def leads(self, host: RaftGroup) -> None:
         """This node begins to lead a group, and does not answer for it yet."""
         nodes = self._better()
         if nodes and self._may_try(host) and can_leave(host, nodes):
@@ -175,10 +175,10 @@ class ClockKeeper:
         """Who is to lead instead of this node."""
         return self._clock.better_peers(self._since_s)
 
-    def _may_try(self, host: GroupHost) -> bool:
+    def _may_try(self, host: RaftGroup) -> bool:
         return self._not_before_s.get(host.number, 0.0) <= trio.current_time()
 
-    def _tried(self) -> list[GroupHost]:
+    def _tried(self) -> list[RaftGroup]:
         return [host for host in self._hosts() if self._may_try(host)]
 
     async def _give_up(self, nodes: set[str]) -> None:

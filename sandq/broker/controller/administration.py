@@ -10,10 +10,10 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.reconciler import Following
+from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.placement import Candidate, place
@@ -52,9 +52,9 @@ class Administration:
 
     def __init__(
         self,
-        metadata: GroupHost,
+        metadata: RaftGroup,
         catalog: Catalog,
-        following: Following,
+        reconciler: Reconciler,
         routes: Routes,
         limits: Limits,
         up: Callable[[], Collection[str]],
@@ -64,7 +64,7 @@ class Administration:
         """`up`: the nodes that can be reached, this one included."""
         self._metadata = metadata
         self._catalog = catalog
-        self._following = following
+        self._reconciler = reconciler
         self._routes = routes
         self._limits = limits
         self._up = up
@@ -302,7 +302,7 @@ class Administration:
         # The others learn with the next message what is committed: now, not with the next heartbeat.
         self._metadata.hurry()
         with trio.move_on_after(LEADERS_WAIT_S):
-            await self._following.until_followed(index)
+            await self._reconciler.until_followed(index)
         with trio.move_on_after(OTHERS_WAIT_S):
             await self._until_others_followed(index)
         return result

@@ -1,7 +1,7 @@
-"""What the leader of the metadata group sees to: who is registered, who has failed, who votes, and who is to hold what.
+"""Run the cluster as its metadata leader: register nodes, detect failed ones, choose voters, assign replicas.
 
-It looks, and changes one thing after the other; whoever leads next goes on from what is written down. All of it is
-made in `tend`, which is called again and again while this node leads.
+Each pass looks at the cluster and makes one change after the other; the next leader goes on from the metadata. All of
+it happens in `tend`, which is called again and again while this node leads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandq.broker.bootstrap.joining import VOTERS_MOST, Joining
 from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.queries.fan_out import answers_of
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.planning import is_lost, next_changes, next_voters
@@ -37,7 +37,7 @@ LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
 
 
-class Steward:
+class ClusterController:
     def __init__(
         self,
         linked: Callable[[], Sequence[PeerIdentity]],
@@ -77,7 +77,7 @@ class Steward:
         """A node says that it cannot write any more."""
         self._sick[node] = trio.current_time()
 
-    async def tend(self, metadata: GroupHost) -> None:
+    async def tend(self, metadata: RaftGroup) -> None:
         """Raises SandqError when something could not be done now."""
         await self.joining.take_in(metadata)
         await self.register(metadata)
@@ -90,7 +90,7 @@ class Steward:
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
-    async def register(self, metadata: GroupHost) -> None:
+    async def register(self, metadata: RaftGroup) -> None:
         """Write down the members that are connected, as they are now."""
         for peer in self._linked():
             members = metadata.members
@@ -106,7 +106,7 @@ class Steward:
             if record is None or (record.addresses, record.zone, record.weight, record.incarnation) != found:
                 await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses), *found[1:]))
 
-    async def _mark(self, metadata: GroupHost) -> None:
+    async def _mark(self, metadata: RaftGroup) -> None:
         """Who has failed, and who is back."""
         now_s = trio.current_time()
         if now_s - self._looked_s > LOOKED_AWAY_S:
@@ -129,7 +129,7 @@ class Steward:
                 commands.append(m.MarkNode(node.node_id, self._now_ms() - round(missing_s * 1000)))
         await _all(metadata, commands)
 
-    async def _remove(self, metadata: GroupHost) -> None:
+    async def _remove(self, metadata: RaftGroup) -> None:
         """Forget those that are to be, and that nothing depends on any more."""
         view, members = self._view(metadata), metadata.members
         for node in list(view.nodes.values()):
@@ -140,7 +140,7 @@ class Steward:
 
     # -- members of the metadata group ----------------------------------------------------------------------------
 
-    async def _keep_members(self, metadata: GroupHost) -> None:
+    async def _keep_members(self, metadata: RaftGroup) -> None:
         """One step towards: all registered nodes are members, and the right ones vote."""
         group, view = metadata.group, self._view(metadata)
         voters, learners = metadata.members
@@ -175,7 +175,7 @@ class Steward:
                 if await hand_over(lambda: [metadata], able):
                     self._not_before_s = trio.current_time() + AGAIN_S
 
-    def _wanted_voters(self, metadata: GroupHost) -> set[str]:
+    def _wanted_voters(self, metadata: RaftGroup) -> set[str]:
         nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
         return next_voters(nodes, voting, VOTERS_MOST, self._lost(nodes.values()))
 
@@ -188,11 +188,11 @@ class Steward:
 
     # -- who holds what -------------------------------------------------------------------------------------------
 
-    async def _settle(self, metadata: GroupHost) -> None:
+    async def _settle(self, metadata: RaftGroup) -> None:
         reports, self._settled = self._settled, {}
         await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
 
-    async def _plan(self, metadata: GroupHost) -> None:
+    async def _plan(self, metadata: RaftGroup) -> None:
         view = self._view(metadata)
         now_ms = self._now_ms()
         led = frozenset([group for group in view.places if self._is_led(group)])
@@ -212,12 +212,12 @@ class Steward:
         return frozenset(node.node_id for node in nodes if is_lost(node, now_ms, self._reassign_after_ms))
 
     @staticmethod
-    def _view(metadata: GroupHost) -> MetadataView:
+    def _view(metadata: RaftGroup) -> MetadataView:
         view: MetadataView = metadata.status
         return view
 
 
-async def _all(metadata: GroupHost, commands: Sequence[m.Command]) -> None:
+async def _all(metadata: RaftGroup, commands: Sequence[m.Command]) -> None:
     """Those that came too late are refused, and looked at again."""
     for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
         if isinstance(result, SandqError):

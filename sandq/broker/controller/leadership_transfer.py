@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.members import node_of
 
 HAND_OVER_S: Final = 3.0
@@ -17,7 +17,7 @@ AGAIN_S: Final = 10.0
 
 
 async def hand_over(
-    hosts: Callable[[], Iterable[GroupHost]], nodes: Collection[str], within_s: float = HAND_OVER_S
+    hosts: Callable[[], Iterable[RaftGroup]], nodes: Collection[str], within_s: float = HAND_OVER_S
 ) -> list[int]:
     """Let one of these nodes lead each of the groups that this one leads, where it has a vote. Meanwhile they take no
     commands. Returns the numbers of those that this node goes on leading after that time: nobody has taken over."""
@@ -33,7 +33,7 @@ async def hand_over(
             host.stay()
 
 
-def can_leave(host: GroupHost, nodes: Collection[str]) -> bool:
+def can_leave(host: RaftGroup, nodes: Collection[str]) -> bool:
     """Whether this node leads the group, and one of these has a vote in it."""
     group = host.group
     return group.is_leader and any(node_of(m) in nodes and m != group.member for m in group.members.voters)

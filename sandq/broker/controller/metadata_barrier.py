@@ -1,4 +1,4 @@
-"""What this node does not know of: is there no such thing, or has it only not heard of it yet?
+"""Tell what does not exist from what this node has not heard of yet.
 
 Topics are known to every node, and a node that was cut off or is slow knows them late. So "there is no such topic" is
 said only once this node has caught up with everything that was acknowledged before it was asked. What is known costs
@@ -14,7 +14,7 @@ from itertools import count
 
 import trio
 
-from sandq.broker.replication.node_log import METADATA_GROUP, Engine
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.model.errors import SandqError, Unavailable
 from sandq.raft import ReadDone
 
@@ -35,15 +35,15 @@ class Unsure(Unavailable):
         self.settled = settle
 
 
-class Latest:
+class MetadataBarrier:
     """How far metadata is, by the word of its leader (ReadIndex, see `raft/read_index.py`). One round for all that
     asked before it began."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, node_log: NodeLog) -> None:
         self.ask: Callable[[str, int], bool] = lambda node, question: False
         """Where a question goes that another node is to answer; False: it does not get there. Set by who has
         connections."""
-        self._engine = engine
+        self._node_log = node_log
         self._coming = _Round()
         self._one_round = trio.Lock()
         # Not from 1: an answer to a question of an earlier life of this node is none to a question of this one.
@@ -63,12 +63,12 @@ class Latest:
         return mine.index
 
     async def _hold(self, round_: _Round) -> None:
-        leader, question = self._engine.hosts[METADATA_GROUP].leader, next(self._questions)
+        leader, question = self._node_log.hosts[METADATA_GROUP].leader, next(self._questions)
         if leader is None:
             return
         self._asked[question] = round_
         try:
-            if leader == self._engine.node_id:
+            if leader == self._node_log.node_id:
                 self.answer(partial(self.told, question))
             elif not self.ask(leader, question):
                 return
@@ -78,7 +78,7 @@ class Latest:
 
     def answer(self, done: ReadDone) -> None:
         """Say it, as the leader; `done(None)` when this node does not lead."""
-        host = self._engine.hosts.get(METADATA_GROUP)
+        host = self._node_log.hosts.get(METADATA_GROUP)
         if host is not None:
             host.ask_index(done)
         else:

@@ -1,11 +1,12 @@
-"""Groups led here, brought step by step (`rebalance_steps.py`) to what metadata wants of them: one learner, voter or
-leader at a time.
+"""Bring the groups led here to their assignments step by step (`rebalance_steps.py`): one learner, voter or leader at a
+time.
 
 The committed configuration is what counts, so whoever leads next goes on from there. When it is what is wanted,
 metadata is told (`Settle`), and nodes that are not named any more forget what they hold.
 
 A leader may know less of metadata than the one before it: it would go back to an older assignment. So before its first
-step it asks how far metadata is (`Latest`), once in each term. What comes later than that only it can act upon.
+step it asks how far metadata is (`MetadataBarrier`), once in each term. What comes later than that only it can act
+upon.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sandq.broker.catalog import Catalog
 from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.planning import too_many_failed
 from sandq.metadata.records import Partition
 from sandq.model.errors import SandqError
@@ -51,7 +52,7 @@ Settled = Callable[[list[Report]], None]
 class _Led:
     """A group that this node leads, and is ready to answer for; forgotten when it is not any more."""
 
-    host: GroupHost
+    host: RaftGroup
     wanted: Partition
     since_s: float
     first_then: str
@@ -74,12 +75,14 @@ class _Led:
         return self.wanted.moving or not is_whole(self.wanted, self.host.members)
 
 
-class Mover:
-    def __init__(self, engine: Engine, catalog: Catalog, up: Callable[[], Collection[str]], settled: Settled) -> None:
+class Rebalancer:
+    def __init__(
+        self, node_log: NodeLog, catalog: Catalog, up: Callable[[], Collection[str]], settled: Settled
+    ) -> None:
         """`up`: the nodes that can be reached, this one included."""
         self.may_lead: Callable[[str], bool] = lambda node: True
         """Whether leadership may be given to a node."""
-        self._engine = engine
+        self._node_log = node_log
         self._catalog = catalog
         self._up = up
         self._settled = settled
@@ -99,7 +102,7 @@ class Mover:
         now_s = trio.current_time()
         self._up_since = {node: self._up_since.get(node, now_s) for node in self._up()}
         self._led = self._led_now(now_s)
-        if self._engine.failed is not None:
+        if self._node_log.failed is not None:
             return
         halted = too_many_failed(self._catalog.view.nodes)
         odd = [led for led in self._led.values() if led.is_odd]
@@ -113,7 +116,7 @@ class Mover:
     def _led_now(self, now_s: float) -> dict[int, _Led]:
         view, found = self._catalog.view, {}
         for number in self._catalog.led_here:
-            host, wanted = self._engine.hosts.get(number), view.partition(number)
+            host, wanted = self._node_log.hosts.get(number), view.partition(number)
             if host is None or wanted is None or not host.works:
                 continue
             led = self._led.get(number)
@@ -128,7 +131,7 @@ class Mover:
         terms = [(led, led.host.group.term) for led in odd]
         try:
             with trio.move_on_after(ANSWER_S) as within:
-                await self._catalog.until_followed(await self._catalog.latest.index())
+                await self._catalog.until_followed(await self._catalog.barrier.index())
                 for led, term in terms:
                     led.fresh_in = term
             if within.cancelled_caught:

@@ -1,5 +1,4 @@
-"""What metadata says about this node, done: replicas that are to be here are opened, those that need not be any more
-are removed.
+"""Bring this node to what metadata says: open the replicas that it has to hold, remove those that it need not.
 
 A replica goes only when metadata says so for good: its topic was deleted, or its group has become an assignment that
 does not name it (`Partition.may_have`). And only once this node knows as much of metadata as it has acted upon before
@@ -17,13 +16,13 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.produce_validation import Place
-from sandq.broker.replication.node_log import METADATA_GROUP, Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.replication.runner import Runner
-from sandq.broker.replication.store_compaction import Reclaiming
+from sandq.broker.replication.store_compaction import StoreCompaction
 from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
@@ -37,11 +36,11 @@ log = structlog.get_logger("sandq.broker")
 FOLLOW_AGAIN_S = 1.0
 
 
-class Following:
+class Reconciler:
     def __init__(
         self,
         catalog: Catalog,
-        engine: Engine,
+        node_log: NodeLog,
         runner: Runner,
         clock: GuardedClock,
         timers: Timers,
@@ -52,7 +51,7 @@ class Following:
         """What metadata had applied when this node did last what it says."""
         self.on_followed: Callable[[int], None] = lambda index: None
         self._catalog = catalog
-        self._engine = engine
+        self._node_log = node_log
         self._runner = runner
         self._clock = clock
         self._timers = timers
@@ -65,7 +64,7 @@ class Following:
         """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
         catalog.until_followed = self.until_followed
 
-    async def start(self, nursery: trio.Nursery, metadata: GroupHost) -> None:
+    async def start(self, nursery: trio.Nursery, metadata: RaftGroup) -> None:
         """Do what metadata says, now and whenever it changes. `nursery` outlives every connection."""
         self._nursery = nursery
         self._catalog.metadata = metadata
@@ -84,7 +83,7 @@ class Following:
         self._changed.set()
 
     async def _keep_following(self) -> None:
-        while self._engine.failed is None:
+        while self._node_log.failed is None:
             await self._changed.wait()
             self._changed = trio.Event()
             try:
@@ -107,7 +106,7 @@ class Following:
         self._followed = trio.Event()
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
-        is_news = view.applied_index >= self._engine.pointers.metadata_index
+        is_news = view.applied_index >= self._node_log.pointers.metadata_index
         for name, opened in list(self._catalog.topics.items()):
             topic = view.topics.get(name)
             if topic is None or topic.number != opened.record.number:
@@ -125,11 +124,11 @@ class Following:
     async def _remove_obsolete(self, view: MetadataView) -> None:
         """Replicas that no group counts on any more. A group that metadata does not know yet is another matter."""
         gone = []
-        for pointer in self._engine.pointers.all():
+        for pointer in self._node_log.pointers.all():
             if not METADATA_GROUP < pointer.group < view.next_group:
                 continue
             wanted = view.partition(pointer.group)
-            if wanted is None or not wanted.may_have(self._engine.node_id, pointer.incarnation):
+            if wanted is None or not wanted.may_have(self._node_log.node_id, pointer.incarnation):
                 gone.append(pointer.group)
         moved = NotLeader("the partition has moved to other nodes")
         for group in gone:
@@ -137,18 +136,18 @@ class Following:
             if delivery is not None:
                 self._close(delivery, moved)
             else:
-                self._engine.close_group(group, moved)  # what its log held must not come back with it
+                self._node_log.close_group(group, moved)  # what its log held must not come back with it
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
         new = []
         for topic in topics:
             for partition in topic.partitions:
-                member = partition.wanted_on(self._engine.node_id)
-                if member is not None and self._engine.pointers.get(partition.group) is None:
+                member = partition.wanted_on(self._node_log.node_id)
+                if member is not None and self._node_log.pointers.get(partition.group) is None:
                     new.append((partition.group, member, beginning(partition, member)))
         if new:
-            await self._runner.on_maintenance(partial(self._engine.install, new, metadata_index))
+            await self._runner.on_maintenance(partial(self._node_log.install, new, metadata_index))
 
     def _open(self, topic: Topic) -> None:
         """Run what is installed here of a topic, and runs not yet."""
@@ -160,7 +159,7 @@ class Following:
         self._catalog.topics[topic.name] = opened
         fresh = []
         for at, partition in enumerate(topic.partitions):
-            if at not in opened.partitions and self._engine.pointers.get(partition.group) is not None:
+            if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
                 delivery = opened.partitions[at] = self._deliver(topic, at, opened.stats)
                 ordered, compacted = topic.settings["ordering"] == "key", topic.kind == COMPACTED
                 opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted)
@@ -175,15 +174,15 @@ class Following:
         if before is not topic:
             self._catalog.changed(before, opened)
 
-    def _deliver(self, topic: Topic, partition: int, stats: TopicStats) -> PartitionDelivery:
-        host = self._engine.open_partition(topic, partition)
-        return PartitionDelivery(
+    def _deliver(self, topic: Topic, partition: int, stats: TopicStats) -> PartitionLeader:
+        host = self._node_log.open_partition(topic, partition)
+        return PartitionLeader(
             host,
             partition,
             self._clock,
             self._timers,
             self._config.delivery.lease_ahead_ms,
-            Reclaiming(host, self._engine, self._runner, self._nursery).look,
+            StoreCompaction(host, self._node_log, self._runner, self._nursery).look,
             stats,
         )
 
@@ -198,10 +197,10 @@ class Following:
             self._close(delivery, gone)
         log.info("topic closed", topic=name)
 
-    def _close(self, delivery: PartitionDelivery, error: SandqError) -> None:
+    def _close(self, delivery: PartitionLeader, error: SandqError) -> None:
         self._catalog.closed(delivery)
         delivery.close(error)
-        self._engine.close_group(delivery.host.number, error)
+        self._node_log.close_group(delivery.host.number, error)
 
     async def _remove(self, groups: list[int], metadata_index: int) -> None:
         """Groups that run here no more."""
@@ -209,8 +208,8 @@ class Following:
             return
         # The apply thread may still hold entries of these groups; their rows go only after it is through.
         await self._runner.ask(lambda: None)
-        await self._runner.on_maintenance(partial(self._engine.uninstall, groups, metadata_index))
-        await self._runner.on_wal(partial(self._engine.forget, groups))
+        await self._runner.on_maintenance(partial(self._node_log.uninstall, groups, metadata_index))
+        await self._runner.on_wal(partial(self._node_log.forget, groups))
         self.sweep_soon()
 
     # -- space ----------------------------------------------------------------------------------------------------
@@ -220,12 +219,12 @@ class Following:
 
     async def sweep(self) -> None:
         """Reclaim the space of deleted stores, in bounded steps."""
-        start: bytes | None = self._engine.SWEEP_START
+        start: bytes | None = self._node_log.SWEEP_START
         with suppress(StorageFailed):
             while start is not None:
-                start, range_done = await self._runner.ask(partial(self._engine.sweep, start))
+                start, range_done = await self._runner.ask(partial(self._node_log.sweep, start))
                 if range_done is not None:
-                    await self._runner.on_maintenance(partial(self._engine.stores.compact, *range_done))
+                    await self._runner.on_maintenance(partial(self._node_log.stores.compact, *range_done))
 
 
 def beginning(partition: Partition, member: str) -> Members:

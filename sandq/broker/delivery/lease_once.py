@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionDelivery
+from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
@@ -19,7 +19,7 @@ from sandq.partition import commands as c
 TAKE_BYTES = 8 << 20
 """No further lease is asked for beyond."""
 
-Taken = tuple[PartitionDelivery, Delivery]
+Taken = tuple[PartitionLeader, Delivery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Taker:
     ack: bool
 
 
-def release(deliveries: Iterable[PartitionDelivery], asked: Taker) -> None:
+def release(deliveries: Iterable[PartitionLeader], asked: Taker) -> None:
     """Nobody is there any more to get what was leased, or is being leased."""
     for delivery in deliveries:
         with suppress(SandqError):  # it runs out then
@@ -53,7 +53,7 @@ class _Bell:
         self.event.set()
 
 
-class Taking:
+class LeaseOnce:
     """One LEASE on its way through the partitions of a topic.
 
     It looks at all of them once; then only at those in which something changed, or came due.
@@ -62,7 +62,7 @@ class Taking:
     def __init__(
         self,
         asked: Taker,
-        deliveries: Sequence[PartitionDelivery],
+        deliveries: Sequence[PartitionLeader],
         lease_ms: int,
         clock: GuardedClock,
         timers: Timers,
@@ -81,8 +81,8 @@ class Taking:
         """For when a timer is set."""
         first = turn % len(deliveries)
         self._deliveries = [*deliveries[first:], *deliveries[:first]]
-        self._changed: dict[PartitionDelivery, None] = dict.fromkeys(self._deliveries)
-        self._due_ms: dict[PartitionDelivery, int] = {}
+        self._changed: dict[PartitionLeader, None] = dict.fromkeys(self._deliveries)
+        self._due_ms: dict[PartitionLeader, int] = {}
         """When to look at a partition again, changed or not."""
 
     async def run(self) -> list[Taken]:
@@ -106,7 +106,7 @@ class Taking:
                 delivery.watchers.pop(self._look_at, None)
         return await self._acked(taken) if self._asked.ack and taken else taken
 
-    def _look_at(self, delivery: PartitionDelivery) -> None:
+    def _look_at(self, delivery: PartitionLeader) -> None:
         """Something happened there."""
         group = delivery.groups.get(self._asked.group)
         if group is not None and not delivery.closed and delivery.host.ready:
@@ -152,7 +152,7 @@ class Taking:
                 left_bytes -= sum(len(piece.batch) for piece in lease.pieces)
         return taken
 
-    async def _lease(self, delivery: PartitionDelivery, limit: int) -> list[Delivery]:
+    async def _lease(self, delivery: PartitionLeader, limit: int) -> list[Delivery]:
         asked = self._asked
         if delivery.closed:
             raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)

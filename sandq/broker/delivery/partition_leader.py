@@ -9,7 +9,7 @@ from typing import Any
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.subscription import Subscription
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timers
@@ -42,12 +42,12 @@ class _GroupPump:
         filled, so that those with little to give keep nothing from the others."""
 
 
-class PartitionDelivery:
+class PartitionLeader:
     """Everything a partition's leader does by the clock: leases, expiry, trimming."""
 
     def __init__(
         self,
-        host: GroupHost,
+        host: RaftGroup,
         partition: int,
         clock: GuardedClock,
         timers: Timers,
@@ -79,7 +79,7 @@ class PartitionDelivery:
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
-        self.watchers: dict[Callable[[PartitionDelivery], None], None] = {}
+        self.watchers: dict[Callable[[PartitionLeader], None], None] = {}
         """Called after each change of the partition's status, and at its end."""
         host.on_status = self.status_changed
 

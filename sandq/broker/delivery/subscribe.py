@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.model import offsets
@@ -26,7 +26,7 @@ class Subscriber:
     held: frozenset[tuple[int, int, int]]
 
 
-async def open_group(deliveries: Sequence[PartitionDelivery], group: str, start: c.Position) -> None:
+async def open_group(deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
     """Make the group in the partitions where it is new. Raises NotLeader, TooManyGroups, StorageFailed."""
     opening = [d for d in deliveries if all(known.name != group for known in d.host.status.groups)]
     await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
@@ -40,13 +40,13 @@ def start_in(start: c.Position, partition: int) -> c.Position:
 
 
 def held_by(
-    deliveries: Sequence[PartitionDelivery], asked: Subscriber, limits: Limits
-) -> list[tuple[PartitionDelivery, Delivery]]:
+    deliveries: Sequence[PartitionLeader], asked: Subscriber, limits: Limits
+) -> list[tuple[PartitionLeader, Delivery]]:
     """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
 
     Those beyond run out, and come back.
     """
-    found: list[tuple[PartitionDelivery, Delivery]] = []
+    found: list[tuple[PartitionLeader, Delivery]] = []
     left = limits.in_flight_bytes_per_connection
     for delivery in deliveries:
         replica = delivery.host.replica

@@ -9,7 +9,7 @@ from sandq.broker.replication.replica import Delivery
 from sandq.model.errors import SandqError
 
 if TYPE_CHECKING:
-    from sandq.broker.delivery.partition_leader import PartitionDelivery
+    from sandq.broker.delivery.partition_leader import PartitionLeader
 
 
 class Subscription:
@@ -36,7 +36,7 @@ class Subscription:
         self.ended = ended
         self.partitions = 0
         """How many partitions share this pool."""
-        self.hungry: dict[PartitionDelivery, None] = {}
+        self.hungry: dict[PartitionLeader, None] = {}
         """Partitions with something due that found no room here."""
         self.closed = False
         self.moved = False

@@ -1,4 +1,4 @@
-"""What nodes of a cluster tell each other over their links, and who here it is for.
+"""Hand the frames of other nodes to the part of this node that they are for, and send what it has to tell them.
 
 What belongs to Raft, to the clocks and to metadata flows only between nodes that have named the same cluster UUID to
 each other (`is_ours`): every cluster numbers its groups and members alike. What comes from others is dropped; there is
@@ -17,12 +17,12 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
-from sandq.broker.controller.cluster_controller import Steward
+from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.rebalancer import Report
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.routes import Route
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.raft.wire import size_of
 
 log = structlog.get_logger("sandq.cluster")
@@ -44,13 +44,13 @@ Handler = Callable[[str, int, Any], bool]
 """Given node, kind and body: whether it was one of its own."""
 
 
-class Traffic:
+class PeerDispatch:
     def __init__(
         self,
-        engine: Engine,
+        node_log: NodeLog,
         broker: Broker,
         clocks: ClockKeeper,
-        steward: Steward,
+        controller: ClusterController,
         is_ours: Callable[[Peer], bool],
         outside: Handler,
     ) -> None:
@@ -61,14 +61,14 @@ class Traffic:
         """What of metadata each peer has done."""
         self.changed = trio.Event()
         """Something has come that may matter to who sees to the cluster; another one then."""
-        self._engine = engine
+        self._node_log = node_log
         self._broker = broker
         self._clocks = clocks
-        self._steward = steward
+        self._controller = controller
         self._is_ours = is_ours
         self._outside = outside
-        self._latest = broker.catalog.latest
-        self._latest.ask = lambda node, question: self.links.send(node, ASKED, question)
+        self._barrier = broker.catalog.barrier
+        self._barrier.ask = lambda node, question: self.links.send(node, ASKED, question)
 
     def wake(self) -> None:
         self.changed.set()
@@ -80,15 +80,15 @@ class Traffic:
         """There is a link with a node."""
         node = peer.identity.node_id
         if self._is_ours(peer):
-            self._engine.passes.connected(node)
+            self._node_log.group_commit.connected(node)
             self._clocks.up(node)
             self._broker.routes.up(node)
-            self.links.send(node, FOLLOWED, self._broker.following.index)
+            self.links.send(node, FOLLOWED, self._broker.reconciler.index)
         self.wake()
 
     def down(self, node: str) -> None:
         """There is no link with a node any more."""
-        self._engine.passes.disconnected(node)
+        self._node_log.group_commit.disconnected(node)
         self._clocks.down(node)
         self._broker.routes.down(node)
         self.followed.pop(node, None)
@@ -96,7 +96,7 @@ class Traffic:
 
     def takes_more(self) -> bool:
         """Whether frames may be read."""
-        return self._engine.failed is not None or self._engine.passes.takes_more
+        return self._node_log.failed is not None or self._node_log.group_commit.takes_more
 
     def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         """A node sent this."""
@@ -110,22 +110,22 @@ class Traffic:
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
         """Whether it was one of these, of a node of this cluster."""
         if kind == RAFT and isinstance(body, tuple):
-            if self._engine.failed is None:  # nobody would read it
-                self._engine.passes.receive(node, body, size)
+            if self._node_log.failed is None:  # nobody would read it
+                self._node_log.group_commit.receive(node, body, size)
         elif kind == ROUTES and isinstance(body, tuple):
             self._broker.routes.heard(node, body)
         elif kind == FOLLOWED and type(body) is int:
             self.followed[node] = body
             self.wake()
         elif kind == ASKED and type(body) is int:
-            self._latest.answer(partial(self._tell_latest, node, body))
+            self._barrier.answer(partial(self._tell_latest, node, body))
         elif kind == TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
-            self._latest.told(*body)
+            self._barrier.told(*body)
         elif kind == SETTLED and _is_settled(body):
-            self._steward.settled(body)
+            self._controller.settled(body)
             self.wake()
         elif kind == SICK and body is None:
-            self._steward.sick(node)
+            self._controller.sick(node)
         else:
             return False
         return True
@@ -159,8 +159,8 @@ class Traffic:
     def tell_settled(self, reports: list[Report]) -> None:
         """To who leads the metadata group. It may get lost, and is told again."""
         leader = self._broker.metadata_host.leader
-        if leader == self._engine.node_id:
-            self._steward.settled(reports)
+        if leader == self._node_log.node_id:
+            self._controller.settled(reports)
             self.wake()
         elif leader is not None:
             self.links.send(leader, SETTLED, reports)
@@ -168,8 +168,8 @@ class Traffic:
     def tell_sick(self) -> None:
         """This node cannot write any more: to who leads the metadata group, again and again."""
         leader = self._broker.metadata_host.leader
-        if leader == self._engine.node_id:
-            self._steward.sick(leader)
+        if leader == self._node_log.node_id:
+            self._controller.sick(leader)
         elif leader is not None:
             self.links.send(leader, SICK, None)
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import trio
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.errors import SandqError
 
 
-async def read_all(hosts: Sequence[GroupHost]) -> None:
-    """`GroupHost.read` of all of them, at once."""
+async def read_all(hosts: Sequence[RaftGroup]) -> None:
+    """`RaftGroup.read` of all of them, at once."""
     for host, confirmation in [(host, host.begin_read()) for host in hosts]:
         await host.finish_read(confirmation)
 
 
-async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
+async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
     """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
     results = await answers_of(commands)
     for result in results:
@@ -27,7 +27,7 @@ async def call_all(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
     return results
 
 
-async def answers_of(commands: Sequence[tuple[GroupHost, Any]]) -> list[Any]:
+async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
     """Submit all at once, and wait for all results; a SandqError stands where one failed."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)

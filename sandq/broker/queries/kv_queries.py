@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.settings import COMPACTED
@@ -18,7 +18,7 @@ from sandq.partition.view import Row
 T = TypeVar("T")
 
 
-class Keyed:
+class KvQueries:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
@@ -45,10 +45,10 @@ class Keyed:
     async def changes(
         self, topic: str, partition: int, watch: Watch, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Changes:
-        """As `Watching.changes`."""
+        """As `KvWatches.changes`."""
         self._check_kind(topic)
         host = self._broker.partition(topic, partition).host
-        return await self._broker.watching.changes(host, watch, max_messages, max_bytes, wait_ms / 1000)
+        return await self._broker.kv_watches.changes(host, watch, max_messages, max_bytes, wait_ms / 1000)
 
     async def _ask(
         self,
@@ -59,13 +59,13 @@ class Keyed:
         requests: int = 1,
     ) -> tuple[T, int]:
         self._check_kind(topic)
-        host, reading, clock = self._broker.partition(topic, partition).host, self._broker.reading, self._broker.clock
+        host, reads, clock = self._broker.partition(topic, partition).host, self._broker.reads, self._broker.clock
         if stale:
-            return await reading.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
+            return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
         await self._tell_the_time(host)
-        return await reading.ask(host, lambda replica: question(replica, 0), requests), 0
+        return await reads.ask(host, lambda replica: question(replica, 0), requests), 0
 
-    async def _tell_the_time(self, host: GroupHost) -> None:
+    async def _tell_the_time(self, host: RaftGroup) -> None:
         """A value is gone for readers when it is for who swaps it: by the time in the log. By the clock a reader would
         see it gone before a swap of it that is under way, and stands before its end, succeeds."""
         status, now_ms = host.status, self._broker.clock.now_ms()

@@ -1,7 +1,7 @@
-"""Those who watch the keys of compacted topics: they wait for changes.
+"""Let watchers of the keys of compacted topics wait for changes.
 
-All that wait for one partition are looked at together, in one visit of the thread that owns its state for each time
-that something was applied. Whoever finds nothing waits on, from where it has looked to, until its time is over.
+Whenever something was applied, all watchers of the partition are served in one visit of the thread that owns its state.
+A watcher that finds nothing waits on, from where it has looked to, until its time is over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import outcome
 import trio
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import Overloaded
@@ -58,14 +58,14 @@ class _Watcher:
         return True
 
 
-class Watching:
+class KvWatches:
     def __init__(self, runner: Runner) -> None:
         self.nursery: trio.Nursery
         """Outlives every watcher; set at the start."""
         self._runner = runner
-        self._watchers: dict[GroupHost, list[_Watcher]] = {}
+        self._watchers: dict[RaftGroup, list[_Watcher]] = {}
 
-    async def changes(self, host: GroupHost, watch: Watch, max_messages: int, max_bytes: int, wait_s: float) -> Changes:
+    async def changes(self, host: RaftGroup, watch: Watch, max_messages: int, max_bytes: int, wait_s: float) -> Changes:
         """The next changes; without any, once `wait_s` have passed, how far was looked. Raises NotLeader, HistoryGone,
         Overloaded."""
         host.check_ready()
@@ -89,7 +89,7 @@ class Watching:
         assert watcher.found is not None
         return watcher.found.unwrap()
 
-    async def _serve(self, host: GroupHost, watchers: list[_Watcher]) -> None:
+    async def _serve(self, host: RaftGroup, watchers: list[_Watcher]) -> None:
         try:
             while watchers:
                 host.check_ready()
@@ -105,7 +105,7 @@ class Watching:
         finally:
             del self._watchers[host]
 
-    async def _visit(self, host: GroupHost, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
+    async def _visit(self, host: RaftGroup, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
         found = await self._runner.ask(lambda: _look(host, asked))
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
@@ -115,7 +115,7 @@ class Watching:
         watchers[:] = sorted(waiting, key=looked.__contains__)
 
 
-async def _until_news(host: GroupHost, watchers: list[_Watcher]) -> None:
+async def _until_news(host: RaftGroup, watchers: list[_Watcher]) -> None:
     """Wait until there may be something for one of them, or its time is over: then it needs no other look."""
     with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
         await host.changed()
@@ -123,7 +123,7 @@ async def _until_news(host: GroupHost, watchers: list[_Watcher]) -> None:
     watchers[:] = [watcher for watcher in watchers if not watcher.is_over(index, now_s)]
 
 
-def _look(host: GroupHost, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
+def _look(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
     """What there is for the first of them, one at least (apply thread)."""
     replica = host.replica
     assert isinstance(replica, PartitionReplica)

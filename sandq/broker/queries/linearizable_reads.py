@@ -1,4 +1,4 @@
-"""Questions to the state of a group: those that come together share one ReadIndex and one visit of the thread that owns
+"""Ask the state of a group; questions that come together share one ReadIndex and one visit of the thread that owns
 the state.
 
 A linearizable answer is at least as late as everything that was acknowledged before the question came, by whomever. A
@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import outcome
 import trio
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import Overloaded
@@ -43,11 +43,11 @@ class _Asked(Generic[T]):
 
 
 class _Key(NamedTuple):
-    host: GroupHost
+    host: RaftGroup
     stale: bool
 
 
-class Reading:
+class LinearizableReads:
     def __init__(self, runner: Runner) -> None:
         self.nursery: trio.Nursery
         """Outlives every question; set at the start."""
@@ -56,13 +56,13 @@ class Reading:
         """By group: rounds that are to begin when this turn of the loop is over."""
         self._waiting: Counter[_Key] = Counter()
 
-    async def ask(self, host: GroupHost, question: Question[T], requests: int = 1) -> T:
+    async def ask(self, host: RaftGroup, question: Question[T], requests: int = 1) -> T:
         """The linearizable answer, for so many requests. Raises NotLeader, Overloaded, StorageFailed, and what the
         question raises."""
         answer, _ = await self._ask(_Key(host, False), question, requests)
         return answer
 
-    async def ask_stale(self, host: GroupHost, question: Question[T], requests: int = 1) -> tuple[T, int]:
+    async def ask_stale(self, host: RaftGroup, question: Question[T], requests: int = 1) -> tuple[T, int]:
         """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
         return await self._ask(_Key(host, True), question, requests)
 
@@ -101,7 +101,7 @@ class Reading:
             one.settle(answer, stale_ms)
 
 
-def _answers(host: GroupHost, asked: list[_Asked[Any]]) -> list[outcome.Outcome[Any]]:
+def _answers(host: RaftGroup, asked: list[_Asked[Any]]) -> list[outcome.Outcome[Any]]:
     replica = host.replica
     assert isinstance(replica, PartitionReplica)
     return [outcome.capture(one.question, replica) for one in asked]

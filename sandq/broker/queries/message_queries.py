@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
-from sandq.broker.replication.raft_group import Done, GroupHost
+from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model import offsets
 from sandq.model.errors import (
     Conflict,
@@ -27,7 +27,7 @@ from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
 from sandq.partition.log.fetch import Extent, Fetched
-from sandq.partition.queries import UNITS_S, Inspector
+from sandq.partition.queries import UNITS_S, PartitionQueries
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ CLOCK_PAUSE_MS = 100
 """A partition's closed time is moved for a reader at most this often."""
 
 
-class Control:
+class MessageQueries:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._clocked_ms: dict[int, int] = {}
@@ -58,11 +58,11 @@ class Control:
 
     async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
         await self._know_the_time(topic, partition)
-        return _found(await self._ask(topic, partition, lambda inspector: inspector.get(target)))
+        return _found(await self._ask(topic, partition, lambda queries: queries.get(target)))
 
     async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
         await self._know_the_time(topic, partition)
-        told = _found(await self._ask(topic, partition, lambda inspector: inspector.why(target)))
+        told = _found(await self._ask(topic, partition, lambda queries: queries.why(target)))
         delivery = self._broker.partition(topic, partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
@@ -71,12 +71,12 @@ class Control:
         return told
 
     async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
-        """`asked`: as `Inspector.page` takes it."""
+        """`asked`: as `PartitionQueries.page` takes it."""
         await self._know_the_time(topic, partition)
-        return await self._ask(topic, partition, lambda inspector: inspector.page(*asked))
+        return await self._ask(topic, partition, lambda queries: queries.page(*asked))
 
     async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
-        return await self._ask(topic, partition, lambda inspector: inspector.dead_page(*asked))
+        return await self._ask(topic, partition, lambda queries: queries.dead_page(*asked))
 
     async def fetch(
         self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
@@ -84,7 +84,7 @@ class Control:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
         await self._close(topic, partition, start, end)
         return self._broker.topic(topic).record.number, await self._ask(
-            topic, partition, lambda inspector: inspector.fetch(start, end, most, max_bytes, pending)
+            topic, partition, lambda queries: queries.fetch(start, end, most, max_bytes, pending)
         )
 
     async def measure(
@@ -93,7 +93,7 @@ class Control:
         """The topic's number, and how much there is of what `fetch` gives."""
         await self._close(topic, partition, start, end)
         return self._broker.topic(topic).record.number, await self._ask(
-            topic, partition, lambda inspector: inspector.measure(start, end, most, pending)
+            topic, partition, lambda queries: queries.measure(start, end, most, pending)
         )
 
     async def _close(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
@@ -119,7 +119,7 @@ class Control:
             with suppress(Overloaded, StorageFailed):  # reading goes on without it
                 await self._move_clock(host, now_ms)
 
-    async def _move_clock(self, host: GroupHost, now_ms: int) -> None:
+    async def _move_clock(self, host: RaftGroup, now_ms: int) -> None:
         if now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
             self._clocked_ms[host.number] = now_ms
             await host.call(c.Clock())
@@ -132,7 +132,7 @@ class Control:
         for partition in [delivery.partition for delivery in self._broker.led(topic)]:
             await self._know_the_time(topic, partition)
             buckets, more = await self._ask(
-                topic, partition, lambda inspector: inspector.forecast(UNITS_S[unit], count, now_ms)
+                topic, partition, lambda queries: queries.forecast(UNITS_S[unit], count, now_ms)
             )
             later += more
             for start_ms, messages in buckets:
@@ -155,7 +155,7 @@ class Control:
         return job
 
     async def job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
-        return await self._ask(topic, partition, lambda inspector: inspector.job(job_id))
+        return await self._ask(topic, partition, lambda queries: queries.job(job_id))
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Control:
         for delivery in self._broker.led(topic):
             partition = delivery.partition
             await self._know_the_time(topic, partition)
-            for row in await self._ask(topic, partition, lambda inspector: inspector.group_rows()):
+            for row in await self._ask(topic, partition, lambda queries: queries.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
                 rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
         return rows
@@ -193,7 +193,7 @@ class Control:
         chosen = await self._with_group(topic, group)
         await call_all([(delivery.host, c.ConfigureGroup(group, record)) for delivery in chosen])
 
-    async def _with_group(self, topic: str, group: str) -> list[PartitionDelivery]:
+    async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
         found = []
@@ -233,14 +233,14 @@ class Control:
             for delivery in led
         ]
 
-    async def _ask(self, topic: str, partition: int, question: Callable[[Inspector], T]) -> T:
+    async def _ask(self, topic: str, partition: int, question: Callable[[PartitionQueries], T]) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before."""
         host = self._broker.partition(topic, partition).host
-        return await self._broker.reading.ask(host, lambda replica: question(replica.inspector))
+        return await self._broker.reads.ask(host, lambda replica: question(replica.queries))
 
 
-def _members(host: GroupHost) -> list[dict[str, Any]]:
+def _members(host: RaftGroup) -> list[dict[str, Any]]:
     """Who takes part in a group that is led here, and how far each is."""
     group = host.group
     voters, learners = host.members

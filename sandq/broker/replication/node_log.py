@@ -14,7 +14,7 @@ from typing import Any
 
 from sandq.broker.replication.applier import Applier, Apply, Published
 from sandq.broker.replication.journals import open_journal
-from sandq.broker.replication.raft_group import Backlog, GroupHost
+from sandq.broker.replication.raft_group import Backlog, RaftGroup
 from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
@@ -22,7 +22,7 @@ from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailabl
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
-from sandq.raft import Committed, Members, Passes
+from sandq.raft import Committed, GroupCommit, Members
 from sandq.storage.files import Files
 from sandq.storage.keys import store_of, store_prefix, store_range
 from sandq.storage.pointers import Pointers, StorePointer
@@ -43,7 +43,7 @@ SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
-class Engine:
+class NodeLog:
     """`now_ms` stamps entries."""
 
     def __init__(
@@ -69,13 +69,13 @@ class Engine:
             known_groups=lambda group: self.pointers.get(group) is not None,
             create=create,
         )
-        self.passes = Passes()
-        self.passes.takes_entries = lambda: self._applying < limits.apply_backlog_bytes
+        self.group_commit = GroupCommit()
+        self.group_commit.takes_entries = lambda: self._applying < limits.apply_backlog_bytes
         self._applying = 0
         """Bytes of entries that were handed to the applier and not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
-        self.hosts: dict[int, GroupHost] = {}
-        self.on_leads: Callable[[GroupHost], None] = lambda host: None
+        self.hosts: dict[int, RaftGroup] = {}
+        self.on_leads: Callable[[RaftGroup], None] = lambda host: None
         """Told of groups that this node begins to lead, before they are ready."""
         self.filling: set[int] = set()
         """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
@@ -109,7 +109,7 @@ class Engine:
         """The member that lives on this node."""
         return own_member(self.node_id, (*members.voters, *members.learners))
 
-    def open_metadata(self, members: Members | None = None, index: int = 0) -> GroupHost:
+    def open_metadata(self, members: Members | None = None, index: int = 0) -> RaftGroup:
         """`members`: who founds it; this node alone, unless told otherwise. `index`: for a new replica, what it says
         before it got there is no news."""
         members = members or Members((member_id(self.node_id, 1),))
@@ -124,7 +124,7 @@ class Engine:
         host.what = "the metadata of the cluster"
         return host
 
-    def open_partition(self, topic: Topic, partition: int) -> GroupHost:
+    def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
         """Run the local replica of a partition, which was installed before."""
         return self._open(
             topic.partitions[partition].group,
@@ -132,7 +132,7 @@ class Engine:
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 
-    def _open(self, number: int, load: Callable[[int], Replica], encode: Callable[[Sequence[Any]], bytes]) -> GroupHost:
+    def _open(self, number: int, load: Callable[[int], Replica], encode: Callable[[Sequence[Any]], bytes]) -> RaftGroup:
         pointer = self.pointers.get(number)
         if pointer is None:
             raise ValueError(f"raft group {number} is not installed here")
@@ -142,11 +142,11 @@ class Engine:
             raise Corruption(
                 f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
             )
-        host = GroupHost(number, replica, encode, self.passes, self.backlog, self.limits)
-        host.group = self.passes.add(
+        host = RaftGroup(number, replica, encode, self.group_commit, self.backlog, self.limits)
+        host.group = self.group_commit.add(
             number,
             member_id(self.node_id, pointer.incarnation),
-            open_journal(self.passes.records, pointer, found, replica.applied_index),
+            open_journal(self.group_commit.records, pointer, found, replica.applied_index),
             applied=replica.applied_index,
             before_tick=host.flush,
         )
@@ -160,7 +160,7 @@ class Engine:
         """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
         host = self.hosts.pop(number, None)
         if host is not None:
-            self.passes.remove(host.group)
+            self.group_commit.remove(host.group)
             host.close(error)
         self._recovered.pop(number, None)
         self._loads.pop(number, None)
@@ -168,12 +168,12 @@ class Engine:
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
-    def view(self, host: GroupHost) -> tuple[StoresSnapshot, int]:
+    def view(self, host: RaftGroup) -> tuple[StoresSnapshot, int]:
         """All rows as they are now, and the last entry that those of a group imply (apply thread)."""
         self.applier.write()
         return self.stores.snapshot(), host.replica.applied_index
 
-    def check_runs(self, host: GroupHost) -> None:
+    def check_runs(self, host: RaftGroup) -> None:
         """Raises Unavailable for a group that was closed."""
         if self.hosts.get(host.number) is not host:
             raise Unavailable(f"group {host.number} runs here no more")
@@ -186,23 +186,23 @@ class Engine:
         replica = load(store)
         return replica, replica.status()
 
-    def suspend(self, host: GroupHost, index: int) -> None:
+    def suspend(self, host: RaftGroup, index: int) -> None:
         """Stop a group whose state is to be replaced by that of `index` (between passes). Raises Unavailable when
         there is no reason to any more."""
         if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
             raise Unavailable(f"group {host.number} needs no snapshot of {index} (any more)")
-        self.passes.remove(host.group)
+        self.group_commit.remove(host.group)
 
-    def reopen(self, host: GroupHost, replica: Replica, status: Any) -> None:
+    def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
         """Go on with a suspended group from this state, which its pointer names (between passes)."""
         pointer = self.pointers.get(host.number)
         if self.hosts.get(host.number) is not host or pointer is None:
             return  # its topic was deleted meanwhile
         old = host.group
-        host.group = self.passes.add(
+        host.group = self.group_commit.add(
             host.number,
             old.member,
-            open_journal(self.passes.records, pointer, old.journal.recovered(), replica.applied_index),
+            open_journal(self.group_commit.records, pointer, old.journal.recovered(), replica.applied_index),
             applied=replica.applied_index,
             before_tick=host.flush,
         )
@@ -241,7 +241,7 @@ class Engine:
     # -- a pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Apply]]:
-        records, committed = self.passes.tick()
+        records, committed = self.group_commit.tick()
         return records, self._tasks(committed)
 
     def commit(self, records: Sequence[Record]) -> None:
@@ -250,8 +250,8 @@ class Engine:
 
     def synced(self) -> list[Apply]:
         """After it, what `group_commit.take_outgoing` gives may be sent."""
-        tasks = self._tasks(self.passes.synced())
-        changed, self.passes.changed = self.passes.changed, {}
+        tasks = self._tasks(self.group_commit.synced())
+        changed, self.group_commit.changed = self.group_commit.changed, {}
         for group in changed:
             host = self.hosts.get(group.number)
             if host is not None:

@@ -1,4 +1,4 @@
-"""The loop's side of one Raft group: commands in, merged into entries; results out."""
+"""One Raft group as the event loop sees it: merge commands into entries, propose them, hand out their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.broker.replication.replica import Replica
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.raft import Group, Members, Passes, ProposalFailed, ReadDone
+from sandq.raft import Group, GroupCommit, Members, ProposalFailed, ReadDone
 
 Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
@@ -57,7 +57,7 @@ class Backlog:
         self.bytes = 0
 
 
-class GroupHost:
+class RaftGroup:
     """`encode(commands)` stamps and encodes one entry. `on_status` runs on the loop after each change."""
 
     def __init__(
@@ -65,7 +65,7 @@ class GroupHost:
         number: int,
         replica: Replica,
         encode: Callable[[Sequence[Any]], bytes],
-        passes: Passes,
+        passes: GroupCommit,
         backlog: Backlog,
         limits: Limits,
     ) -> None:
@@ -93,7 +93,7 @@ class GroupHost:
         self._stands: Unavailable | None = None
         """Nothing is applied any more."""
         self._encode = encode
-        self._passes = passes
+        self._group_commit = passes
         self._backlog = backlog
         self._limits = limits
         self._pending: deque[Request] = deque()
@@ -132,7 +132,7 @@ class GroupHost:
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
         if voters:
             self.group.transfer(max(voters, key=self.group.match_index))
-        self._passes.mark(self.group)
+        self._group_commit.mark(self.group)
 
     def stay(self) -> None:
         """Go on leading: nobody has taken over."""
@@ -150,7 +150,7 @@ class GroupHost:
             finished.set()
 
         self.group.change_members(members, done)
-        self._passes.mark(self.group)
+        self._group_commit.mark(self.group)
         self._changers.add(finished)
         try:
             await finished.wait()
@@ -168,7 +168,7 @@ class GroupHost:
     def hurry(self) -> None:
         """Let the other members hear at once what is committed."""
         self.group.heartbeat()
-        self._passes.mark(self.group)
+        self._group_commit.mark(self.group)
 
     def look(self) -> None:
         """Something changed: wake who waits for it, and tell whether `ready` is another."""
@@ -208,7 +208,7 @@ class GroupHost:
             )
         backlog.bytes += size
         self._pending.append(Request(command, size, messages, done))
-        self._passes.mark(self.group)
+        self._group_commit.mark(self.group)
 
     async def call(self, command: Any) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
@@ -236,7 +236,7 @@ class GroupHost:
             return None
         confirmation = Confirmation()
         self.group.read_index(confirmation.done)
-        self._passes.mark(self.group)
+        self._group_commit.mark(self.group)
         return confirmation
 
     def ask_index(self, done: ReadDone) -> None:
@@ -248,7 +248,7 @@ class GroupHost:
             done(None)
         else:
             self.group.read_index(done)
-            self._passes.mark(self.group)
+            self._group_commit.mark(self.group)
 
     async def finish_read(self, confirmation: Confirmation | None) -> None:
         """The rest of `read`."""

@@ -15,7 +15,7 @@ from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.changes import Changes, Watch, changes
 from sandq.partition.log.pieces import Piece, Reader
-from sandq.partition.queries import Inspector
+from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Change, Row, View
 from sandq.storage.keys import store_prefix
@@ -87,7 +87,7 @@ class PartitionReplica:
         self._view = View(self._rows)
         self._reader = Reader()
         self.machine = MACHINES[kind].load(partition, settings, self._view)
-        self.inspector = Inspector(self.machine, self._view)
+        self.queries = PartitionQueries(self.machine, self._view)
         """For calls on the apply thread."""
 
     @property
@@ -99,7 +99,7 @@ class PartitionReplica:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []
         entry = commands.Entry.decode(command)
-        totals = self.machine.book.totals
+        totals = self.machine.group_state.totals
         counted = totals.counted() if not wanted else None
         results = self.machine.apply(index, entry, self._view)
         if counted is not None:
@@ -126,7 +126,7 @@ class PartitionReplica:
 
     def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
-        for lease in self.machine.book.leases_of(group, consumer):
+        for lease in self.machine.group_state.leases_of(group, consumer):
             if lease.token not in known:
                 yield self._delivery(lease, repeated=True)
 
@@ -169,7 +169,7 @@ class PartitionReplica:
         ranges = lease.select(lease.live)
         pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
         count = sum(piece.count for piece in pieces)
-        generation = self.machine.book.groups[lease.group_id].generation
+        generation = self.machine.group_state.groups[lease.group_id].generation
         return Delivery(
             lease.token,
             lease.consumer,

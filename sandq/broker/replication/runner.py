@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from sandq.broker.replication.applier import Apply, Ask, Published
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import Worker
 from sandq.model.errors import StorageFailed
 
@@ -43,12 +43,12 @@ class Runner:
         self.send: Callable[[str, list[Any]], None] = lambda node, messages: None
         """Where Raft messages for another node go."""
         self._between: list[Callable[[], None]] = []
-        self.engine: Engine
+        self.node_log: NodeLog
 
-    def start(self, engine: Engine) -> None:
-        self.engine = engine
-        engine.passes.wake = self.wake
-        self._apply: Worker[Apply | Ask] = Worker("sandq-apply", engine.applier.run, self._worker_crashed)
+    def start(self, node_log: NodeLog) -> None:
+        self.node_log = node_log
+        node_log.group_commit.wake = self.wake
+        self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._prepare()
@@ -56,20 +56,20 @@ class Runner:
     def _prepare(self) -> None:
         """Make the next segment ahead, if there is room; the pass that needs one will meet it otherwise."""
         try:
-            self.engine.wal.prepare()
+            self.node_log.wal.prepare()
         except StorageFailed as error:
             log.warning("no room for the next segment of the log", error=error.message)
 
     def publish(self, published: Published) -> None:
         """From the apply thread to the loop."""
-        self._token.run_sync_soon(self.engine.published, published)
+        self._token.run_sync_soon(self.node_log.published, published)
 
     def wake(self) -> None:
         self._wake.set()
 
     def is_busy(self) -> bool:
         """Whether something is on its way to the log."""
-        return self.engine.failed is None and (self._passing or self.engine.passes.has_work)
+        return self.node_log.failed is None and (self._passing or self.node_log.group_commit.has_work)
 
     async def drain(self) -> None:
         """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
@@ -88,9 +88,9 @@ class Runner:
             task_status.started()
 
     async def _passes(self) -> None:
-        passes = self.engine.passes
+        passes = self.node_log.group_commit
         while True:
-            if self.engine.failed is not None:
+            if self.node_log.failed is not None:
                 await trio.sleep_forever()
             passes.on_time()
             if not passes.has_work and not self._between:
@@ -103,26 +103,26 @@ class Runner:
             self._passing = False
 
     async def _pass(self) -> None:
-        engine = self.engine
+        node_log = self.node_log
         between, self._between = self._between, []
         for call in between:
             call()
-        records, ready = engine.tick()
+        records, ready = node_log.tick()
         self._ticked.set()
         self._ticked = trio.Event()
         self._submit(ready)
         if records:
             try:
-                await self.on_wal(lambda: engine.commit(records))
+                await self.on_wal(lambda: node_log.commit(records))
             except StorageFailed as error:
                 log.error("the log cannot be written: this node stops taking messages", error=error.message)
-                engine.fail(error)
+                node_log.fail(error)
                 return
             self.on_pass(len(records))
         else:
             await trio.lowlevel.checkpoint()
-        self._submit(engine.synced())
-        for node, messages in engine.passes.take_outgoing().items():
+        self._submit(node_log.synced())
+        for node, messages in node_log.group_commit.take_outgoing().items():
             self.send(node, messages)
 
     def _submit(self, tasks: list[Apply]) -> None:
@@ -133,34 +133,34 @@ class Runner:
         last = trio.current_time()
         while True:
             await trio.sleep(CHECKPOINT_CHECK_S)
-            grown = self.engine.bytes_since_checkpoint
+            grown = self.node_log.bytes_since_checkpoint
             old = trio.current_time() - last >= self._checkpoint_interval_s
-            large = grown >= self._checkpoint_bytes or self.engine.entries_kept >= CHECKPOINT_ENTRIES
-            if self.engine.failed is None and (large or (old and grown)):
+            large = grown >= self._checkpoint_bytes or self.node_log.entries_kept >= CHECKPOINT_ENTRIES
+            if self.node_log.failed is None and (large or (old and grown)):
                 await self.checkpoint()
                 last = trio.current_time()
 
     async def checkpoint(self) -> None:
         """Bring the stores up to the applied indices on disk, then let go of the log below them."""
-        engine = self.engine
+        node_log = self.node_log
         try:
-            applied = await self.ask(engine.applied_indices)
-            await self.on_maintenance(engine.stores.flush)
-            engine.truncate(applied)
+            applied = await self.ask(node_log.applied_indices)
+            await self.on_maintenance(node_log.stores.flush)
+            node_log.truncate(applied)
             for _ in range(2):
                 await self._pass_now()
-                pinning = await self.on_wal(engine.release)
-                if not engine.copy_tails(pinning):
+                pinning = await self.on_wal(node_log.release)
+                if not node_log.copy_tails(pinning):
                     break
             await self.on_maintenance(self._prepare)
         except StorageFailed as error:
             log.error("checkpoint failed: this node stops taking messages", error=error.message)
-            engine.fail(error)
+            node_log.fail(error)
 
     async def _pass_now(self) -> None:
         """Wait until the records gathered so far are on their way to the WAL thread, whose next job is then later."""
-        engine = self.engine
-        while engine.passes.records and engine.failed is None:
+        node_log = self.node_log
+        while node_log.group_commit.records and node_log.failed is None:
             self.wake()
             await self._ticked.wait()
 
@@ -181,8 +181,8 @@ class Runner:
             self._apply_ended = crash
             for reply in self._asking:
                 reply.settle(outcome.Error(crash))
-            self.engine.fail(crash)
-            for host in self.engine.hosts.values():
+            self.node_log.fail(crash)
+            for host in self.node_log.hosts.values():
                 host.abandon(crash)
         else:
             self._crash = crash

@@ -7,8 +7,8 @@ from functools import partial
 
 import trio
 
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
@@ -24,12 +24,12 @@ MOST_BYTES = 1 << 30
 """Of a larger partition LevelDB takes care by itself: it would keep the thread for maintenance for long."""
 
 
-class Reclaiming:
+class StoreCompaction:
     """Of one replica, whoever leads."""
 
-    def __init__(self, host: GroupHost, engine: Engine, runner: Runner, nursery: trio.Nursery) -> None:
+    def __init__(self, host: RaftGroup, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._host = host
-        self._engine = engine
+        self._node_log = node_log
         self._runner = runner
         self._nursery = nursery
         self._is_working = False
@@ -45,7 +45,7 @@ class Reclaiming:
         assert isinstance(replica, PartitionReplica)
         with suppress(StorageFailed):
             for start, stop in await self._runner.ask(replica.take_garbage):
-                await self._runner.on_maintenance(partial(self._engine.stores.compact, start, stop))
+                await self._runner.on_maintenance(partial(self._node_log.stores.compact, start, stop))
         self._is_working = False
 
 

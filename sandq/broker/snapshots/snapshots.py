@@ -17,8 +17,8 @@ import structlog
 import trio
 
 from sandq.broker.peers.stream import PeerStream
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost, Sending
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup, Sending
 from sandq.broker.replication.runner import Runner
 from sandq.broker.snapshots.intake import Intake
 from sandq.broker.snapshots.transfer import Answer, Outlet, Verdict, send_snapshot
@@ -40,7 +40,7 @@ RETRY_S = 1.0
 OpenStream = Callable[[str], AbstractAsyncContextManager[PeerStream]]
 
 
-def needing(host: GroupHost) -> list[str]:
+def needing(host: RaftGroup) -> list[str]:
     """Members that this node is to send a snapshot. It leads, and may not be ready yet: when all that are up need one,
     it has no majority before."""
     return [] if host.failed is not None else sorted(host.group.lagging)
@@ -56,17 +56,17 @@ class _View:
 
 
 class Snapshots:
-    def __init__(self, engine: Engine, runner: Runner, bytes_per_s: int) -> None:
+    def __init__(self, node_log: NodeLog, runner: Runner, bytes_per_s: int) -> None:
         self.open_stream: OpenStream
         """A connection to a node, for bulk; set by who has connections."""
         self.on_garbage: Callable[[], None] = lambda: None
         """Called when a store is needed no more: the old one of a group, or one that was given up."""
         self.sent = self.installed = 0
-        self._engine = engine
+        self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
         self._intake = Intake(self._begin)
-        engine.on_closed = self._intake.forget
+        node_log.on_closed = self._intake.forget
         self._sending: set[tuple[int, str]] = set()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ class Snapshots:
         """Send to whoever needs one, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                for number, host in list(self._engine.hosts.items()):
+                for number, host in list(self._node_log.hosts.items()):
                     for member in needing(host):
                         if (number, member) not in self._sending:
                             self._sending.add((number, member))
                             nursery.start_soon(self._send, host, member)
                 await trio.sleep(LOOK_S)
 
-    async def _send(self, host: GroupHost, member: str) -> None:
+    async def _send(self, host: RaftGroup, member: str) -> None:
         try:
             async with self._outlet.slots:
                 if member in needing(host):
@@ -93,7 +93,7 @@ class Snapshots:
         finally:
             self._sending.discard((host.number, member))
 
-    async def _send_to(self, host: GroupHost, member: str) -> None:
+    async def _send_to(self, host: RaftGroup, member: str) -> None:
         view = await self._view(host)
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
         try:
@@ -128,10 +128,10 @@ class Snapshots:
                 await trio.sleep(RETRY_S)
         raise AssertionError
 
-    async def _view(self, host: GroupHost) -> _View:
+    async def _view(self, host: RaftGroup) -> _View:
         """The state as of the last entry applied."""
-        rows, index = await self._runner.ask(partial(self._engine.view, host))
-        journal, pointer = host.group.journal, self._engine.pointers.get(host.number)
+        rows, index = await self._runner.ask(partial(self._node_log.view, host))
+        journal, pointer = host.group.journal, self._node_log.pointers.get(host.number)
         term = journal.term_at(index)
         if term is None or pointer is None:
             rows.close()
@@ -159,29 +159,29 @@ class Snapshots:
             log.info("a snapshot was not taken", peer=node, verdict=answer.verdict.value, reason=answer.reason)
 
     async def _begin(self, meta: Meta) -> _Store | None:
-        host = self._engine.hosts.get(meta.group)
+        host = self._node_log.hosts.get(meta.group)
         if host is None or host.group.member not in (*meta.voters, *meta.learners):
             raise Unavailable(f"this node holds no replica of group {meta.group} that the snapshot is for")
         if host.status.applied_index >= meta.index:
             return None
-        number = (await self._runner.on_maintenance(self._engine.pointers.mint))[0]
-        self._engine.check_runs(host)
-        self._engine.filling.add(number)
-        return _Store(self._engine, self._runner, host, number, lambda: self.on_garbage())
+        number = (await self._runner.on_maintenance(self._node_log.pointers.mint))[0]
+        self._node_log.check_runs(host)
+        self._node_log.filling.add(number)
+        return _Store(self._node_log, self._runner, host, number, lambda: self.on_garbage())
 
 
 class _Store:
     """A new store while it is filled."""
 
     def __init__(
-        self, engine: Engine, runner: Runner, host: GroupHost, number: int, on_garbage: Callable[[], None]
+        self, node_log: NodeLog, runner: Runner, host: RaftGroup, number: int, on_garbage: Callable[[], None]
     ) -> None:
         self._on_garbage = on_garbage
-        self._engine = engine
+        self._node_log = node_log
         self._runner = runner
         self._host = host
         self._number = number
-        self._importer = Importer(engine.stores, number)
+        self._importer = Importer(node_log.stores, number)
         self._is_unsure = False
         """After a crash it may be the one that is pointed to, or not: it is no garbage."""
 
@@ -194,13 +194,13 @@ class _Store:
         return await self._runner.ask(partial(self._importer.add, data))
 
     def drop(self) -> None:
-        self._engine.filling.discard(self._number)
+        self._node_log.filling.discard(self._number)
         self._on_garbage()
 
     async def finish(self, meta: Meta) -> None:
         try:
-            await self._runner.on_maintenance(self._engine.stores.flush)
-            await self._runner.between_passes(partial(self._engine.suspend, self._host, meta.index))
+            await self._runner.on_maintenance(self._node_log.stores.flush)
+            await self._runner.between_passes(partial(self._node_log.suspend, self._host, meta.index))
             await self._replace(meta)
         finally:
             if not self._is_unsure:
@@ -210,11 +210,11 @@ class _Store:
     async def _replace(self, meta: Meta) -> None:
         """Let the stopped group go on with the new store. (A node that stops meanwhile leaves it stopped: the next
         start looks where its pointer leads.)"""
-        engine, runner, host = self._engine, self._runner, self._host
+        node_log, runner, host = self._node_log, self._runner, self._host
         try:
             # What was under way for the old state is done before the new one takes its place.
-            loaded = await runner.ask(partial(engine.load, host.number, self._number))
-            engine.check_runs(host)
+            loaded = await runner.ask(partial(node_log.load, host.number, self._number))
+            node_log.check_runs(host)
             pointer = StorePointer(
                 host.number,
                 incarnation_of(host.group.member),
@@ -224,15 +224,15 @@ class _Store:
                 meta.voters,
                 meta.learners,
             )
-            await runner.on_maintenance(partial(engine.pointers.update, put=[pointer]))
+            await runner.on_maintenance(partial(node_log.pointers.update, put=[pointer]))
         except SandqError as error:
             if isinstance(error, StorageFailed) and may_have_happened(error):
                 self._is_unsure = True
                 log.error("nobody knows which state the next start finds: this node stops", error=error.message)
-                engine.fail(error)
+                node_log.fail(error)
                 raise
-            await runner.between_passes(partial(engine.reopen, host, host.replica, host.status))
+            await runner.between_passes(partial(node_log.reopen, host, host.replica, host.status))
             raise
-        await runner.between_passes(partial(engine.reopen, host, *loaded))
+        await runner.between_passes(partial(node_log.reopen, host, *loaded))
         # Its records are on the disk when the pass is over in which they were written.
         await runner.between_passes(lambda: None)

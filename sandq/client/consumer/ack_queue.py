@@ -22,7 +22,7 @@ from sandq.protocol.replies import lost_ranges, results
 from sandq.protocol.requests import Ack, Nack
 
 if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import Desk
+    from sandq.client.consumer.partition_consumer import PartitionConsumer
 
 log = logging.getLogger("sandq.client")
 
@@ -43,12 +43,13 @@ class Sent(NamedTuple):
     parts: list[Part]
 
 
-class Outbox:
-    """See the module's docstring. The messages' states are the desk's; here they only become settled or lost."""
+class AckQueue:
+    """See the module's docstring. `PartitionConsumer` owns the messages' states; here they only become settled or
+    lost."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, partition_consumer: PartitionConsumer) -> None:
         self.in_flight = 0
-        self._desk = desk
+        self._partition_consumer = partition_consumer
         self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
         self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
 
@@ -65,14 +66,14 @@ class Outbox:
             queued.append((position, position + 1))
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._desk.poke()
+            self._partition_consumer.poke()
 
     def ack(self, chunk: Chunk, spans: list[Span]) -> None:
         """Queue an ack of these messages."""
         chunk.queued += spans
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._desk.poke()
+            self._partition_consumer.poke()
 
     def nack(
         self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None, begun: bool = True
@@ -81,7 +82,7 @@ class Outbox:
         key = NackKey(chunk.lease, delay_ms, error, begun)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
-        self._desk.poke()
+        self._partition_consumer.poke()
 
     def flush(self, connection: Connection) -> None:
         """Send what is queued."""
@@ -95,15 +96,17 @@ class Outbox:
             by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
-        desk = self._desk
+        partition_consumer = self._partition_consumer
         rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
         for items, sent in frames_of(rows):
-            self._request(connection, Ack(desk.group_number, desk.partition, items).frame, sent, since)
+            self._request(
+                connection, Ack(partition_consumer.group_number, partition_consumer.partition, items).frame, sent, since
+            )
 
     def _flush_nacks(self, connection: Connection) -> None:
         nacks, self._nacks = self._nacks, {}
         since = min((since for since, _ in nacks.values()), default=0.0)
-        desk = self._desk
+        partition_consumer = self._partition_consumer
         rows = []
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
@@ -112,7 +115,12 @@ class Outbox:
                 item.append(False)
             rows.append((item, Sent(key, parts)))
         for items, sent in frames_of(rows):
-            self._request(connection, Nack(desk.group_number, desk.partition, items).frame, sent, since)
+            self._request(
+                connection,
+                Nack(partition_consumer.group_number, partition_consumer.partition, items).frame,
+                sent,
+                since,
+            )
 
     def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
         self.in_flight += 1
@@ -124,30 +132,30 @@ class Outbox:
             if isinstance(reply, SandqError):
                 self._failed(sent, since, reply)
                 return
-            self._desk.went_well()
+            self._partition_consumer.went_well()
             for one, result in zip(sent, results(reply, len(sent)), strict=True):
                 self._settle(one, lost_ranges(result))
         except ProtocolError as error:
             self._give_up(sent, error)
             raise
         finally:
-            self._desk.tell_quiet()
+            self._partition_consumer.tell_quiet()
 
     def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
         """One item was answered: `lost` as `lost_ranges` gives it."""
-        desk = self._desk
+        partition_consumer = self._partition_consumer
         unseen = 0
         for chunk, spans in sent.parts:
             chunk.fill(spans, ACKED if sent.nack is None else NACKED)
             if lost is not None:
                 unseen += self._mark_lost(chunk, spans, lost)
-            desk.settled(chunk, count_of([(chunk, spans)]))
+            partition_consumer.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         if lost == []:
-            desk.lose(sent.parts[0][0].lease)
+            partition_consumer.lose(sent.parts[0][0].lease)
         if unseen:
             what = "acks" if sent.nack is None else "nacks"
-            where = (desk.topic, desk.partition)
+            where = (partition_consumer.topic, partition_consumer.partition)
             log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
 
     def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
@@ -159,18 +167,18 @@ class Outbox:
                 continue
             chunk.state[position] = LOST
             if chunk.is_awaited(position):
-                chunk.errors[position] = self._desk.lost_error(chunk.lease)
+                chunk.errors[position] = self._partition_consumer.lost_error(chunk.lease)
             else:
                 unseen += 1
         return unseen
 
     def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
         """A whole request failed: queue it again, or give it up."""
-        desk = self._desk
+        partition_consumer = self._partition_consumer
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
-        late = now - since > desk.options.delivery_timeout_s and now > lease.expires_at
-        if not error.retriable or late or desk.is_closed:
+        late = now - since > partition_consumer.options.delivery_timeout_s and now > lease.expires_at
+        if not error.retriable or late or partition_consumer.is_closed:
             self._give_up(sent, error)
             return
         for one in sent:
@@ -181,20 +189,26 @@ class Outbox:
                 else:
                     _, chunks = self._nacks.setdefault(one.nack, (since, {}))
                     chunks.setdefault(chunk, []).extend(spans)
-        desk.pause(error)
+        partition_consumer.pause(error)
 
     def _give_up(self, sent: list[Sent], error: SandqError) -> None:
-        desk = self._desk
+        partition_consumer = self._partition_consumer
         unseen = 0
         for chunk, spans in (part for one in sent for part in one.parts):
             for position in positions_of(spans):
                 unseen += not chunk.is_awaited(position)
                 chunk.errors[position] = error
             chunk.fill(spans, LOST)
-            desk.settled(chunk, count_of([(chunk, spans)]))
+            partition_consumer.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         if unseen:
-            log.warning("topic %s partition %d: %d acks or nacks failed: %s", desk.topic, desk.partition, unseen, error)
+            log.warning(
+                "topic %s partition %d: %d acks or nacks failed: %s",
+                partition_consumer.topic,
+                partition_consumer.partition,
+                unseen,
+                error,
+            )
 
     def give_up(self, error: SandqError) -> None:
         """Nothing more is sent."""

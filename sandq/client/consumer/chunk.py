@@ -65,7 +65,7 @@ class Chunk(LogPiece):
         self.lease = lease
         self.session = session
         self.state = _live(deliver.live, self.count)
-        self.held = self.unsettled = 0  # counted by the desk, once duplicates are out
+        self.held = self.unsettled = 0  # counted by the partition consumer, once duplicates are out
         self.queued: list[Span] = []  # whose ack is to be sent
         self.events: dict[int, anyio.Event] = {}  # of those who await the settlement of one message
         self.answered: anyio.Event | None = None  # of those who await all of them

@@ -9,7 +9,7 @@ from sandq.client.messages.log_page import each_offset
 from sandq.model import offsets as offset_model
 
 if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import Desk
+    from sandq.client.consumer.partition_consumer import PartitionConsumer
 
 T = TypeVar("T")
 
@@ -24,13 +24,13 @@ class Lease:
         "attempt",
         "chunks",
         "complete",
-        "desk",
         "expires_at",
         "extending",
         "extents",
         "held",
         "lapsed",
         "lost",
+        "partition_consumer",
         "recheck",
         "seen",
         "superseded",
@@ -38,8 +38,8 @@ class Lease:
         "unsettled",
     )
 
-    def __init__(self, desk: Desk, token: int, attempt: int, expires_at: float) -> None:
-        self.desk = desk
+    def __init__(self, partition_consumer: PartitionConsumer, token: int, attempt: int, expires_at: float) -> None:
+        self.partition_consumer = partition_consumer
         self.token = token
         self.attempt = attempt
         self.expires_at = expires_at  # on anyio's clock
@@ -57,7 +57,7 @@ class Lease:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        return self.desk.group_number, self.desk.partition, self.token
+        return self.partition_consumer.group_number, self.partition_consumer.partition, self.token
 
     @property
     def text(self) -> str:

@@ -17,19 +17,19 @@ from sandq.protocol.replies import results
 from sandq.protocol.requests import Extend
 
 if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import Desk
+    from sandq.client.consumer.partition_consumer import PartitionConsumer
 
 log = logging.getLogger("sandq.client")
 
 Waiting = dict[Lease, list[Extension]]
 
 
-class Extensions:
-    """The extensions of a desk: queued, and unanswered."""
+class LeaseExtensions:
+    """Extensions of one partition's leases, queued or unanswered."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, partition_consumer: PartitionConsumer) -> None:
         self.in_flight = 0
-        self._desk = desk
+        self._partition_consumer = partition_consumer
         self._queued: Waiting = {}
 
     @property
@@ -40,7 +40,7 @@ class Extensions:
         """Queue one; done at once when the lease is known to be lost."""
         extension = Extension(lease_ms)
         if lease.lost:
-            extension.finish(None, self._desk.lost_error(lease))
+            extension.finish(None, self._partition_consumer.lost_error(lease))
         else:
             lease.extending = True
             self._queued.setdefault(lease, []).append(extension)
@@ -55,7 +55,7 @@ class Extensions:
 
     def _send(self, connection: Connection, waiting: Waiting) -> None:
         items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
-        request = Extend(self._desk.group_number, self._desk.partition, items)
+        request = Extend(self._partition_consumer.group_number, self._partition_consumer.partition, items)
         self.in_flight += 1
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
@@ -78,24 +78,26 @@ class Extensions:
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
                     held = lease.held  # 0: it ended because everything in it was settled meanwhile
-                    self._desk.lose(lease)
-                    failed += self._finish(lease, extensions, None, self._desk.lost_error(lease)) and held > 0
+                    self._partition_consumer.lose(lease)
+                    failed += (
+                        self._finish(lease, extensions, None, self._partition_consumer.lost_error(lease)) and held > 0
+                    )
             self._warn(failed, "they are not held any more")
-        self._desk.tell_quiet()
-        self._desk.wake()
+        self._partition_consumer.tell_quiet()
+        self._partition_consumer.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
         """Ask again while there is time, if that may help."""
         now = anyio.current_time()
         failed = 0
         for lease, extensions in waiting.items():
-            if error.retriable and now < lease.expires_at and not self._desk.is_closed:
+            if error.retriable and now < lease.expires_at and not self._partition_consumer.is_closed:
                 self._queued.setdefault(lease, [])[:0] = extensions
             else:
                 failed += self._finish(lease, extensions, None, error)
         self._warn(failed, str(error))
         if error.retriable:
-            self._desk.pause(error)
+            self._partition_consumer.pause(error)
 
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
@@ -108,7 +110,11 @@ class Extensions:
 
     def _warn(self, count: int, why: str) -> None:
         if count:
-            desk = self._desk
+            partition_consumer = self._partition_consumer
             log.warning(
-                "topic %s partition %d: %d leases were not extended: %s", desk.topic, desk.partition, count, why
+                "topic %s partition %d: %d leases were not extended: %s",
+                partition_consumer.topic,
+                partition_consumer.partition,
+                count,
+                why,
             )

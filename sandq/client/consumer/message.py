@@ -26,12 +26,12 @@ class HeldMessage(LogMessage["Chunk"]):
     @property
     def topic(self) -> str:
         """The topic's name."""
-        return self._piece.lease.desk.topic
+        return self._piece.lease.partition_consumer.topic
 
     @property
     def partition(self) -> int:
         """Where in the topic it lies."""
-        return self._piece.lease.desk.partition
+        return self._piece.lease.partition_consumer.partition
 
     @property
     def attempt(self) -> int:
@@ -78,17 +78,17 @@ class Message(HeldMessage):
 
     def ack(self) -> Settlement:
         """Done with it: this group gets it no more. Acking twice is once."""
-        self._piece.lease.desk.ack(self._piece, self._position)
+        self._piece.lease.partition_consumer.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        self._piece.lease.desk.nack(self._piece, self._position, *nack_options(delay, error))
+        self._piece.lease.partition_consumer.nack(self._piece, self._position, *nack_options(delay, error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
-        return self._piece.lease.desk.extend(self._piece.lease, extension_ms(lease))
+        return self._piece.lease.partition_consumer.extend(self._piece.lease, extension_ms(lease))
 
 
 class Settlement:
@@ -101,7 +101,7 @@ class Settlement:
         self._position = position
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._chunk.lease.desk.confirmed(self._chunk, self._position).__await__()
+        return self._chunk.lease.partition_consumer.confirmed(self._chunk, self._position).__await__()
 
 
 class Extension:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from sandq.client.consumer.chunk import HELD, Chunk
-from sandq.client.consumer.partition_consumer import Desk
+from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
@@ -114,7 +114,7 @@ class Session:
             self._connection = None
             self.ready = False
             for group_number, partition in self._last_tokens:
-                subscription.desk(group_number, partition).cut()
+                subscription.partition_consumer(group_number, partition).cut()
             self._last_tokens.clear()
 
     async def leave(self) -> None:
@@ -136,20 +136,20 @@ class Session:
         assert connection is not None, "pushed to a session that listens to no connection"
         deliver = Deliver.parse(frame)
         expires_at = connection.local_time(deliver.deadline_ms)
-        desk = subscription.desk(deliver.group_number, deliver.partition)
-        self._supersede(desk, deliver.token)
-        lease = desk.lease(deliver.token, deliver.attempt, expires_at)
+        partition_consumer = subscription.partition_consumer(deliver.group_number, deliver.partition)
+        self._supersede(partition_consumer, deliver.token)
+        lease = partition_consumer.lease(deliver.token, deliver.attempt, expires_at)
         try:
             chunk = Chunk(lease, self, deliver)
         except InvalidRequest as error:
             raise ProtocolError(f"DELIVER: {error.message}") from None
         pushed = chunk.state.count(HELD)
-        count = desk.deliver(chunk)
+        count = partition_consumer.deliver(chunk)
         lease.complete = lease.complete or deliver.last
         self._credit -= pushed
         self.held += count
         if count and anyio.current_time() >= lease.expires_at:
-            desk.lapse(lease)  # long on its way: another consumer may have it by now
+            partition_consumer.lapse(lease)  # long on its way: another consumer may have it by now
         elif count:
             subscription.receive(chunk)
         if count < pushed:
@@ -161,11 +161,11 @@ class Session:
         self._ended = error
         self._wake.set()
 
-    def _supersede(self, desk: Desk, token: int) -> None:
+    def _supersede(self, partition_consumer: PartitionConsumer, token: int) -> None:
         """A later lease of the partition: the frames of the one before have all come."""
-        place = (desk.group_number, desk.partition)
+        place = (partition_consumer.group_number, partition_consumer.partition)
         last = self._last_tokens.get(place)
-        if last is not None and last != token and (lease := desk.leases.get(last)) is not None:
+        if last is not None and last != token and (lease := partition_consumer.leases.get(last)) is not None:
             lease.superseded = True
         self._last_tokens[place] = token
 

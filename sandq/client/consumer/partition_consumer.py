@@ -1,7 +1,7 @@
-"""What a subscription holds of one partition: leases, and the settling of what was delivered under them.
+"""Keep what a subscription holds of one partition: leases, and the state of each message delivered under them.
 
-The desk knows what each message's state is and who awaits it; what is to be sent goes through its outbox (acks and
-nacks) and its extensions, with the next send to the partition's leader.
+`PartitionConsumer` knows the state of each message and who awaits it. What is to be sent to the partition's leader goes
+through its `AckQueue` (acks and nacks) and its `LeaseExtensions`, with the next send.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import anyio
 
-from sandq.client.consumer.ack_queue import Outbox
+from sandq.client.consumer.ack_queue import AckQueue
 from sandq.client.consumer.chunk import (
     ACKED,
     ACKING,
@@ -29,7 +29,7 @@ from sandq.client.consumer.chunk import (
     Chunk,
 )
 from sandq.client.consumer.lease import Lease
-from sandq.client.consumer.lease_extension import Extensions
+from sandq.client.consumer.lease_extension import LeaseExtensions
 from sandq.client.consumer.message import Extension
 from sandq.client.options import again
 from sandq.client.signals import Signal
@@ -39,7 +39,7 @@ from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 log = logging.getLogger("sandq.client")
 
 
-class Desk:
+class PartitionConsumer:
     """One partition of one group, as one subscription sees it."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Desk:
         self._cluster = cluster
         self._quiet = on_quiet
         self.wake = wake
-        self._outbox = Outbox(self)
-        self._extensions = Extensions(self)
+        self._ack_queue = AckQueue(self)
+        self._extensions = LeaseExtensions(self)
         self._failures = 0
         self._resume_at = -math.inf
         self._closed: SandqError | None = None
@@ -139,29 +139,29 @@ class Desk:
 
     def ack(self, chunk: Chunk, position: int) -> None:
         if self._begin(chunk, position, ACKING):
-            self._outbox.ack_one(chunk, position)
+            self._ack_queue.ack_one(chunk, position)
 
     def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None:
         if self._begin(chunk, position, NACKING):
-            self._outbox.nack(chunk, [(position, position + 1)], delay_ms, error)
+            self._ack_queue.nack(chunk, [(position, position + 1)], delay_ms, error)
 
     def ack_from(self, chunk: Chunk, start: int) -> None:
         """Ack all messages from position `start` on that are not settled yet."""
         spans = self._begin_from(chunk, start, ACKING)
         if spans:
-            self._outbox.ack(chunk, spans)
+            self._ack_queue.ack(chunk, spans)
 
     def nack_from(self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None) -> None:
         """Nack all messages from position `start` on that are not settled yet."""
         spans = self._begin_from(chunk, start, NACKING)
         if spans:
-            self._outbox.nack(chunk, spans, delay_ms, error)
+            self._ack_queue.nack(chunk, spans, delay_ms, error)
 
     def give_back_from(self, chunk: Chunk, start: int) -> None:
         """From position `start` on nothing was begun: ready for others at once, the attempt not counted."""
         spans = self._begin_from(chunk, start, NACKING)
         if spans:
-            self._outbox.nack(chunk, spans, None, None, begun=False)
+            self._ack_queue.nack(chunk, spans, None, None, begun=False)
 
     def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
         """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
@@ -252,11 +252,11 @@ class Desk:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is queued or unanswered."""
-        return not (self._queued or self._outbox.in_flight or self._extensions.in_flight)
+        return not (self._queued or self._ack_queue.in_flight or self._extensions.in_flight)
 
     @property
     def _queued(self) -> bool:
-        return self._outbox.queued or self._extensions.queued
+        return self._ack_queue.queued or self._extensions.queued
 
     def tell_quiet(self) -> None:
         """Something was answered: whoever waits for the last answer may go on."""
@@ -279,7 +279,7 @@ class Desk:
     def _flush(self) -> None:
         connection = self._cluster.leader(self.topic, self.partition)
         if connection is not None:
-            self._outbox.flush(connection)
+            self._ack_queue.flush(connection)
             self._extensions.flush(connection)
 
     def pause(self, error: SandqError) -> None:
@@ -298,7 +298,7 @@ class Desk:
     def give_up_all(self, error: SandqError) -> None:
         """The subscription is over: what is still queued is not sent, and nothing can be queued any more."""
         self._closed = error
-        self._outbox.give_up(error)
+        self._ack_queue.give_up(error)
         self._extensions.give_up(error)
 
 

@@ -21,7 +21,7 @@ from sandq.client.consumer.lease import Lease
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.node_session import Session, closed
-from sandq.client.consumer.partition_consumer import Desk
+from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal
@@ -81,7 +81,7 @@ class Subscription:
         self._credit = CREDIT if credit is None else credit
         self._auto_extend = auto_extend
         self._tasks = tasks
-        self._desks: dict[tuple[int, int], Desk] = {}
+        self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
         self._sessions: dict[str, Session] = {}
         self._arrivals: deque[Arrival] = deque()
         self._arrived = Signal()
@@ -164,7 +164,9 @@ class Subscription:
 
     async def flush(self) -> None:
         """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
-        while self._error is None and not all(desk.is_quiet for desk in self._desks.values()):
+        while self._error is None and not all(
+            partition_consumer.is_quiet for partition_consumer in self._partition_consumers.values()
+        ):
             await self._quiet.wait()
 
     def stop(self) -> None:
@@ -179,7 +181,7 @@ class Subscription:
 
     def _give_back(self, chunk: Chunk, start: int) -> None:
         with suppress(ClosedError):  # it was left: then all is given back
-            chunk.lease.desk.give_back_from(chunk, start)
+            chunk.lease.partition_consumer.give_back_from(chunk, start)
 
     def check_open(self) -> None:
         """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""
@@ -218,15 +220,17 @@ class Subscription:
         self._arrivals.clear()
         return arrivals
 
-    # For sessions and desks.
+    # For sessions and partition consumers.
 
-    def desk(self, group_number: int, partition: int) -> Desk:
-        """The desk of a partition; made when its first message comes."""
-        desk = self._desks.get((group_number, partition))
-        if desk is None:
-            desk = Desk(self.cluster, self.topic, partition, group_number, self._quiet, self.wake)
-            self._desks[group_number, partition] = desk
-        return desk
+    def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
+        """Return the consumer of a partition, made when its first message comes."""
+        partition_consumer = self._partition_consumers.get((group_number, partition))
+        if partition_consumer is None:
+            partition_consumer = PartitionConsumer(
+                self.cluster, self.topic, partition, group_number, self._quiet, self.wake
+            )
+            self._partition_consumers[group_number, partition] = partition_consumer
+        return partition_consumer
 
     def receive(self, chunk: Chunk) -> None:
         """Messages came: for the iterator."""
@@ -258,8 +262,8 @@ class Subscription:
         """The leases that need not be pushed again: everything of them has come."""
         return [
             list(lease.key)
-            for desk in self._desks.values()
-            for lease in desk.leases.values()
+            for partition_consumer in self._partition_consumers.values()
+            for lease in partition_consumer.leases.values()
             if lease.complete or lease.superseded
         ]
 
@@ -307,28 +311,28 @@ class Subscription:
     def _tend(self, now: float) -> float:
         """Extend leases, let go of those that are over, send what had to wait; when to look again."""
         due_at = math.inf
-        for desk in self._desks.values():
-            desk.poke()
-            due_at = min(due_at, desk.next_time(now))
-            for lease in list(desk.leases.values()):
+        for partition_consumer in self._partition_consumers.values():
+            partition_consumer.poke()
+            due_at = min(due_at, partition_consumer.next_time(now))
+            for lease in list(partition_consumer.leases.values()):
                 if lease.held and not lease.lost:  # also one that had lapsed, and was pushed again
-                    due_at = min(due_at, self._tend_lease(desk, lease, now))
+                    due_at = min(due_at, self._tend_lease(partition_consumer, lease, now))
         return due_at
 
-    def _tend_lease(self, desk: Desk, lease: Lease, now: float) -> float:
+    def _tend_lease(self, partition_consumer: PartitionConsumer, lease: Lease, now: float) -> float:
         if now >= lease.expires_at:
             log.warning(
                 "topic %s partition %d: a lease of %d messages ended before they were settled",
-                self.topic, desk.partition, lease.held,
+                self.topic, partition_consumer.partition, lease.held,
             )  # fmt: skip
-            desk.lapse(lease)
+            partition_consumer.lapse(lease)
             return math.inf
         if not self._auto_extend or lease.extending:
             return lease.expires_at
         extend_at = self._extend_at(lease)
         if now < extend_at:
             return extend_at
-        desk.extend(lease, self._effective_lease_ms())
+        partition_consumer.extend(lease, self._effective_lease_ms())
         return lease.expires_at
 
     def _extend_at(self, lease: Lease) -> float:
@@ -375,8 +379,8 @@ class Subscription:
 
     def _give_up(self) -> None:
         error = closed(self.topic)
-        for desk in self._desks.values():
-            desk.give_up_all(error)
+        for partition_consumer in self._partition_consumers.values():
+            partition_consumer.give_up_all(error)
         self._arrivals.clear()
         self._quiet.set()
 

@@ -8,7 +8,7 @@ from sandq.client.consumer.chunk import ACKING, NACKING, Chunk
 from sandq.client.consumer.message import Extension, HeldMessage, Settlement, extension_ms, nack_options
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.partition_consumer import settled_otherwise
-from sandq.client.portal import Bridge, Confirmation
+from sandq.client.portal import Confirmation, Portal
 from sandq.model.times import Duration
 
 _OPEN: Final = 0
@@ -22,17 +22,17 @@ class Message(HeldMessage):
     waits for is logged as a warning ("sandq.client").
     """
 
-    __slots__ = ("_asked", "_bridge")
+    __slots__ = ("_asked", "_portal")
 
-    def __init__(self, bridge: Bridge, piece: Chunk, position: int, value: bytes) -> None:
+    def __init__(self, portal: Portal, piece: Chunk, position: int, value: bytes) -> None:
         super().__init__(piece, position, value)
-        self._bridge = bridge
+        self._portal = portal
         self._asked = _OPEN  # what was queued through this object: the state of the chunk may not show it yet
 
     def ack(self) -> Confirmation[None]:
         """Done with it: this group gets it no more. Acking twice is once."""
         self._ask(ACKING)
-        return Confirmation(self._bridge, self._ack)
+        return Confirmation(self._portal, self._ack)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Confirmation[None]:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
@@ -41,29 +41,29 @@ class Message(HeldMessage):
         chunk, position = self._piece, self._position
 
         def begin() -> Settlement:
-            chunk.lease.desk.nack(chunk, position, *options)
+            chunk.lease.partition_consumer.nack(chunk, position, *options)
             return Settlement(chunk, position)
 
-        return Confirmation(self._bridge, begin)
+        return Confirmation(self._portal, begin)
 
     def extend(self, lease: Duration) -> Confirmation[int]:
         """Hold it until `lease` from now; waiting gives the new deadline, epoch milliseconds.
 
         The lease may cover other messages: they are extended with it.
         """
-        return extension_of(self._bridge, self._piece, lease)
+        return extension_of(self._portal, self._piece, lease)
 
     def _ack(self) -> Settlement:
         chunk, position = self._piece, self._position
-        chunk.lease.desk.ack(chunk, position)
+        chunk.lease.partition_consumer.ack(chunk, position)
         return Settlement(chunk, position)
 
     def _ask(self, settling: int) -> None:
         """Refuse at once what is known to be wrong; the loop has the last word."""
-        if self._bridge.is_foreign:
-            self._bridge.check()
+        if self._portal.is_foreign:
+            self._portal.check()
         if self._asked == _OPEN:
-            self._piece.lease.desk.check(self._piece, self._position, settling)
+            self._piece.lease.partition_consumer.check(self._piece, self._position, settling)
             self._asked = settling
         elif self._asked != settling:
             raise settled_otherwise(settling)
@@ -77,52 +77,52 @@ class MessageBatch(HeldBatch):
     the broker's answer.
     """
 
-    __slots__ = ("_bridge",)
+    __slots__ = ("_portal",)
 
-    def __init__(self, bridge: Bridge, chunk: Chunk, start: int) -> None:
+    def __init__(self, portal: Portal, chunk: Chunk, start: int) -> None:
         super().__init__(chunk, start)
-        self._bridge = bridge
+        self._portal = portal
 
     @property
     def messages(self) -> list[Message]:
         """An object for each message, for what the batch does not tell, or to settle some in another way."""
-        return [Message(self._bridge, self._chunk, *row) for row in self._rows()]
+        return [Message(self._portal, self._chunk, *row) for row in self._rows()]
 
     def ack(self) -> Confirmation[None]:
         """Done with all of it."""
         chunk, start = self._chunk, self._start
-        chunk.lease.desk.check_open()
+        chunk.lease.partition_consumer.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.desk.ack_from(chunk, start)
+            chunk.lease.partition_consumer.ack_from(chunk, start)
             return BatchSettlement(chunk, start)
 
-        return Confirmation(self._bridge, begin)
+        return Confirmation(self._portal, begin)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Confirmation[None]:
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
         options = nack_options(delay, error)
         chunk, start = self._chunk, self._start
-        chunk.lease.desk.check_open()
+        chunk.lease.partition_consumer.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.desk.nack_from(chunk, start, *options)
+            chunk.lease.partition_consumer.nack_from(chunk, start, *options)
             return BatchSettlement(chunk, start)
 
-        return Confirmation(self._bridge, begin)
+        return Confirmation(self._portal, begin)
 
     def extend(self, lease: Duration) -> Confirmation[int]:
         """Hold it until `lease` from now, and what else came under the same lease."""
-        return extension_of(self._bridge, self._chunk, lease)
+        return extension_of(self._portal, self._chunk, lease)
 
 
-def extension_of(bridge: Bridge, chunk: Chunk, lease: Duration) -> Confirmation[int]:
+def extension_of(portal: Portal, chunk: Chunk, lease: Duration) -> Confirmation[int]:
     """Extend the lease of a chunk."""
     lease_ms = extension_ms(lease)
-    desk = chunk.lease.desk
-    desk.check_open()
+    partition_consumer = chunk.lease.partition_consumer
+    partition_consumer.check_open()
 
     def begin() -> Extension:
-        return desk.extend(chunk.lease, lease_ms)
+        return partition_consumer.extend(chunk.lease, lease_ms)
 
-    return Confirmation(bridge, begin)
+    return Confirmation(portal, begin)

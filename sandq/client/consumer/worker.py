@@ -23,7 +23,7 @@ import anyio.to_thread
 from sandq.client.consumer.message import Message, error_text
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.threaded import Message as ThreadedMessage
-from sandq.client.portal import Bridge, Pump
+from sandq.client.portal import Portal, Pump
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.times import Duration, duration_ms
 
@@ -197,7 +197,7 @@ class _Threads:
 
     def __init__(self, concurrency: int) -> None:
         self.pump = Pump()
-        self._bridge = Bridge(self.pump, "a message of client.run")
+        self._portal = Portal(self.pump, "a message of client.run")
         self._limiter = anyio.CapacityLimiter(concurrency)
 
     async def serve(self) -> None:
@@ -207,7 +207,7 @@ class _Threads:
 
     async def call(self, handler: Callable[[ThreadedMessage], object], message: Message) -> None:
         """A thread cannot be cancelled: it is left to itself then."""
-        threaded = ThreadedMessage(self._bridge, message._piece, message._position, message.value)
+        threaded = ThreadedMessage(self._portal, message._piece, message._position, message.value)
         # In a tuple, for trio has an error of its own about functions that return coroutines.
         (found,) = await anyio.to_thread.run_sync(
             lambda: (handler(threaded),), abandon_on_cancel=True, limiter=self._limiter

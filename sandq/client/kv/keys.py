@@ -18,9 +18,9 @@ from sandq.client.options import again
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.partitioner import COMPACTED
 from sandq.client.producer.producer import Producer
-from sandq.client.producer.validation import EXPECTED_BIT, Checks, Headers, Value, as_bytes
+from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.request_batcher import Counter, Errands
+from sandq.client.transport.request_batcher import Counter, RequestBatcher
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.partitioning import partition_for
@@ -52,16 +52,16 @@ class Keys:
         self,
         cluster: Cluster,
         tasks: anyio.abc.TaskGroup,
-        errands: Errands,
+        batcher: RequestBatcher,
         producer_of: Callable[[str], Awaitable[Producer]],
         topic: str,
     ) -> None:
         self.topic = topic
         self._cluster = cluster
         self._tasks = tasks
-        self._errands = errands
+        self._batcher = batcher
         self._producer_of = producer_of
-        self._checks = Checks(cluster.limits)
+        self._checks = MessageValidation(cluster.limits)
 
     # Writing.
 
@@ -129,7 +129,7 @@ class Keys:
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
         partition = partition_for(data, (await self._record()).initial_partitions)
-        return await self._errands.run(Counter(ask, self.topic, partition), data)
+        return await self._batcher.run(Counter(ask, self.topic, partition), data)
 
     async def get_many(self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE) -> Entries:
         """What many keys have, in the order in which they are given. Each is read for itself: this is no snapshot."""

@@ -12,7 +12,7 @@ from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.validation import Value, as_bytes
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Build
-from sandq.client.transport.request_batcher import Ask, Counter, Errands
+from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
@@ -40,10 +40,10 @@ class Messages:
     A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`.
     """
 
-    def __init__(self, cluster: Cluster, errands: Errands, topic: str) -> None:
+    def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
         self.topic = topic
         self._cluster = cluster
-        self._errands = errands
+        self._batcher = batcher
 
     async def get(self, id: str | None = None, *, unique_key: Value | None = None) -> StoredMessage:
         """One message with its value, whatever its state; NotFound when it is not there (any more)."""
@@ -187,7 +187,7 @@ class Messages:
 
     async def _settled(self, target: Target, ask: Ask[Any, Outcome], item: Any) -> str:
         counter = Counter(ask, self.topic, await self._partition(target))
-        return self._text_of(target, await self._errands.run(counter, item), ask is _MOVE)
+        return self._text_of(target, await self._batcher.run(counter, item), ask is _MOVE)
 
     def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:
         verdict, detail = outcome

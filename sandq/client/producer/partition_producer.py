@@ -61,7 +61,7 @@ _QUIET = ("OVERLOADED", "TIMED_OUT", "OUT_OF_SEQUENCE")
 """Errors that tell nothing about who leads."""
 
 
-class Lane:
+class PartitionProducer:
     """The batches of one producer for one partition."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Lane:
         topic: str,
         partition: int,
         producer_id: int,
-        on_done: Callable[[Lane, Batch], None],
+        on_done: Callable[[PartitionProducer, Batch], None],
         on_change: Callable[[], None],
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:

@@ -15,9 +15,9 @@ import anyio.abc
 
 from sandq.client.options import again
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES, Batch, Receipt, Receipts, failure_of
-from sandq.client.producer.partition_producer import Lane
+from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.producer.partitioner import Router
-from sandq.client.producer.validation import Checks, Headers, Lot, Value, refuse_later, time_of
+from sandq.client.producer.validation import Headers, Lot, MessageValidation, Value, refuse_later, time_of
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic
@@ -58,12 +58,12 @@ class Producer:
         self._cluster = cluster
         self._tasks = tasks
         self._options = replace(cluster.options, linger_s=linger_s)
-        self.checks = Checks(cluster.limits)
+        self.checks = MessageValidation(cluster.limits)
         self._batch_bytes = min(self._options.batch_bytes, self.checks.batch_bytes // 2)
         self._producer_id = random.getrandbits(_PRODUCER_ID_BITS) | 1
         self._router = Router(topic, self._is_stuck)
-        self._lanes: dict[int, Lane] = {}
-        self._busy: dict[Lane, None] = {}
+        self._partition_producers: dict[int, PartitionProducer] = {}
+        self._busy: dict[PartitionProducer, None] = {}
         self._buffered_bytes = 0
         self._outstanding = 0  # batches that are not done
         self._keep_failures = keep_failures
@@ -245,8 +245,8 @@ class Producer:
             self.check_open()
 
     def _is_stuck(self, partition: int) -> bool:
-        lane = self._lanes.get(partition)
-        return lane is not None and lane.stuck
+        partition_producer = self._partition_producers.get(partition)
+        return partition_producer is not None and partition_producer.stuck
 
     def add(
         self,
@@ -267,9 +267,9 @@ class Producer:
         place = self._router.sticky.get(lot) if key is None and unique_key is None and partition is None else None
         if place is None:
             place = self._router.place(key, unique_key, lot, partition)
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = Lane(
+        partition_producer = self._partition_producers.get(place)
+        if partition_producer is None:
+            partition_producer = self._partition_producers[place] = PartitionProducer(
                 self._cluster, self._options, self.topic, place, self._producer_id, self._on_done, self._wake.set
             )
         size = MESSAGE_OVERHEAD_BYTES
@@ -282,13 +282,13 @@ class Producer:
         if unique_key is not None:
             size += len(unique_key)
         sealed = False
-        batch = lane.open.get(lot)
+        batch = partition_producer.open.get(lot)
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
-            self._seal(lane, lot)
+            self._seal(partition_producer, lot)
             batch, sealed = None, True
         if batch is None:
-            batch = lane.open[lot] = Batch(lot, place, anyio.current_time())
-            self._busy[lane] = None
+            batch = partition_producer.open[lot] = Batch(lot, place, anyio.current_time())
+            self._busy[partition_producer] = None
             self._outstanding += 1
             self._schedule(place)
         position = len(batch.values)
@@ -300,7 +300,7 @@ class Producer:
         batch.size_bytes += size
         self._buffered_bytes += size
         if position + 1 >= self._options.batch_messages:
-            self._seal(lane, lot)
+            self._seal(partition_producer, lot)
             sealed = True
         return batch, position, sealed
 
@@ -318,17 +318,17 @@ class Producer:
         else:
             connection.flush_soon(self._seal_all)
 
-    def _seal(self, lane: Lane, lot: Lot) -> None:
-        lane.seal(lot)
-        self._router.sealed(lot, lane.partition)
-        lane.pump(anyio.current_time())
+    def _seal(self, partition_producer: PartitionProducer, lot: Lot) -> None:
+        partition_producer.seal(lot)
+        self._router.sealed(lot, partition_producer.partition)
+        partition_producer.pump(anyio.current_time())
 
     def _seal_all(self) -> None:
-        for lane in list(self._busy):
-            for lot in list(lane.open):
-                self._seal(lane, lot)
+        for partition_producer in list(self._busy):
+            for lot in list(partition_producer.open):
+                self._seal(partition_producer, lot)
 
-    def _on_done(self, lane: Lane, batch: Batch) -> None:
+    def _on_done(self, partition_producer: PartitionProducer, batch: Batch) -> None:
         self._outstanding -= 1
         self._buffered_bytes -= batch.size_bytes
         if self._keep_failures and batch.failures:
@@ -336,10 +336,10 @@ class Producer:
         self._room.set()
         if not self._outstanding:
             self._idle.set()
-        if lane.idle:
-            self._busy.pop(lane, None)
+        if partition_producer.idle:
+            self._busy.pop(partition_producer, None)
         else:
-            lane.pump(anyio.current_time())
+            partition_producer.pump(anyio.current_time())
 
     async def _drain(self) -> None:
         self._seal_all()
@@ -365,12 +365,14 @@ class Producer:
         if record is not None:
             self._router.update(record)
         due_at = math.inf
-        for lane in list(self._busy):
-            for lot in [lot for lot, batch in lane.open.items() if batch.opened_at + self._options.linger_s <= now]:
-                self._seal(lane, lot)
-            lane.expire(now)
-            lane.pump(now)
-            due_at = min(due_at, lane.next_time(now))
+        for partition_producer in list(self._busy):
+            for lot in [
+                lot for lot, batch in partition_producer.open.items() if batch.opened_at + self._options.linger_s <= now
+            ]:
+                self._seal(partition_producer, lot)
+            partition_producer.expire(now)
+            partition_producer.pump(now)
+            due_at = min(due_at, partition_producer.next_time(now))
         return due_at
 
     def _stop(self) -> None:
@@ -382,11 +384,11 @@ class Producer:
             self._failed.clear()
 
     def _give_up(self) -> None:
-        messages = sum(lane.unconfirmed for lane in self._busy)
+        messages = sum(partition_producer.unconfirmed for partition_producer in self._busy)
         if messages:
             log.warning("topic %s: %d messages were not confirmed; they may be stored", self.topic, messages)
-        for lane in list(self._busy):
-            lane.abandon(_given_up)
+        for partition_producer in list(self._busy):
+            partition_producer.abandon(_given_up)
 
     def _failure(self) -> SandqError | None:
         """One error for all that failed and was not raised yet."""

@@ -70,7 +70,7 @@ def as_unique_key(key: Value) -> bytes:
     return data
 
 
-class Checks:
+class MessageValidation:
     """The limits that messages are held to: the server's, or the defaults where it says nothing."""
 
     __slots__ = ("batch_bytes", "headers_bytes", "key_bytes", "message_bytes")

@@ -1,7 +1,7 @@
-"""Errands: what many callers ask for one by one (a cancel, a move, what a key has) shares frames.
+"""Send what many callers ask for one by one (a cancel, a move, the value of a key) in shared frames.
 
-A caller leaves its errand; one turn of the event loop later whatever was left at the same counter goes out, at most
-1,000 together. An errand whose caller was cancelled before that is not sent.
+A caller leaves its item; one turn of the event loop later all items of the same kind and partition are sent, at most
+1,000 together. An item whose caller was cancelled before that is not sent.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ I = TypeVar("I")  # noqa: E741 - of items
 R = TypeVar("R")
 
 Ask = Callable[[Cluster, str, int, list[I]], Awaitable[Sequence[R]]]
-"""Does items for a partition of a topic, and says what came of each, in their order."""
+"""Requests items of a partition of a topic, and returns the outcome of each, in their order."""
 
 _NOBODYS: Final[Any] = object()
 
 
 class Counter(NamedTuple, Generic[I, R]):
-    """Where errands are gathered: those that are done in one way, for one partition."""
+    """What items have to share to go in one frame: the request and the partition."""
 
     ask: Ask[I, R]
     topic: str
@@ -35,7 +35,7 @@ class Counter(NamedTuple, Generic[I, R]):
 
 
 class _Load(Generic[I, R]):
-    """Items that go together, and what came of them, by their place."""
+    """Items that go together, and their outcomes, by position."""
 
     __slots__ = ("done", "error", "found", "is_sent", "items")
 
@@ -51,8 +51,8 @@ class _Load(Generic[I, R]):
         self.done.set()
 
 
-class Errands:
-    """The errands of a client."""
+class RequestBatcher:
+    """Batches the single requests of a client."""
 
     def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup) -> None:
         self._cluster = cluster
@@ -60,7 +60,7 @@ class Errands:
         self._loads: dict[Counter[Any, Any], _Load[Any, Any]] = {}  # that take more
 
     async def run(self, counter: Counter[I, R], item: I) -> R:
-        """What came of one item."""
+        """Request one item, and return its outcome."""
         self._cluster.check_open()
         load: _Load[I, R] | None = self._loads.get(counter)
         if load is None or len(load.items) >= PAGE_MAX:

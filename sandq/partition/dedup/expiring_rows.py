@@ -15,7 +15,7 @@ SWEEP_ROWS = 1000
 _KEY_START = 7
 
 
-class Forgetter:
+class ExpiringRows:
     def __init__(self) -> None:
         self.next_ms: int | None = None
         """When the next row is to be forgotten."""

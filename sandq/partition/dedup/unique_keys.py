@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.rows import Extra
 from sandq.partition.view import View
 
@@ -31,8 +31,8 @@ class Named(NamedTuple):
 
 
 class UniqueKeys:
-    def __init__(self, forgetter: Forgetter) -> None:
-        self._forgetter = forgetter
+    def __init__(self, expiring_rows: ExpiringRows) -> None:
+        self._expiring_rows = expiring_rows
 
     def find(self, key: bytes, now_ms: int, view: View) -> Named | None:
         row = view.get(rows.UNIQUE + key)
@@ -66,6 +66,6 @@ class UniqueKeys:
         if (was, message_id) != (HELD, extra.id):
             return
         if window_ms:
-            self._forgetter.put(key, now_ms + window_ms, view, state, message_id, sender)
+            self._expiring_rows.put(key, now_ms + window_ms, view, state, message_id, sender)
         else:
             view.delete(key)

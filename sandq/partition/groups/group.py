@@ -18,11 +18,11 @@ from sandq.partition import rows
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.reader import LogReader
-from sandq.partition.metrics import Tally
+from sandq.partition.metrics import PartitionMetrics
 
 
 class Group:
-    """State of one group; its row is written by the book."""
+    """State of one group; its row is written by `GroupState`."""
 
     def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
         self.group_id = group_id
@@ -36,7 +36,7 @@ class Group:
         self._deaths: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder()
-        self.tally = Tally()
+        self.metrics = PartitionMetrics()
         self.gaps = 0
         """Ranges that wait."""
         self.dead: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class Group:
     def queue(self, entry: Waiting) -> None:
         self.waiting[entry.seq] = entry
         self.gaps += len(entry.ranges)
-        self.tally.see_waiting(entry)
+        self.metrics.see_waiting(entry)
         heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch(entry)
         self.changed()

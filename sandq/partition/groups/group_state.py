@@ -1,7 +1,7 @@
-"""The book of a partition's groups: who holds which messages, what waits for another attempt, what is dead.
+"""Keep what the groups of a partition hold: leases, messages that wait for another attempt, dead messages.
 
-Granting and settling leases (`lease_grants.py`, `settlement.py`) write into it. Each change is put into rows in the
-same breath, so that a book loaded from rows goes on exactly as the one that wrote them.
+`lease_grants.py` and `settlement.py` change it. Each change is put into rows at once, so that a state loaded from rows
+goes on exactly as the one that wrote them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import UnknownGroup
 from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import Forgetter
+from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import EXPIRED, NACKED, bury
 from sandq.partition.groups.group import Group
@@ -30,10 +30,10 @@ ENDED_LEASES = 1024
 ENDED_RANGES = 65_536
 
 
-class GroupBook:
+class GroupState:
     """Groups, live leases, leases that ended lately (to answer repeated acks), deadlines."""
 
-    def __init__(self, settings: dict[str, Any], unique: UniqueKeys, forgetter: Forgetter) -> None:
+    def __init__(self, settings: dict[str, Any], unique: UniqueKeys, expiring_rows: ExpiringRows) -> None:
         self.settings = settings
         self.groups: dict[int, Group] = {}
         self.next_group = 1
@@ -47,7 +47,7 @@ class GroupBook:
         self.is_trimmed: Callable[[bytes], bool] = lambda offset: False
         """Whether the log is trimmed beyond an offset; set by the log."""
         self._unique = unique
-        self._forgetter = forgetter
+        self._expiring_rows = expiring_rows
         self._by_name: dict[str, Group] = {}
         self.leases: dict[int, Lease] = {}
         """Live and ended ones."""
@@ -186,7 +186,7 @@ class GroupBook:
         group.gaps += len(rest) - len(entry.ranges)
         key = rows.waiting_key(group.group_id, entry.due_ms, entry.seq)
         entry.ranges = rest
-        group.tally.see_waiting(entry)
+        group.metrics.see_waiting(entry)
         group.changed()
         if rest:
             view.put(key, entry.row())
@@ -307,7 +307,7 @@ class GroupBook:
             for tag in (rows.KEPT, rows.DEAD):
                 if view.get(rows.of_group(tag, group_id, offset)) is not None:
                     return
-        self._forgetter.leave(message_id, now_ms, view)
+        self._expiring_rows.leave(message_id, now_ms, view)
 
     def start_keys(self, group: Group, ranges: list[Range], kept: bool, view: View) -> None:
         for base, length in ranges:
@@ -330,7 +330,7 @@ class GroupBook:
         """Store what became of a lease; when nothing of it is live it ends, and is kept for a while."""
         group = self.groups.get(lease.group_id)
         if group is not None:
-            group.tally.see_lease(lease)
+            group.metrics.see_lease(lease)
         if not lease.live:
             if lease.ended:
                 return
@@ -378,7 +378,7 @@ class GroupBook:
 
     def add_lease(self, group: Group, lease: Lease) -> None:
         group.leases[lease.token] = self.leases[lease.token] = lease
-        group.tally.see_lease(lease)
+        group.metrics.see_lease(lease)
         group.changed()
         self._held[group.group_id, lease.consumer] += 1
         heapq.heappush(self.deadlines, (lease.deadline_ms, lease.token))

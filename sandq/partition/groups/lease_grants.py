@@ -8,7 +8,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.dead_letters import EXPIRED
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting, split
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.view import View
@@ -18,15 +18,15 @@ LEASE_BYTES = 8 << 20
 """Of all grants of one lease command: it is read and sent as a whole."""
 
 
-class Granter:
-    def __init__(self, book: GroupBook) -> None:
-        self._book = book
+class LeaseGrants:
+    def __init__(self, group_state: GroupState) -> None:
+        self._group_state = group_state
 
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
-        group = self._book.group(command.group)
+        group = self._group_state.group(command.group)
         group.touched_ms = now_ms
-        self._book.put_group(group, view)
+        self._group_state.put_group(group, view)
         if group.seeking:
             return []
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
@@ -35,7 +35,7 @@ class Granter:
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages)
             while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
-                if self._book.held(group, grant.consumer) >= FIXED.leases_per_consumer:
+                if self._group_state.held(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
@@ -49,10 +49,10 @@ class Granter:
                 lease.reindex()
                 limit -= lease.total
                 left_bytes -= size
-                self._book.add_lease(group, lease)
+                self._group_state.add_lease(group, lease)
                 view.put(rows.token_key(rows.LEASE, token), lease.row())
                 granted.append(lease)
-        self._book.put_group(group, view)
+        self._group_state.put_group(group, view)
         return granted
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
@@ -66,7 +66,7 @@ class Granter:
                 break  # not ahead of a time that does not come
             if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
                 break
-            if self._book.bury_expired(group, entry, lease.leased_ms, view):
+            if self._group_state.bury_expired(group, entry, lease.leased_ms, view):
                 continue
             count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
             ranges, rest = split(entry.ranges, count)
@@ -77,7 +77,7 @@ class Granter:
             lease.ranges += ranges
             if entry.history:
                 lease.past.append((ranges, entry.history))
-            self._book.shrink(group, entry, rest, view)
+            self._group_state.shrink(group, entry, rest, view)
         lease.ranges.sort()
         return taken_bytes
 
@@ -90,13 +90,13 @@ class Granter:
             if entry.kept:
                 for offset in offsets.run(base, min(length, limit - count)):
                     count += 1
-                    size += self._book.kept_bytes(group, offset, view)
+                    size += self._group_state.kept_bytes(group, offset, view)
                     if size >= max_bytes:
                         return count, size
             else:
                 behind = offsets.distance(row.first, base) if row is not None else None
                 if row is None or behind is None or not 0 <= behind < row.length:
-                    row = self._book.row_entry(base, view)
+                    row = self._group_state.row_entry(base, view)
                 unit = row.unit or row.size
                 fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
                 count += fits
@@ -112,14 +112,14 @@ class Granter:
         while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
             if offsets.deliver_ms(offset) > horizon_ms:
                 break  # a lease that looked further ahead passed it
-            entry = self._book.entry_at(offset, view)
-            expires_ms = self._book.expires_ms(entry)
+            entry = self._group_state.entry_at(offset, view)
+            expires_ms = self._group_state.expires_ms(entry)
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            self._book.delivered(entry, lease.leased_ms, view)
+            self._group_state.delivered(entry, lease.leased_ms, view)
             size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
-                self._book.bury(group, 0, EXPIRED, None, [Range(offset, 1)], (), False, lease.leased_ms, view)
+                self._group_state.bury(group, 0, EXPIRED, None, [Range(offset, 1)], (), False, lease.leased_ms, view)
             else:
                 group.order.take(offset)
                 taken.append(offset)
@@ -132,11 +132,11 @@ class Granter:
         """Into the lease: what comes next in the log. Bytes taken."""
 
         def judge(entry: LogEntry) -> bool:
-            expires_ms = self._book.expires_ms(entry)
+            expires_ms = self._group_state.expires_ms(entry)
             if expires_ms is not None and expires_ms <= lease.leased_ms:
-                self._book.delivered(entry, lease.leased_ms, view)
+                self._group_state.delivered(entry, lease.leased_ms, view)
                 messages = [Range(entry.first, entry.length)]
-                self._book.bury(group, 0, EXPIRED, None, messages, (), False, lease.leased_ms, view)
+                self._group_state.bury(group, 0, EXPIRED, None, messages, (), False, lease.leased_ms, view)
                 return False
             key = entry.extra.order if entry.extra is not None else None
             if key is not None:
@@ -145,10 +145,10 @@ class Granter:
                     view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
                     return False
                 group.order.start(entry.first, key)
-            self._book.delivered(entry, lease.leased_ms, view)
+            self._group_state.delivered(entry, lease.leased_ms, view)
             return True
 
-        topic_ttl = self._book.settings["ttl_ms"] is not None
+        topic_ttl = self._group_state.settings["ttl_ms"] is not None
         lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=topic_ttl)
         if lease.ranges:
             lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)

@@ -13,7 +13,7 @@ from sandq.partition import rows
 from sandq.partition.groups import retry
 from sandq.partition.groups.dead_letters import EXPIRED, LEASE_EXPIRED, NACKED
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
 from sandq.partition.rows import Range
 from sandq.partition.view import View
@@ -26,23 +26,23 @@ Lost = list[list[Any]] | None
 """None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
 
 
-class Settler:
-    def __init__(self, book: GroupBook) -> None:
-        self._book = book
+class LeaseSettlement:
+    def __init__(self, group_state: GroupState) -> None:
+        self._group_state = group_state
 
     def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
-        lease = self._book.leases.get(token)
+        lease = self._group_state.leases.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
-            self._book.totals.acked += fresh.bit_count()
-            group = self._book.groups[lease.group_id]
-            if lease.kept or group.order.blocked or self._book.ordered:
-                self._book.finish(group, lease.select(fresh), lease.kept, now_ms, view)
+            self._group_state.totals.acked += fresh.bit_count()
+            group = self._group_state.groups[lease.group_id]
+            if lease.kept or group.order.blocked or self._group_state.ordered:
+                self._group_state.finish(group, lease.select(fresh), lease.kept, now_ms, view)
             lease.acked |= fresh
-            self._book.progress(lease, view)
+            self._group_state.progress(lease, view)
         if what is None and lease.acked and not lease.revoked:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
@@ -50,7 +50,7 @@ class Settler:
     def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
         """`item`: one of a Nack."""
         token, what, delay_ms, error, *begun = item
-        lease = self._book.leases.get(token)
+        lease = self._group_state.leases.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
@@ -58,17 +58,17 @@ class Settler:
         if fresh and begun == [False]:
             self._return(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh:
-            self._book.totals.nacked += fresh.bit_count()
+            self._group_state.totals.nacked += fresh.bit_count()
             self._give_back(lease, fresh, delay_ms, NACKED, error, now_ms, view)
         return _lost(lease, mask & ~fresh, foreign, what)
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
         """The new deadline (ms), or None when the lease has ended."""
-        lease = self._book.leases.get(token)
+        lease = self._group_state.leases.get(token)
         if lease is None or lease.ended:
             return None
         lease.deadline_ms = now_ms + lease_ms
-        heapq.heappush(self._book.deadlines, (lease.deadline_ms, token))
+        heapq.heappush(self._group_state.deadlines, (lease.deadline_ms, token))
         view.put(rows.token_key(rows.LEASE, token), lease.row())
         return lease.deadline_ms
 
@@ -76,24 +76,24 @@ class Settler:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
         expired = 0
-        enough_bytes = self._book.buried_bytes + EXPIRE_BYTES
+        enough_bytes = self._group_state.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            return expired >= EXPIRE_MESSAGES or self._book.buried_bytes >= enough_bytes
+            return expired >= EXPIRE_MESSAGES or self._group_state.buried_bytes >= enough_bytes
 
-        while self._book.deadlines and self._book.deadlines[0][0] <= now_ms and not is_enough():
-            deadline_ms, token = heapq.heappop(self._book.deadlines)
-            if not self._book.stale(deadline_ms, token):
-                lease = self._book.leases[token]
+        while self._group_state.deadlines and self._group_state.deadlines[0][0] <= now_ms and not is_enough():
+            deadline_ms, token = heapq.heappop(self._group_state.deadlines)
+            if not self._group_state.stale(deadline_ms, token):
+                lease = self._group_state.leases[token]
                 live = lease.live
                 expired += live.bit_count()
-                self._book.totals.lease_expired += live.bit_count()
+                self._group_state.totals.lease_expired += live.bit_count()
                 lease.revoked = True
                 self._give_back(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
-        if self._book.mortal:
-            for group in self._book.groups.values():
+        if self._group_state.mortal:
+            for group in self._group_state.groups.values():
                 while not is_enough():
-                    at_ms = self._book.next_death_ms(group, view)
+                    at_ms = self._group_state.next_death_ms(group, view)
                     if at_ms is None or at_ms > now_ms:
                         break
                     expired += self._bury_first(group, now_ms, view)
@@ -101,29 +101,29 @@ class Settler:
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
         """What the consumer holds is ready again at once, the attempt not counted. Messages given back."""
-        self._book.group(command.group)
+        self._group_state.group(command.group)
         released = 0
-        for lease in self._book.leases_of(command.group, command.consumer):
+        for lease in self._group_state.leases_of(command.group, command.consumer):
             released += lease.live.bit_count()
             lease.revoked = True
             self._return(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
-        self._book.totals.released += released
+        self._group_state.totals.released += released
         return released
 
     def _give_back(
         self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
     ) -> None:
         """What a lease names in `mask` waits for its next attempt, or is dead after its last."""
-        group = self._book.groups[lease.group_id]
-        last = self._book.setting(group, "max_attempts")
+        group = self._group_state.groups[lease.group_id]
+        last = self._group_state.setting(group, "max_attempts")
         if last is not None and lease.attempt >= last:
             for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
-                self._book.bury(group, lease.attempt, reason, error, ranges, history, lease.kept, now_ms, view)
+                self._group_state.bury(group, lease.attempt, reason, error, ranges, history, lease.kept, now_ms, view)
             lease.left |= mask
-            self._book.progress(lease, view)
+            self._group_state.progress(lease, view)
             return
         if delay_ms is None:
-            backoff = self._book.setting(group, "backoff")
+            backoff = self._group_state.setting(group, "backoff")
             delay_ms = retry.delay_ms(backoff, lease.attempt, lease.first_of(mask), group.group_id)
         self._return(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view)
 
@@ -139,7 +139,7 @@ class Settler:
         view: View,
     ) -> None:
         """What a lease names in `mask` waits until `due_ms`."""
-        group = self._book.groups[lease.group_id]
+        group = self._group_state.groups[lease.group_id]
         for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
             for waiting in ranges:
@@ -148,9 +148,9 @@ class Settler:
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
                 entry = Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, history=history)
-                self._book.wait(group, entry, view)
+                self._group_state.wait(group, entry, view)
         lease.left |= mask
-        self._book.progress(lease, view)
+        self._group_state.progress(lease, view)
 
     def _with_history(
         self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
@@ -179,13 +179,13 @@ class Settler:
         waiting = group.first_death()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
             count = sum(r.length for r in waiting.ranges)
-            self._book.bury_expired(group, waiting, now_ms, view)
+            self._group_state.bury_expired(group, waiting, now_ms, view)
             return count - sum(r.length for r in waiting.ranges)
         head = group.reader.head(view)
         assert head is not None
-        self._book.delivered(head, now_ms, view)
+        self._group_state.delivered(head, now_ms, view)
         group.reader.pass_head()
-        self._book.bury(group, 0, EXPIRED, None, [Range(head.first, head.length)], (), False, now_ms, view)
+        self._group_state.bury(group, 0, EXPIRED, None, [Range(head.first, head.length)], (), False, now_ms, view)
         return head.length
 
 

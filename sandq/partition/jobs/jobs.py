@@ -17,7 +17,7 @@ from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting, merged
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import LogReader, cursor_before
@@ -68,9 +68,9 @@ class Job:
 
 
 class Jobs:
-    def __init__(self, log: MessageLog, book: GroupBook) -> None:
+    def __init__(self, log: MessageLog, group_state: GroupState) -> None:
         self._log = log
-        self._book = book
+        self._group_state = group_state
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
         self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
@@ -91,7 +91,7 @@ class Jobs:
         for job in sorted(found, key=lambda job: job.seq):
             self._jobs[job.job_id] = job
             if job.kind == "seek" and job.state == RUNNING:
-                group = self._book.groups.get(job.arguments["group_id"])
+                group = self._group_state.groups.get(job.arguments["group_id"])
                 if group is not None:
                     group.seeking = True
 
@@ -105,7 +105,7 @@ class Jobs:
         if known is not None:
             return known
         if kind in ("redrive", "purge_dead"):
-            arguments = arguments | {"group_id": self._book.group(arguments["group"]).group_id}
+            arguments = arguments | {"group_id": self._group_state.group(arguments["group"]).group_id}
         elif kind not in KINDS:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
         if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
@@ -114,12 +114,14 @@ class Jobs:
 
     def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         """Begin a job of the partition itself."""
-        job_id = OWN_IDS + self._book.next_seq.to_bytes(8, "big")
+        job_id = OWN_IDS + self._group_state.next_seq.to_bytes(8, "big")
         return self._begin(job_id, kind, arguments, index, now_ms, view)
 
     def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
-        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, self._book.next_seq, now_ms, next_ms=now_ms)
-        self._book.next_seq += 1
+        job = self._jobs[job_id] = Job(
+            job_id, kind, arguments, index, self._group_state.next_seq, now_ms, next_ms=now_ms
+        )
+        self._group_state.next_seq += 1
         view.put(rows.JOB + job_id, job.row())
         return job
 
@@ -182,7 +184,7 @@ class Jobs:
         blind = prefix is None and job.kind == "cancel"
         ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
         if prefix is not None:
-            messages = self._book.reader.messages(view, ranges)
+            messages = self._group_state.reader.messages(view, ranges)
             chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
         else:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
@@ -216,7 +218,7 @@ class Jobs:
     def _dead(self, job: Job, index: int, place: int, view: View) -> bool:
         """Redrive or purge dead messages of a group, by reason and time of death."""
         arguments = job.arguments
-        group = self._book.groups.get(arguments["group_id"])
+        group = self._group_state.groups.get(arguments["group_id"])
         if group is None:
             return True
         if group.seeking:
@@ -268,22 +270,22 @@ class Jobs:
             group.dead[message.reason] -= 1
             if again:
                 view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
-                order = rows.order_of(message.fields) if self._book.ordered else None
+                order = rows.order_of(message.fields) if self._group_state.ordered else None
                 if order is not None:
                     group.order.start(message.offset, order)
             else:
-                self._book.left(message.offset, message.id, self._now_ms, view)
+                self._group_state.left(message.offset, message.id, self._now_ms, view)
         if again:
             ranges = merged([message.offset for message in messages])
-            self._book.wait(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
-        self._book.put_group(group, view)
+            self._group_state.wait(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
+        self._group_state.put_group(group, view)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _seek(self, job: Job, index: int, place: int, view: View) -> bool:
         """What died above the new place of a group is ready again: from the log, or, where that was trimmed, from its
         own row."""
-        group = self._book.groups.get(job.arguments["group_id"])
+        group = self._group_state.groups.get(job.arguments["group_id"])
         if group is None:
             return True
         found = dead_letters.scan(
@@ -309,7 +311,7 @@ class Jobs:
                 view.delete(key)
             for key, value in found if tag in (rows.DEAD, rows.KEPT) else ():
                 message_id = dead_letters.load(key, value).id if tag == rows.DEAD else rows.unpack(value)[0]
-                self._book.left(key[5:], message_id, self._now_ms, view)
+                self._group_state.left(key[5:], message_id, self._now_ms, view)
             if found:
                 # From there on: a scan from the group's first key would walk over every row deleted so far.
                 job.position = rows.after(found[-1][0])

@@ -16,11 +16,11 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column, peek
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
 from sandq.partition.dedup.unique_keys import HELD, Named, Sender, UniqueKeys
 from sandq.partition.garbage import Garbage
-from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.group_state import GroupState
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.pieces import Message, decode_fields, load_message
 from sandq.partition.log.reader import row_holding
@@ -74,17 +74,19 @@ class Found(NamedTuple):
 
 
 class MessageLog:
-    def __init__(self, partition: int, book: GroupBook, unique: UniqueKeys, forgetter: Forgetter) -> None:
+    def __init__(
+        self, partition: int, group_state: GroupState, unique: UniqueKeys, expiring_rows: ExpiringRows
+    ) -> None:
         self.partition = partition
         self.state = LogState()
         self.counts = Counts()
         self.garbage = Garbage()
         self.taken_out: Callable[[int], None] = lambda now_ms: None
         """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
-        self._book = book
-        book.is_trimmed = lambda offset: offset <= self.state.trimmed
+        self._group_state = group_state
+        group_state.is_trimmed = lambda offset: offset <= self.state.trimmed
         self._unique = unique
-        self._forgetter = forgetter
+        self._expiring_rows = expiring_rows
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class MessageLog:
         self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View
     ) -> tuple[bytes, int] | Stored:
         header = peek(command.batch)
-        self._book.totals.stored_bytes += len(command.batch)
+        self._group_state.totals.stored_bytes += len(command.batch)
         latest_ms = header.max_deliver_ms + (now_ms if header.relative else 0)
         if latest_ms <= floor_ms and not command.split:
             base = offsets.pack(floor_ms, index, place, self.partition)
@@ -100,7 +102,7 @@ class MessageLog:
             view.put(rows.log_key(base), row)
             self.counts.add(floor_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
-            self._book.totals.stored += header.count
+            self._group_state.totals.stored += header.count
             return base, header.count
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
@@ -113,7 +115,7 @@ class MessageLog:
         else:
             self._append_plain(column, decode_fields(batch), now_ms, view)
             self.counts.add_each(times)
-            self._book.totals.stored += batch.count
+            self._group_state.totals.stored += batch.count
         return Stored(b"".join(column), refused)
 
     def _append_plain(self, column: list[bytes], messages: list[Fields], now_ms: int, view: View) -> None:
@@ -129,7 +131,7 @@ class MessageLog:
         view.put_all(stored)
         self.state.messages += len(stored)
         self.state.bytes += sum([len(row) for _, row in stored])
-        groups = self._book.groups.values()
+        groups = self._group_state.groups.values()
         # Most of them are far ahead of what anybody looks at.
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
         added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
@@ -161,17 +163,17 @@ class MessageLog:
                         refused.append((at, self._state_of(other, now_ms, view)))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
-            light = rows.needed_of(fields, self._book.ordered)
-            self._book.own_ttl = self._book.own_ttl or Column.TTL_MS in light
+            light = rows.needed_of(fields, self._group_state.ordered)
+            self._group_state.own_ttl = self._group_state.own_ttl or Column.TTL_MS in light
             self.counts.add(offsets.deliver_ms(offset), 1)
-            self._book.totals.stored += 1
+            self._group_state.totals.stored += 1
             self._added([self._put(offset, now_ms, fields, light, view)])
         return refused
 
     def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
         """Store a message in a row of its own, at an offset above all others."""
         self.counts.add(offsets.deliver_ms(offset), 1)
-        self._book.totals.stored += 1
+        self._group_state.totals.stored += 1
         self._added([self._put(offset, now_ms, fields, {}, view)])
 
     def _put(self, offset: bytes, now_ms: int, fields: Fields, light: Fields, view: View) -> LogEntry:
@@ -207,7 +209,7 @@ class MessageLog:
         """`entries`: in the order of the log."""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
-        for group in self._book.groups.values():
+        for group in self._group_state.groups.values():
             group.reader.insert(entries)
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -234,20 +236,20 @@ class MessageLog:
 
     def is_pending(self, offset: bytes) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
-        return all(group.is_pending(offset) for group in self._book.groups.values())
+        return all(group.is_pending(offset) for group in self._group_state.groups.values())
 
     def load(self, found: Found, view: View) -> Message:
         """The message itself."""
         if found.alone:
             return load_message(view, found.offset, found.value)
-        return next(self._book.reader.messages(view, [rows.Range(found.offset, 1)]))
+        return next(self._group_state.reader.messages(view, [rows.Range(found.offset, 1)]))
 
     # -- out ------------------------------------------------------------------------------------------------------
 
     def cancel(self, found: Found, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
         """Take a pending message out. `remember`: for a while, so that a repeated cancel is answered likewise."""
         entry = self._entry(found)
-        self._book.totals.cancelled += 1
+        self._group_state.totals.cancelled += 1
         self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
         if found.alone and rows.is_apart(found.value):
             view.delete(rows.PAYLOAD + found.id)
@@ -256,7 +258,7 @@ class MessageLog:
         if found.moves:
             # Where it had been moved leads to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
-            self._forgetter.put(rows.MOVED + found.id, now_ms + CANCEL_MEMORY_MS, view, *fields)
+            self._expiring_rows.put(rows.MOVED + found.id, now_ms + CANCEL_MEMORY_MS, view, *fields)
 
     def move(self, found: Found, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> bytes:
         """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset."""
@@ -268,7 +270,7 @@ class MessageLog:
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            light = rows.needed_of(message.fields, self._book.ordered)
+            light = rows.needed_of(message.fields, self._group_state.ordered)
             stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, light)
             for key, value in stored:
                 view.put(key, value)
@@ -276,7 +278,7 @@ class MessageLog:
         view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
-        self._book.totals.moved += 1
+        self._group_state.totals.moved += 1
         return offset
 
     def delete_row(self, key: bytes, size: int, view: View) -> None:
@@ -292,7 +294,7 @@ class MessageLog:
         why, at_ms, forgotten_ms = rows.unpack(row)
         if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > now_ms:
             if forgotten_ms is None:
-                self._forgetter.put(key, at_ms + CANCEL_MEMORY_MS, view, why, at_ms)
+                self._expiring_rows.put(key, at_ms + CANCEL_MEMORY_MS, view, why, at_ms)
         else:
             view.delete(key)
 
@@ -310,12 +312,12 @@ class MessageLog:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self.taken_out(now_ms)
         elif remember:
-            self._forgetter.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
+            self._expiring_rows.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1
         self.state.bytes -= entry.size
-        for group in self._book.groups.values():
+        for group in self._group_state.groups.values():
             if offset > group.cursor:
                 group.reader.remove(offset)
             elif offset in group.order.blocked:

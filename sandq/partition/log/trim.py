@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupBook
+from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
@@ -33,12 +33,12 @@ LEAST_PAUSE_MS = 1000
 
 
 class Trimmer:
-    def __init__(self, log: MessageLog, book: GroupBook, holds: Holds) -> None:
+    def __init__(self, log: MessageLog, group_state: GroupState, holds: Holds) -> None:
         self.due_ms: int | None = None
         """When to trim next."""
         self._log = log
         log.taken_out = self.settled
-        self._book = book
+        self._group_state = group_state
         self._holds = holds
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
@@ -71,7 +71,7 @@ class Trimmer:
                 self.due_ms = now_ms
                 return
             self.due_ms = self._next_pin_ms()
-        if self._keeps and (self._book.groups or not self._settings["delete_on_ack"]):
+        if self._keeps and (self._group_state.groups or not self._settings["delete_on_ack"]):
             # Time alone may let the first row go, but not before its time has come.
             start = rows.after(rows.log_key(self._log.state.trimmed))
             first = view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
@@ -82,7 +82,7 @@ class Trimmer:
 
     @property
     def _settings(self) -> dict[str, object]:
-        return self._book.settings
+        return self._group_state.settings
 
     @property
     def _trims(self) -> bool:
@@ -105,7 +105,7 @@ class Trimmer:
 
     def _limit(self, now_ms: int) -> bytes | None:
         """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
-        done = self._book.done_below()
+        done = self._group_state.done_below()
         settings = self._settings
         if not settings["delete_on_ack"]:
             if not self._keeps:
@@ -161,7 +161,7 @@ class Trimmer:
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
             self._delete(key, value, entry, here, now_ms, view)
-            self._book.forget_key(entry, view)
+            self._group_state.forget_key(entry, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
@@ -189,21 +189,21 @@ class Trimmer:
         if value[0] == rows.KIND_MESSAGE:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
             view.delete(rows.PAYLOAD + message_id)
-            self._book.left(entry.first, message_id, now_ms, view)
+            self._group_state.left(entry.first, message_id, now_ms, view)
 
     # -- what pins it ---------------------------------------------------------------------------------------------
 
     def _next_pin_ms(self) -> int | None:
         """When the first of the messages that keep the log gets a row of its own."""
         holders: list[Lease | Waiting] = []
-        for group in self._book.groups.values():
+        for group in self._group_state.groups.values():
             holders += [*group.leases.values(), *group.waiting.values()]
         return min((holder.since_ms + PIN_MS for holder in holders if not holder.kept), default=None)
 
     def _unpin(self, now_ms: int, view: View) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
         messages = size = 0
-        for group in self._book.groups.values():
+        for group in self._group_state.groups.values():
             holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
             for holder in holders:
                 if holder.kept or holder.since_ms + PIN_MS > now_ms:
@@ -219,13 +219,13 @@ class Trimmer:
         """How many messages were copied, and their bytes: at most those of one lease."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
         count = size = 0
-        for message in self._book.reader.messages(view, ranges):
+        for message in self._group_state.reader.messages(view, ranges):
             row = rows.kept_row(message.id, message.created_ms, message.fields)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
             size += len(row)
         holder.kept = True
-        self._book.put_holder(group, holder, view)
+        self._group_state.put_holder(group, holder, view)
         return count, size
 
 

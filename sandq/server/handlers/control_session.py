@@ -7,8 +7,8 @@ from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
-from sandq.broker.queries.kv_queries import Keyed
-from sandq.broker.queries.message_queries import Control
+from sandq.broker.queries.kv_queries import KvQueries
+from sandq.broker.queries.message_queries import MessageQueries
 from sandq.model.errors import SandqError
 from sandq.partition.kv.changes import Watch
 from sandq.partition.log import pieces as delivery
@@ -20,7 +20,7 @@ from sandq.protocol.frames import Frame, Type, encode_reply
 from sandq.protocol.replies_messages import Piece, encode_pieces
 from sandq.server.connection import Connection
 from sandq.server.info import ServerInfo
-from sandq.server.kv_get_coalescer import Gets
+from sandq.server.kv_get_coalescer import KvGetCoalescer
 
 Handler = Callable[[Frame], None]
 
@@ -30,9 +30,9 @@ class ControlSession:
 
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self._broker = broker
-        self._control = Control(broker)
-        self._keyed = Keyed(broker)
-        self._gets = Gets(connection, self._keyed)
+        self._control = MessageQueries(broker)
+        self._kv_queries = KvQueries(broker)
+        self._kv_get_coalescer = KvGetCoalescer(connection, self._kv_queries)
         self._connection = connection
         self._info = info
         self.handlers: dict[int, Handler] = {
@@ -44,7 +44,7 @@ class ControlSession:
             Type.FETCH: self._fetch,
             Type.MEASURE: self._measure,
             Type.FORECAST: self._forecast,
-            Type.KV_GET: self._gets.add,
+            Type.KV_GET: self._kv_get_coalescer.add,
             Type.KV_SCAN: self._kv_scan,
             Type.KV_WATCH: self._kv_watch,
             Type.JOB_START: self._job_start,
@@ -69,7 +69,7 @@ class ControlSession:
 
     def handled(self) -> None:
         """Everything that one receive brought was handled."""
-        self._gets.flush()
+        self._kv_get_coalescer.flush()
 
     def _reply(self, request_id: int, *fields: Any) -> None:
         self._connection.reply(request_id, encode_reply(request_id, *fields))
@@ -146,7 +146,7 @@ class ControlSession:
         asked = k.KvScan.parse(frame)
 
         async def scan() -> tuple[int, list[bytes], bytes | None]:
-            (found, following), stale_ms = await self._keyed.scan(*asked)
+            (found, following), stale_ms = await self._kv_queries.scan(*asked)
             return stale_ms, [part for row in found for part in row], following
 
         self._start(frame, scan)
@@ -156,7 +156,7 @@ class ControlSession:
         watch = Watch(asked.after, asked.mark, asked.every, asked.start, asked.stop)
 
         async def changes() -> bytes:
-            found = await self._keyed.changes(
+            found = await self._kv_queries.changes(
                 asked.topic, asked.partition, watch, asked.max_messages, asked.max_bytes, asked.wait_ms
             )
             return encode_pieces(frame[1], (found.through, found.mark), _sent(found.pieces))

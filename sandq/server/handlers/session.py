@@ -9,7 +9,7 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.lease_once import Taker
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import Subscriber
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
@@ -22,8 +22,8 @@ from sandq.protocol.replies import encode_deliver
 from sandq.server.connection import Connection
 from sandq.server.handlers.control_session import ControlSession
 from sandq.server.info import ServerInfo
-from sandq.server.produce_coalescer import Gathering
-from sandq.server.startup_gate import Entrance, Handlers
+from sandq.server.produce_coalescer import ProduceCoalescer
+from sandq.server.startup_gate import Handlers, StartupGate
 
 TAKEN_KEPT = 1000
 
@@ -42,11 +42,11 @@ class ClientSession:
         """LEASE requests under way, by id ..."""
         self._taken: dict[int, Taker] = {}
         """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
-        self._gathering = Gathering(self._produce, connection.reply_each, connection.refuse)
+        self._produce_coalescer = ProduceCoalescer(self._produce, connection.reply_each, connection.refuse)
         handlers: Handlers = {
             Type.HELLO: self._hello,
             Type.METADATA: self._metadata,
-            Type.PRODUCE: self._gathering.add,
+            Type.PRODUCE: self._produce_coalescer.add,
             Type.SUBSCRIBE: self._subscribe,
             Type.UNSUBSCRIBE: self._unsubscribe,
             Type.CREDIT: self._credit,
@@ -57,16 +57,16 @@ class ClientSession:
             Type.PING: self._ping,
             **self._control.handlers,
         }
-        self._entrance = Entrance(handlers, info.waiting)
+        self._startup_gate = StartupGate(handlers, info.waiting)
 
     def handle(self, frame: Frame) -> None:
         if frame[0] != Type.PRODUCE:
-            self._gathering.flush()
-        handler = self._entrance.handlers.get(frame[0])
+            self._produce_coalescer.flush()
+        handler = self._startup_gate.handlers.get(frame[0])
         if not self.greeted and frame[0] != Type.HELLO:
             raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
         if handler is None:
-            handler = self._entrance.look_again(frame[0])
+            handler = self._startup_gate.look_again(frame[0])
         if handler is None:
             if frame[0] in RESERVED:
                 raise InvalidRequest(f"requests of type {frame[0]} are not implemented by this version")
@@ -74,7 +74,7 @@ class ClientSession:
         handler(frame)
 
     def handled(self) -> None:
-        self._gathering.flush()
+        self._produce_coalescer.flush()
         self._control.handled()
 
     def drained(self) -> None:
@@ -226,7 +226,7 @@ class ClientSession:
         taker = Taker(*asked)
 
         async def work() -> bytes:
-            taken: list[tuple[PartitionDelivery, Delivery]] = []
+            taken: list[tuple[PartitionLeader, Delivery]] = []
             try:
                 with scope:
                     taken = await self._broker.take(taker, lambda: self._connection.congested)

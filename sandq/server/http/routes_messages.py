@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sandq.client import Client, StoredMessage
 from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
-from sandq.client.producer.validation import Checks, time_of
+from sandq.client.producer.validation import MessageValidation, time_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.server.http import answers, bodies
@@ -212,7 +212,7 @@ async def _produce(
         (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
         offset = await client.produce(topic, **arguments, partition=partition)
         return _stored(offset)
-    checks = Checks(client.limits)
+    checks = MessageValidation(client.limits)
     messages = []
     for place, one in enumerate(body.messages):
         try:
@@ -248,7 +248,7 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
     return JSONResponse(answer, 207 if failed else 201)
 
 
-def _check(checks: Checks, message: Mapping[str, Any]) -> None:
+def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
     """What the producer will check, too: nothing is stored before all are known to be right."""
     if message["value"] is not None:
         checks.value(message["value"])

@@ -163,7 +163,7 @@ class Metrics:
             len(connections),
             sum([connection.waiting_bytes for connection in connections]),
             sum([connection.requests for connection in connections]),
-            broker.engine.entries_kept,
+            broker.node_log.entries_kept,
             self._members(),
         )
 
@@ -195,7 +195,7 @@ class Metrics:
         about = self._about
         labels = (about.version, platform.python_version(), about.node, about.cluster)
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
-        told.value("sandq_storage_failed", self._broker.engine.failed is not None)
+        told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
         told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
         told.value("sandq_clock_alarm", seen.clock.alarm)
         for peer, offset_ms in seen.clock.peers.items():
@@ -235,20 +235,20 @@ class Metrics:
             told.histogram(timer, durations, told.labels(timer, *route))
 
     def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
-        stats, engine = self._stats, self._broker.engine
+        stats, node_log = self._stats, self._broker.node_log
         told.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
         told.histogram("sandq_wal_pass_records", stats.pass_records)
-        told.value("sandq_wal_written_bytes_total", engine.wal.mark)
-        told.value("sandq_wal_bytes", engine.wal.bytes_on_disk)
-        told.value("sandq_wal_segments", engine.wal.segments)
+        told.value("sandq_wal_written_bytes_total", node_log.wal.mark)
+        told.value("sandq_wal_bytes", node_log.wal.bytes_on_disk)
+        told.value("sandq_wal_segments", node_log.wal.segments)
         with suppress(OSError, RuntimeError):  # it is being changed, or closed, while it is looked at
-            told.value("sandq_store_bytes", engine.stores.approximate_bytes())
+            told.value("sandq_store_bytes", node_log.stores.approximate_bytes())
         with suppress(OSError):
             told.value("sandq_data_free_bytes", shutil.disk_usage(self._about.data_dir).free)
         told.histogram("sandq_apply_duration_seconds", stats.apply)
         told.histogram("sandq_apply_batch_entries", stats.apply_entries)
         told.histogram("sandq_store_write_duration_seconds", stats.store_write)
-        told.value("sandq_apply_backlog_bytes", engine.backlog.bytes)
+        told.value("sandq_apply_backlog_bytes", node_log.backlog.bytes)
         told.value("sandq_raft_log_entries", seen.raft_entries)
         told.histogram("sandq_delivery_attempts", stats.attempts)
         told.value("sandq_early_deliveries_total", stats.early)

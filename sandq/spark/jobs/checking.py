@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import Column, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.model.errors import InvalidSetting, SandqError
 from sandq.spark.jobs.files import check_apart, check_own, cutting, find_files, kind_of, write_id_of
 from sandq.spark.jobs.mapping import RowMapping
@@ -72,7 +72,7 @@ def check(
     topic: str,
     paths: Sequence[str],
     mapping: RowMapping,
-    limits: Checks,
+    limits: MessageValidation,
     *,
     kind: str | None = None,
     read_options: Mapping[str, str] | None = None,

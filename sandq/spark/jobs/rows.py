@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.model.limits import FIXED
 from sandq.spark.jobs.instants import instant, whole_number, wrong_instant
 from sandq.spark.jobs.mapping import EVERY, HEADER, RowMapping
@@ -47,7 +47,7 @@ class Messages:
     mapped: dict[str, Column]
 
 
-def messages(origin: Origin, mapping: RowMapping, limits: Checks) -> Messages:
+def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> Messages:
     """InvalidSetting when a column is not there, or can never become what it is mapped on."""
     asked = {
         name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
@@ -160,7 +160,7 @@ def _says_when(fields: Mapping[str, Field]) -> Column:
 
 
 def _checks(
-    fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping, limits: Checks
+    fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping, limits: MessageValidation
 ) -> Iterator[Check]:
     yield Check("value: missing", made["value"].isNull())
     most = {"value": limits.message_bytes, "key": limits.key_bytes, "unique_key": FIXED.unique_key_bytes}

@@ -22,7 +22,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sandq.client.options import DEFAULT_SERVER
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
@@ -128,13 +128,13 @@ class TooManyRejected(InvalidRequest):
         self.summary = summary
 
 
-def _limits(topic: str, servers: Sequence[str]) -> Checks:
+def _limits(topic: str, servers: Sequence[str]) -> MessageValidation:
     """What the brokers accept of a message. InvalidRequest for a topic of another kind; UnknownTopic."""
     with connect(*servers, name=CLIENT_NAME) as client:
         record = client.admin.topic(topic)
         if record.kind != "timer":
             raise InvalidRequest(f"topic {topic!r} is {record.kind}: it takes values of keys, not messages for later")
-        return Checks(client.limits)
+        return MessageValidation(client.limits)
 
 
 def _run(

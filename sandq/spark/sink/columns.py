@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED
@@ -120,7 +120,7 @@ class RowErrors:
 class Columns:
     """Brings record batches into the form that is written: binary columns, times in milliseconds, sizes."""
 
-    def __init__(self, names: Sequence[str], checks: Checks, errors: RowErrors) -> None:
+    def __init__(self, names: Sequence[str], checks: MessageValidation, errors: RowErrors) -> None:
         self._names = names
         self._errors = errors
         self._limits = {

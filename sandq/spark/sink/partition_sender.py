@@ -1,7 +1,7 @@
 """Chunks on their way to the broker, each stored once, whichever attempt of a task sends it.
 
 A topic partition remembers of the task (`identity`) how many chunks it has stored, and the checksums of the last five.
-So a lane, the way to one topic partition, begins by asking how many are *known* there. Then:
+So the sender of one topic partition begins by asking how many are *known* there. Then:
 
 * Those beyond are new, and stored in the order of their numbers. Whatever is sent twice, because an answer was lost, a
   leader went, or two attempts work at once, is stored once.
@@ -12,10 +12,10 @@ So a lane, the way to one topic partition, begins by asking how many are *known*
   as many as are known.
 
 What does not pass this has other rows than the attempt before: no chunk of it is taken as stored without having been
-compared, be it by itself or by the chains of those behind it. It is an error, `ChangedRows`. Or all chunks of the lane
-are written again under a name that nobody had: when `again` asks for it, at the price of duplicates; and without that,
-when all rows have a unique key and a taken one is ignored. For that, chunks are kept in a file as long as it is not
-sure that they are stored.
+compared, be it by itself or by the chains of those behind it. It is an error, `ChangedRows`. Or all chunks of the
+partition are written again under a name that nobody had: when `again` asks for it, at the price of duplicates; and
+without that, when all rows have a unique key and a taken one is ignored. For that, chunks are kept in a file as long as
+it is not sure that they are stored.
 
 What remains. A broker forgets a producer after seven days, or for 10,000 others in one topic partition: a task that is
 run again after that doubles its rows. (Within 15 minutes the broker refuses it, for it knows that it may have forgotten
@@ -83,7 +83,7 @@ class ChangedRows(Conflict):
     """An attempt has other rows than an earlier one that stored some; details: the `reason` to think so."""
 
 
-class Lane:
+class PartitionSender:
     """See the module's docstring. Its methods are of the client's event loop; numbers are those of the chunks."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, identity: Identity, *, again: bool) -> None:

@@ -1,5 +1,5 @@
-"""The chunks of one task on their way to the broker: made in the task's thread, sent in the client's, a lane for each
-topic partition (`partition_sender`). While one round of chunks is under way, the next is made.
+"""Send the chunks of one task to the broker: made in the task's thread, sent in the client's, by a `PartitionSender`
+for each topic partition. While one round of chunks is under way, the next is made.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import each
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.chunks import Chunk
 from sandq.spark.sink.identity import Identity
-from sandq.spark.sink.partition_sender import Lane
+from sandq.spark.sink.partition_sender import PartitionSender
 from sandq.sync import Client
 
 log = logging.getLogger("sandq.spark")
@@ -46,8 +46,8 @@ class Sender:
         self._identity = identity
         self._again = again
         self._written = Written()
-        self._lanes: dict[tuple[str, int], Lane] = {}
-        self._round: dict[Lane, list[Chunk]] = {}
+        self._partition_senders: dict[tuple[str, int], PartitionSender] = {}
+        self._round: dict[PartitionSender, list[Chunk]] = {}
         self._bytes = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
         self._under_way: Future[None] | None = None
@@ -58,27 +58,31 @@ class Sender:
     def _cluster(self) -> Cluster:
         return self._client._inner._cluster
 
-    def _each(self, work: Callable[[Lane], Awaitable[None]], lanes: Iterable[Lane]) -> None:
-        self._client._bridge.call(lambda: each(work, lanes))
+    def _each(
+        self, work: Callable[[PartitionSender], Awaitable[None]], partition_senders: Iterable[PartitionSender]
+    ) -> None:
+        self._client._portal.call(lambda: each(work, partition_senders))
 
     def topic(self, name: str) -> TopicRecord:
         """What the cluster tells of a topic. UnknownTopic."""
-        return self._client._bridge.call(lambda: self._cluster.topic(name))
+        return self._client._portal.call(lambda: self._cluster.topic(name))
 
     @property
-    def checks(self) -> Checks:
+    def checks(self) -> MessageValidation:
         """The broker's limits."""
-        return Checks(self._client.limits)
+        return MessageValidation(self._client.limits)
 
     # The chunks.
 
     def send(self, chunk: Chunk) -> None:
-        """Have a chunk sent soon. Raises what an earlier one failed with, as `Lane.deliver`."""
+        """Have a chunk sent soon. Raises what an earlier one failed with, as `PartitionSender.deliver`."""
         place = (chunk.topic, chunk.partition)
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = Lane(self._cluster, *place, self._identity, again=self._again)
-        self._round.setdefault(lane, []).append(chunk)
+        partition_sender = self._partition_senders.get(place)
+        if partition_sender is None:
+            partition_sender = self._partition_senders[place] = PartitionSender(
+                self._cluster, *place, self._identity, again=self._again
+            )
+        self._round.setdefault(partition_sender, []).append(chunk)
         self._bytes += len(chunk.data)
         self._written.rows += chunk.rows
         self._written.chunks += 1
@@ -89,11 +93,13 @@ class Sender:
         """Wait until all is stored; raises as `send`."""
         self._begin_round()
         self._end_round()
-        self._each(Lane.finish, self._lanes.values())
+        self._each(PartitionSender.finish, self._partition_senders.values())
         written = self._written
-        written.already_stored = sum(lane.already_stored for lane in self._lanes.values())
-        written.again = sum(lane.again for lane in self._lanes.values())
-        written.topics = {topic for topic, _ in self._lanes}
+        written.already_stored = sum(
+            partition_sender.already_stored for partition_sender in self._partition_senders.values()
+        )
+        written.again = sum(partition_sender.again for partition_sender in self._partition_senders.values())
+        written.topics = {topic for topic, _ in self._partition_senders}
         return written
 
     def close(self) -> None:
@@ -104,7 +110,9 @@ class Sender:
         self._end_round()
         if self._round:
             chunks, self._round, self._bytes = self._round, {}, 0
-            self._under_way = self._pool.submit(self._each, lambda lane: lane.deliver(chunks[lane]), list(chunks))
+            self._under_way = self._pool.submit(
+                self._each, lambda partition_sender: partition_sender.deliver(chunks[partition_sender]), list(chunks)
+            )
 
     def _end_round(self) -> None:
         under_way, self._under_way = self._under_way, None

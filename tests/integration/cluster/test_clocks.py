@@ -16,7 +16,7 @@ from sandq.broker.clock import clock_keeper
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.controller import rebalancer
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
 from tests.support.stopped_time import time_of_this_test
@@ -53,7 +53,7 @@ class ClockedNodes(ThreeNodes):
 
     def leads(self, name: str) -> int:
         """How many groups it leads, that of the metadata included."""
-        return sum(host.group.is_leader for host in self.running[name].broker.engine.hosts.values())
+        return sum(host.group.is_leader for host in self.running[name].broker.node_log.hosts.values())
 
     async def until_reasons(self, **reasons: str | None) -> None:
         await until_holds(lambda: self.reasons() == {**dict.fromkeys(self.running), **reasons})
@@ -138,18 +138,18 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         await nodes.until_led_by("node2", "node3")
         given: list[str] = []
         looks = [0]
-        balance, give = rebalancer.Mover._balance, rebalancer.Mover._give
+        balance, give = rebalancer.Rebalancer._balance, rebalancer.Rebalancer._give
 
-        def counted(mover: rebalancer.Mover, now_s: float, nursery: trio.Nursery) -> None:
-            balance(mover, now_s, nursery)
+        def counted(rebalancer: rebalancer.Rebalancer, now_s: float, nursery: trio.Nursery) -> None:
+            balance(rebalancer, now_s, nursery)
             looks[0] += 1
 
-        async def noted(mover: rebalancer.Mover, led: rebalancer._Led, node: str) -> None:
+        async def noted(rebalancer: rebalancer.Rebalancer, led: rebalancer._Led, node: str) -> None:
             given.append(node)
-            await give(mover, led, node)
+            await give(rebalancer, led, node)
 
-        monkeypatch.setattr(rebalancer.Mover, "_balance", counted)
-        monkeypatch.setattr(rebalancer.Mover, "_give", noted)
+        monkeypatch.setattr(rebalancer.Rebalancer, "_balance", counted)
+        monkeypatch.setattr(rebalancer.Rebalancer, "_give", noted)
         await until_holds(lambda: looks[0] > 20)  # each of the three several times, after LED_S
         assert "node1" not in given, "it would only give it back"
         nodes.ahead_s["node1"] = 0.0
@@ -213,14 +213,14 @@ async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: Cl
 
 
 def _watch(nodes: ClockedNodes, name: str, began: list[int]) -> None:
-    engine = nodes.running[name].broker.engine
-    before = engine.on_leads
+    node_log = nodes.running[name].broker.node_log
+    before = node_log.on_leads
 
-    def leads(host: GroupHost) -> None:
+    def leads(host: RaftGroup) -> None:
         began.append(host.number)
         before(host)
 
-    engine.on_leads = leads
+    node_log.on_leads = leads
 
 
 async def test_two_of_three_step(nodes: ClockedNodes) -> None:
@@ -279,10 +279,10 @@ async def test_a_group_that_nobody_takes_over_is_tried_again_later(
     async with nodes.connect() as client:
         await create(nodes, client)
         for name in NAMES:
-            for host in nodes.running[name].broker.engine.hosts.values():
+            for host in nodes.running[name].broker.node_log.hosts.values():
                 monkeypatch.setattr(host.group, "transfer", lambda target: False)
         leader = await nodes.until_led()
-        keeper, hosts = _keeper(nodes, leader), nodes.running[leader].broker.engine.hosts
+        keeper, hosts = _keeper(nodes, leader), nodes.running[leader].broker.node_log.hosts
         monkeypatch.setattr(clock_keeper, "GIVE_UP_PAUSE_S", 1000.0)
         nodes.ahead_s[leader] = HOUR_S
 
@@ -300,7 +300,7 @@ async def test_a_group_that_nobody_takes_over_is_tried_again_later(
 
 
 def _keeper(nodes: ClockedNodes, name: str) -> ClockKeeper:
-    found: Callable[[GroupHost], None] = nodes.running[name].broker.engine.on_leads
+    found: Callable[[RaftGroup], None] = nodes.running[name].broker.node_log.on_leads
     keeper = getattr(found, "__self__", None)
     assert isinstance(keeper, ClockKeeper)
     return keeper

@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from sandq.broker.controller import cluster_controller
-from sandq.broker.controller.rebalancer import Mover
-from sandq.broker.controller.reconciler import Following
-from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.controller.rebalancer import Rebalancer
+from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.replication import node_log
 from sandq.broker.replication.node_log import METADATA_GROUP
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata import commands as m
@@ -45,23 +45,23 @@ POINTS = {
     "before it is settled": Point(cluster_controller, "_all", halting.some(m.Settle)),
     "once it is settled": Point(cluster_controller, "_all", halting.some(m.Settle), after=True),
     # who is to hold it
-    "before its pointer": Point(Following, "_install_missing", halting.installs),
-    "once it has a pointer": Point(Following, "_install_missing", halting.installs, after=True),
+    "before its pointer": Point(Reconciler, "_install_missing", halting.installs),
+    "once it has a pointer": Point(Reconciler, "_install_missing", halting.installs, after=True),
     "while it gets the log": Point(Runner, "_pass", halting.learns(20)),
     # who leads the group
-    "before it has a learner": Point(GroupHost, "change_members", halting.learner_comes),
-    "once it has a learner": Point(GroupHost, "change_members", halting.learner_comes, after=True),
-    "before the promotion": Point(GroupHost, "change_members", halting.promotes),
-    "once it is promoted": Point(GroupHost, "change_members", halting.promotes, after=True),
-    "before a voter goes": Point(GroupHost, "change_members", halting.drops),
-    "once a voter is gone": Point(GroupHost, "change_members", halting.drops, after=True),
-    "before it hands over": Point(Mover, "_give", halting.leaves),
-    "once it has handed over": Point(Mover, "_give", halting.leaves, after=True),
-    "before it is told": Point(Traffic, "tell_settled"),
+    "before it has a learner": Point(RaftGroup, "change_members", halting.learner_comes),
+    "once it has a learner": Point(RaftGroup, "change_members", halting.learner_comes, after=True),
+    "before the promotion": Point(RaftGroup, "change_members", halting.promotes),
+    "once it is promoted": Point(RaftGroup, "change_members", halting.promotes, after=True),
+    "before a voter goes": Point(RaftGroup, "change_members", halting.drops),
+    "once a voter is gone": Point(RaftGroup, "change_members", halting.drops, after=True),
+    "before it hands over": Point(Rebalancer, "_give", halting.leaves),
+    "once it has handed over": Point(Rebalancer, "_give", halting.leaves, after=True),
+    "before it is told": Point(PeerDispatch, "tell_settled"),
     # who held it
-    "before its pointer goes": Point(Following, "_remove", halting.removes),
+    "before its pointer goes": Point(Reconciler, "_remove", halting.removes),
     "before the log forgets": Point(Runner, "on_wal", halting.calls("forget")),
-    "before its rows go": Point(Following, "sweep_soon"),
+    "before its rows go": Point(Reconciler, "sweep_soon"),
 }
 SNAPSHOT_POINTS = {
     "before the snapshot's pointer": Point(_Store, "_replace", halting.of_partition),
@@ -126,7 +126,9 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
 
 async def until_missed(nodes: FoundNodes, name: str) -> None:
     """Until the others have noticed that a node is away."""
-    await until_holds(lambda: not any(name in serving.broker.engine.passes._up for serving in nodes.running.values()))
+    await until_holds(
+        lambda: not any(name in serving.broker.node_log.group_commit._up for serving in nodes.running.values())
+    )
 
 
 async def taken_back(nodes: FoundNodes, going: str) -> None:
@@ -210,7 +212,7 @@ def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes gave up a partition, lose what was not flushed, and find older metadata that places it on them. They do
     not make it anew: it would be empty, and they are a majority of the group that they know of."""
-    monkeypatch.setattr(Following, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
+    monkeypatch.setattr(Reconciler, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
     names = FIVE[:4]
     async with found_nodes(tmp_path, *names) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 4)
@@ -230,5 +232,5 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
             for name in before.nodes:
                 broker = nodes.running[name].broker
                 assert moved.placed(nodes.running[name]) == [before], "it knows no more than that"
-                assert broker.engine.pointers.get(before.group) is None
+                assert broker.node_log.pointers.get(before.group) is None
             await nodes.start(*others)

@@ -62,7 +62,7 @@ async def test_a_producer_goes_on(tmp_path: Path, what: str) -> None:
             after = [await producer.send(b"%d" % number) for number in range(100, 400)]
             for receipt in (*before, *after):
                 await receipt
-            await until_holds(lambda: nodes.running[leader].broker.engine.failed is not None)
+            await until_holds(lambda: nodes.running[leader].broker.node_log.failed is not None)
             await until_holds(lambda: nodes.leader() not in (None, leader))
             raw = await RawClient.connect(nodes.client_ports[leader])
             for kind in (Type.GROUP_LIST, Type.TOPIC_STATS):

@@ -29,7 +29,7 @@ async def test_it_takes_so_much_and_no_more(tmp_path: Path, monkeypatch: pytest.
         plan = Plan(on_sync=lambda name: goes.wait() and None)
         await nodes.start("node3", files=FaultyFiles(RealFiles(nodes.data_dir("node3")), plan))
         await nodes.until_even()
-        third = nodes.running["node3"].broker.engine.passes
+        third = nodes.running["node3"].broker.node_log.group_commit
         goes.clear()
         try:
             while third._arrived_bytes < LIMIT:

@@ -15,8 +15,8 @@ import trio
 
 from sandq.broker.controller import cluster_controller
 from sandq.broker.controller.administration import Administration
-from sandq.broker.controller.cluster_controller import Steward
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
 from sandq.node import Serving
@@ -169,7 +169,7 @@ async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
         assert sum(held(nodes).values()) == 2 * PARTITIONS
         await until_holds(lambda: "node2#1" not in nodes.voters("node1"))
         # Its stores are given up, right after its replicas were closed.
-        await until_holds(lambda: not nodes.running["node2"].broker.engine.pointers.all()[1:])
+        await until_holds(lambda: not nodes.running["node2"].broker.node_log.pointers.all()[1:])
         with pytest.raises(InvalidRequest, match="4 replicas, and 4 nodes are registered, 1 of which leave"):
             await administrate(nodes, lambda by: by.create_topic("u", "timer", 1, 4, {}))
         await administrate(nodes, lambda by: by.drain("node2", undo=True))
@@ -256,13 +256,13 @@ async def test_nothing_moves_while_more_than_a_third_are_failed(
 ) -> None:
     names = ("node1", "node2", "node3", "node4", "node5")
     hand, plans = HandClock(), [0]
-    plan = Steward._plan
+    plan = ClusterController._plan
 
-    async def counted(self: Steward, metadata: GroupHost) -> None:
+    async def counted(self: ClusterController, metadata: RaftGroup) -> None:
         await plan(self, metadata)
         plans[0] += 1
 
-    monkeypatch.setattr(Steward, "_plan", counted)
+    monkeypatch.setattr(ClusterController, "_plan", counted)
     async with found_nodes(tmp_path, *names, hand=hand, CLUSTER__REASSIGN_AFTER="1h") as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3)

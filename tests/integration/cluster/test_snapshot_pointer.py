@@ -46,9 +46,9 @@ async def test_such_a_node_stops_and_its_next_start_finds_either(
             await nodes.running[name].broker._runner.checkpoint()
         await nodes.start("node3", files=LosesItsDirectory(nodes.data_dir("node3")))
         third = nodes.running["node3"].broker
-        await until_holds(lambda: third.engine.failed is not None)
+        await until_holds(lambda: third.node_log.failed is not None)
         # What nothing in memory points to is swept away, unless it may be what the next start finds.
-        await third.following.sweep()
+        await third.reconciler.sweep()
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.until_even()

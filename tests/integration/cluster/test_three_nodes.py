@@ -155,7 +155,7 @@ async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> 
         await client.admin.delete_topic("t")
         await nodes.start("node3")
         catalog = nodes.running["node3"].broker.catalog
-        pointers = nodes.running["node3"].broker.engine.pointers
+        pointers = nodes.running["node3"].broker.node_log.pointers
         await until_holds(lambda: set(catalog.topics) == {"u"})
         await until_holds(lambda: len(pointers.all()) == 3)  # metadata and two partitions
 
@@ -176,7 +176,7 @@ async def test_one_far_behind_gets_a_snapshot(
             await _checkpoint(nodes, name)
         await nodes.start("node3")
         await nodes.until_even()
-        pointer = nodes.running["node3"].broker.engine.pointers.get(nodes.host("node3").number)
+        pointer = nodes.running["node3"].broker.node_log.pointers.get(nodes.host("node3").number)
         assert pointer is not None
         assert pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
         status = nodes.host("node3").status

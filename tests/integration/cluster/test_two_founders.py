@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sandq.broker.bootstrap.founder_election import Founding
+from sandq.broker.bootstrap.founder_election import FounderElection
 from tests.support.nodes.found import FoundNodes, Looks
 from tests.support.simulation.seeds import few_of
 from tests.support.waiting import until_holds
@@ -55,16 +55,16 @@ async def test_three_and_one_that_founds_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_next_one_founds_when_the_first_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decide, is_stuck = Founding.decide, trio.Event()
+    decide, is_stuck = FounderElection.decide, trio.Event()
     looks = Looks(monkeypatch)
 
-    async def stuck(self: Founding, seen: object) -> str | None:
+    async def stuck(self: FounderElection, seen: object) -> str | None:
         if self._own_node == "node1":
             is_stuck.set()
             await trio.sleep_forever()
         return await decide(self, seen)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Founding, "decide", stuck)
+    monkeypatch.setattr(FounderElection, "decide", stuck)
     async with trio.open_nursery() as nursery:
         nodes = founders(tmp_path, nursery, "node1", "node2")
         nodes.own["node3"] = {"CLUSTER__SEEDS": f"[{nodes.gossip('node1')}, {nodes.gossip('node2')}]"}

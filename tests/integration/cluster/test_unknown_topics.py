@@ -38,7 +38,7 @@ async def connected(nodes: ThreeNodes, name: str) -> AsyncIterator[RawClient]:
 @contextmanager
 def hearing_nothing(nodes: ThreeNodes, name: str) -> Iterator[None]:
     """What others send of Raft comes to a node only afterwards."""
-    passes = nodes.running[name].broker.engine.passes
+    passes = nodes.running[name].broker.node_log.group_commit
     held: list[Any] = []
     receive = passes.receive
     passes.receive = lambda *frame: held.append(frame)  # type: ignore[method-assign]
@@ -59,7 +59,7 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(administration, "OTHERS_WAIT_S", 0.0)
-    leader = (await leading(nodes)).broker.engine.node_id
+    leader = (await leading(nodes)).broker.node_log.node_id
     slow = next(name for name in NAMES if name != leader)
     group = nodes.running[leader].broker.metadata.next_group
     asked = [(Type.METADATA, ["t"]), (Type.TOPIC_STATS, "t"), (Type.ACK, group, 0, [[1, None]])]
@@ -81,9 +81,9 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
 
 
 async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes) -> None:
-    leader = (await leading(nodes)).broker.engine.node_id
+    leader = (await leading(nodes)).broker.node_log.node_id
     for name in NAMES:
-        latest = nodes.running[name].broker.catalog.latest
+        latest = nodes.running[name].broker.catalog.barrier
         rounds = []
         ask_leader = latest._hold
 
@@ -108,7 +108,7 @@ async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes
 
 
 async def test_one_that_is_cut_off_says_that_it_does_not_know(nodes: ThreeNodes) -> None:
-    leader = (await leading(nodes)).broker.engine.node_id
+    leader = (await leading(nodes)).broker.node_log.node_id
     await nodes.stop(*[name for name in NAMES if name != leader])
     async with connected(nodes, leader) as raw:
         assert await code_of(raw, Type.METADATA, ["nothing"]) == "UNAVAILABLE"

@@ -54,7 +54,7 @@ class FakeKeys:
         self.scan_rows = 1_000_000  # of one KV_SCAN
         self.watch_changes = 1_000_000  # of one KV_WATCH
         self.stale_ms = 17
-        self.watching: list[tuple[Any, int, KvWatch]] = []
+        self.kv_watches: list[tuple[Any, int, KvWatch]] = []
         self._answered: dict[tuple[int, ...], Offsets] = {}
 
     def do_produce(self, connection: Any, frame: Frame) -> Any:
@@ -128,7 +128,7 @@ class FakeKeys:
         request = KvWatch.parse(frame)
         self.record(request.topic)
         if not self.answer_watch(connection, frame[1], request, is_late=not request.wait_ms):
-            self.watching.append((connection, frame[1], request))
+            self.kv_watches.append((connection, frame[1], request))
 
     def end(self, request: KvWatch) -> bytes:
         return offsets.pack(self.now_ms, self.index, offsets.PLACE_MAX, request.partition)
@@ -157,10 +157,10 @@ class FakeKeys:
 
     def tell_watchers(self, *, is_late: bool = False) -> None:
         """Answer those for whom there is something; `is_late`: their time is over."""
-        waiting, self.watching = self.watching, []
+        waiting, self.kv_watches = self.kv_watches, []
         for connection, number, request in waiting:
             if connection.open and not self.answer_watch(connection, number, request, is_late=is_late):
-                self.watching.append((connection, number, request))
+                self.kv_watches.append((connection, number, request))
 
 
 def piece_of(writes: list[Write]) -> Piece:

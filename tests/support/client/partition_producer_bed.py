@@ -9,7 +9,7 @@ from typing import Any
 
 from sandq.client.options import Options
 from sandq.client.producer.batches import Batch
-from sandq.client.producer.partition_producer import Lane
+from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.transport.connection import Build, OnReply
 from sandq.model.errors import ConnectionLost, SandqError, TimedOut
 from sandq.model.sequence import is_resent, number_of
@@ -97,12 +97,12 @@ class LaneBed:
         self._others = 0
         self._restarts, self._note = restarts, note
         arguments: Any = (self.node, OPTIONS, "t", 0, 77, self._on_done, lambda: None, lambda: self.now)
-        self.lane = Lane(*arguments)
+        self.partition_producer = PartitionProducer(*arguments)
 
-    def _on_done(self, lane: Lane, batch: Batch) -> None:
+    def _on_done(self, partition_producer: PartitionProducer, batch: Batch) -> None:
         assert batch.done and batch not in self.done, "told once"
         self.done.append(batch)
-        lane.pump(self.now)
+        partition_producer.pump(self.now)
 
     # -- the producer ---------------------------------------------------------------------------------------------
 
@@ -113,16 +113,16 @@ class LaneBed:
         batch.values = [b"%d.a" % place, b"%d.b" % place]
         batch.keys = batch.headers = [None, None]
         self.sent.append(batch)
-        self.lane.open[0] = batch
-        self.lane.seal(0)
+        self.partition_producer.open[0] = batch
+        self.partition_producer.seal(0)
         self.look()
         return batch
 
     def look(self, seconds: float = 0.0) -> None:
         """Time passes; the producer looks at its lane, as it does whenever something happens."""
         self.now += seconds
-        self.lane.expire(self.now)
-        self.lane.pump(self.now)
+        self.partition_producer.expire(self.now)
+        self.partition_producer.pump(self.now)
 
     # -- the network ----------------------------------------------------------------------------------------------
 
@@ -192,12 +192,12 @@ class LaneBed:
         if self.node.wire is None:
             self.connect()
         for _ in range(40 + 10 * len(self.sent)):
-            if self.lane.idle:
+            if self.partition_producer.idle:
                 return
             self.read(*[STORE] * len(self.wire.requests))
             self.answer(len(self.wire.answers))
             self.now += 0.05
-            self.lane.pump(self.now)  # nothing expires
+            self.partition_producer.pump(self.now)  # nothing expires
         raise AssertionError("it never comes to an end")
 
     # -- what came of it ------------------------------------------------------------------------------------------

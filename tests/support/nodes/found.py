@@ -13,7 +13,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from sandq.broker.bootstrap.bootstrap import Forming
+from sandq.broker.bootstrap.bootstrap import Bootstrap
 from sandq.model.config import NodeConfig, load_config
 from sandq.model.membership import State
 from tests.support.nodes.hand_clock import HandClock
@@ -111,13 +111,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: Counter[str] = Counter()
-        member = Forming._member
+        member = Bootstrap._member
 
-        def look(forming: Forming) -> str | None:
+        def look(forming: Bootstrap) -> str | None:
             self.made[forming._own_node] += 1
             return member(forming)
 
-        monkeypatch.setattr(Forming, "_member", look)
+        monkeypatch.setattr(Bootstrap, "_member", look)
 
     async def until_more(self, *names: str) -> None:
         """Each has looked several times from now on: what it does on what it sees it has done."""

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.controller.rebalancer import Mover
-from sandq.broker.controller.reconciler import Following
-from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.controller.rebalancer import Rebalancer
+from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.replication.node_log import METADATA_GROUP
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata.records import Topic
@@ -78,11 +78,11 @@ class Halt:
             await trio.sleep_forever()
 
 
-def _node(part: GroupHost | Runner | Following | Mover | Traffic | _Store) -> str:
+def _node(part: RaftGroup | Runner | Reconciler | Rebalancer | PeerDispatch | _Store) -> str:
     """Whose part it is."""
-    if isinstance(part, GroupHost):
+    if isinstance(part, RaftGroup):
         return node_of(part.group.member)
-    return part.engine.node_id if isinstance(part, Runner) else part._engine.node_id
+    return part.node_log.node_id if isinstance(part, Runner) else part._node_log.node_id
 
 
 # -- what is asked of the arguments -----------------------------------------------------------------------------------
@@ -93,30 +93,30 @@ def some(kind: type) -> Callable[..., bool]:
     return lambda metadata, commands: any(isinstance(command, kind) for command in commands)
 
 
-def installs(following: Following, topics: Sequence[Topic], index: int) -> bool:
+def installs(following: Reconciler, topics: Sequence[Topic], index: int) -> bool:
     """A replica of a partition is to come here, and has no pointer."""
-    pointers, node = following._engine.pointers, following._engine.node_id
+    pointers, node = following._node_log.pointers, following._node_log.node_id
     wanted = [part for topic in topics for part in topic.partitions if part.wanted_on(node)]
     return any(pointers.get(part.group) is None for part in wanted)
 
 
-def removes(following: Following, groups: list[int], index: int) -> bool:
+def removes(following: Reconciler, groups: list[int], index: int) -> bool:
     return bool(groups)
 
 
-def learner_comes(host: GroupHost, step: Any) -> bool:
+def learner_comes(host: RaftGroup, step: Any) -> bool:
     return host.number != METADATA_GROUP and len(step.learners) > len(host.members.learners)
 
 
-def promotes(host: GroupHost, step: Any) -> bool:
+def promotes(host: RaftGroup, step: Any) -> bool:
     return host.number != METADATA_GROUP and len(step.voters) > len(host.members.voters)
 
 
-def drops(host: GroupHost, step: Any) -> bool:
+def drops(host: RaftGroup, step: Any) -> bool:
     return host.number != METADATA_GROUP and len(step.voters) < len(host.members.voters)
 
 
-def leaves(mover: Mover, led: Any, node: str) -> bool:
+def leaves(mover: Rebalancer, led: Any, node: str) -> bool:
     """Who leads, and is to go, hands over."""
     return led.host.group.member not in led.wanted.members
 
@@ -125,8 +125,8 @@ def learns(entries: int) -> Callable[..., bool]:
     """Some replica has got so much of the log, and does not vote yet."""
 
     def check(runner: Runner) -> bool:
-        for number, host in runner.engine.hosts.items():
-            pointer = runner.engine.pointers.get(number)
+        for number, host in runner.node_log.hosts.items():
+            pointer = runner.node_log.pointers.get(number)
             begins = pointer is not None and host.group.member in pointer.learners
             is_voter = host.group.member in host.members.voters
             if number != METADATA_GROUP and begins and not is_voter and host.group.journal.last_index > entries:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 
 import sandq
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, Partition
 from sandq.model.errors import NotLeader, TimedOut, Unavailable
@@ -89,9 +89,9 @@ def placed(serving: Serving) -> list[Partition]:
     return [part for topic in serving.broker.metadata.topics.values() for part in topic.partitions]
 
 
-def led(nodes: FoundNodes) -> dict[int, GroupHost]:
+def led(nodes: FoundNodes) -> dict[int, RaftGroup]:
     """Groups of partitions that a node leads, and is ready."""
-    hosts = [host for serving in nodes.running.values() for host in serving.broker.engine.hosts.values()]
+    hosts = [host for serving in nodes.running.values() for host in serving.broker.node_log.hosts.values()]
     return {host.number: host for host in hosts if host.number and host.ready}
 
 
@@ -105,8 +105,8 @@ def unsettled(nodes: FoundNodes) -> Iterator[str]:
         view = {record.node_id: record for record in serving.broker.metadata.nodes.values()}
         leaving = [node for node, record in view.items() if record.standing != IN]
         here = {part.group for part in parts if name in part.nodes}
-        pointed = {pointer.group for pointer in serving.broker.engine.pointers.all() if pointer.group}
-        if serving.broker.engine.failed is not None:
+        pointed = {pointer.group for pointer in serving.broker.node_log.pointers.all() if pointer.group}
+        if serving.broker.node_log.failed is not None:
             yield f"{name} has failed"
         if here != serving.broker.catalog.by_group.keys() or here != pointed:
             yield f"{name} is to hold {here}, runs {set(serving.broker.catalog.by_group)}, has stores for {pointed}"
@@ -131,10 +131,10 @@ async def until_settled(nodes: FoundNodes) -> None:
 async def until_even(nodes: FoundNodes) -> None:
     """Until all replicas of a partition that run have applied the same; then they hold the same."""
 
-    def replicas() -> dict[int, list[GroupHost]]:
-        found: dict[int, list[GroupHost]] = {}
+    def replicas() -> dict[int, list[RaftGroup]]:
+        found: dict[int, list[RaftGroup]] = {}
         for serving in nodes.running.values():
-            for number, host in serving.broker.engine.hosts.items():
+            for number, host in serving.broker.node_log.hosts.items():
                 if number:
                     found.setdefault(number, []).append(host)
         return found
@@ -154,16 +154,16 @@ async def until_even(nodes: FoundNodes) -> None:
 async def until_swept(nodes: FoundNodes) -> None:
     """Until no node has a row of a store that nothing points to."""
     for serving in nodes.running.values():
-        engine = serving.broker.engine
+        node_log = serving.broker.node_log
         runner = serving.broker._runner
 
-        def stores(engine: object = engine) -> set[int]:
-            rows = engine.stores.scan(b"", b"\xff" * 5, limit=1_000_000, max_bytes=1 << 30)  # type: ignore[attr-defined]
+        def stores(node_log: object = node_log) -> set[int]:
+            rows = node_log.stores.scan(b"", b"\xff" * 5, limit=1_000_000, max_bytes=1 << 30)  # type: ignore[attr-defined]
             return {store_of(key) for key, _ in rows}
 
         with trio.fail_after(PATIENCE_S):
             while True:
-                kept = {pointer.store for pointer in engine.pointers.all()} | engine.filling
+                kept = {pointer.store for pointer in node_log.pointers.all()} | node_log.filling
                 if await runner.ask(stores) <= kept:
                     break
                 await trio.sleep(0.1)

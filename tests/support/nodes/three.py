@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
 from tests.support.nodes.patient import patient_client
@@ -90,7 +90,7 @@ class ThreeNodes:
         """A patient client that knows these nodes' addresses, or all."""
         return patient_client(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
 
-    def host(self, name: str, topic: str = "t", partition: int = 0) -> GroupHost:
+    def host(self, name: str, topic: str = "t", partition: int = 0) -> RaftGroup:
         return self.running[name].broker.partition(topic, partition).host
 
     def leader(self, topic: str = "t", partition: int = 0) -> str | None:

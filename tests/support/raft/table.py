@@ -91,7 +91,7 @@ class Table:
         """Make a member the leader of the next term."""
         group = self.groups[name]
         for other in self.groups.values():
-            other._inputs.heard_s = 0.0
+            other._message_filter.heard_s = 0.0
         group._core._SyncObj__raftElectionDeadline = 0
         self.settle()
         assert group.is_leader

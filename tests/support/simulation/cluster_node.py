@@ -6,10 +6,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.peers.routes import Route, Routes
 from sandq.broker.replication.applier import Apply
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.metadata.state import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
@@ -60,9 +60,9 @@ class ClusterNode(Stepped):
         self._calls: dict[int, Answer] = {}
         """What clients wait for."""
         self._numbers = count()
-        self._sweep_at = Engine.SWEEP_START
+        self._sweep_at = NodeLog.SWEEP_START
         disk = world.disks[name]
-        self.engine = Engine(
+        self.node_log = NodeLog(
             FaultyFiles(disk.memory, plan),
             disk.stores,
             node_id=name,
@@ -73,11 +73,11 @@ class ClusterNode(Stepped):
         )
         self.routes = Routes(name, self._tell)
         members = Members(world.topic.partitions[0].members)
-        own = self.engine.own(members)
+        own = self.node_log.own(members)
         assert own is not None
-        self.engine.install([(GROUP, own, members)])
-        self.host = self.engine.open_partition(world.topic, 0)
-        self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
+        self.node_log.install([(GROUP, own, members)])
+        self.host = self.node_log.open_partition(world.topic, 0)
+        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
         self.host.on_ready = self._on_ready
         self.host.look()
 
@@ -118,17 +118,17 @@ class ClusterNode(Stepped):
     # -- connections ----------------------------------------------------------------------------------------------
 
     def connected(self, node: str) -> None:
-        self.engine.passes.connected(node)
+        self.node_log.group_commit.connected(node)
         self.routes.up(node)
 
     def disconnected(self, node: str) -> None:
-        self.engine.passes.disconnected(node)
+        self.node_log.group_commit.disconnected(node)
         self.routes.down(node)
 
     def receive(self, node: str, frame: Any) -> None:
         kind, body = frame
         if kind == RAFT:
-            self.engine.passes.receive(node, body)
+            self.node_log.group_commit.receive(node, body)
         else:
             self.routes.heard(node, body)
 
@@ -138,12 +138,12 @@ class ClusterNode(Stepped):
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self.engine.failed is None:
-            self.engine.passes.on_time()
+        if self.node_log.failed is None:
+            self.node_log.group_commit.on_time()
             super().tick()
 
     def sync(self) -> None:
-        if self.engine.failed is not None:
+        if self.node_log.failed is not None:
             return
         try:
             super().sync()
@@ -152,7 +152,7 @@ class ClusterNode(Stepped):
         self.send()
 
     def send(self) -> None:
-        for node, messages in self.engine.passes.take_outgoing().items():
+        for node, messages in self.node_log.group_commit.take_outgoing().items():
             self._network.send(self.name, node, (RAFT, messages))
 
     def run(self, tasks: list[Any]) -> None:
@@ -163,14 +163,14 @@ class ClusterNode(Stepped):
 
     def step_checkpoint(self) -> None:
         try:
-            if self.engine.failed is None:
+            if self.node_log.failed is None:
                 super().step_checkpoint()
         except StorageFailed as error:
-            self.engine.fail(error)
+            self.node_log.fail(error)
 
     def sweep(self) -> None:
         """A step of it: what earlier lives have left, over and over."""
-        self._sweep_at = self.engine.sweep(self._sweep_at)[0] or Engine.SWEEP_START
+        self._sweep_at = self.node_log.sweep(self._sweep_at)[0] or NodeLog.SWEEP_START
 
     @property
     def is_idle(self) -> bool:
@@ -179,7 +179,7 @@ class ClusterNode(Stepped):
     def rows(self) -> dict[bytes, Any]:
         """All that the replica has stored, as of its applied index; but for counts, whose rows tell apart what was
         written at once."""
-        self.engine.applier.write()
+        self.node_log.applier.write()
         found = dict(self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40))
         state: list[Any] = rows.unpack(found[rows.STATE_KEY]) if found else []
         return {key: row for key, row in found.items() if key[:1] != rows.COUNTS} | {

@@ -50,10 +50,10 @@ class Transfer:
 
     def _send(self) -> Iterator[None]:
         source, member = self.source, self.target.host.group.member
-        rows, index = source.engine.view(source.host)
+        rows, index = source.node_log.view(source.host)
         try:
             yield
-            journal, pointer = source.host.group.journal, source.engine.pointers.get(source.host.number)
+            journal, pointer = source.host.group.journal, source.node_log.pointers.get(source.host.number)
             term = journal.term_at(index)
             if term is None or pointer is None:
                 return
@@ -67,44 +67,44 @@ class Transfer:
             rows.close()
 
     def _receive(self, meta: Meta, exporter: Exporter) -> Iterator[None]:
-        engine, host = self.target.engine, self.target.host
+        node_log, host = self.target.node_log, self.target.host
         if host.status.applied_index >= meta.index:
             return
-        number = engine.pointers.mint()[0]
-        engine.filling.add(number)
+        number = node_log.pointers.mint()[0]
+        node_log.filling.add(number)
         try:
-            importer = Importer(engine.stores, number)
+            importer = Importer(node_log.stores, number)
             last = False
             while not last:
                 yield from self._reconnect()
                 last = importer.add(exporter.chunk(importer.position).data)
                 yield
-            engine.stores.flush()
+            node_log.stores.flush()
             yield
             yield from self._install(meta, number)
         finally:
             if not self._is_unsure:
-                engine.filling.discard(number)
+                node_log.filling.discard(number)
 
     def _install(self, meta: Meta, number: int) -> Iterator[None]:
         target = self.target
-        engine, host = target.engine, target.host
+        node_log, host = target.node_log, target.host
         self._installing = True
         while target.records is not None:
             yield
-        engine.suspend(host, meta.index)
+        node_log.suspend(host, meta.index)
         loaded = host.replica, host.status
         member = host.group.member
         try:
             yield
             # What was under way for the old state is done before the new one takes its place.
             target.run([target.tasks.popleft() for _ in range(len(target.tasks))])
-            new = engine.load(host.number, number)
+            new = node_log.load(host.number, number)
             yield
             pointer = StorePointer(
                 host.number, incarnation_of(member), number, meta.index, meta.term, meta.voters, meta.learners
             )
-            engine.pointers.update(put=[pointer])
+            node_log.pointers.update(put=[pointer])
             yield
             loaded = new
             self.installed = True
@@ -112,11 +112,11 @@ class Transfer:
             self.installed = False
             if may_have_happened(error):
                 self._is_unsure = True
-                engine.fail(error)
+                node_log.fail(error)
                 return
         while target.records is not None:
             yield
-        engine.reopen(host, *loaded)
+        node_log.reopen(host, *loaded)
 
     def _reconnect(self) -> Iterator[None]:
         for _ in range(WAITS):

@@ -150,7 +150,7 @@ class ClusterWorld:
         self.network.isolate(name)
         self.disks[name].crash(self.rng, power_loss=power_loss)
         if node is not None:
-            self.failures += node.engine.failed is not None
+            self.failures += node.node_log.failed is not None
             self._transfers = [transfer for transfer in self._transfers if not transfer.gone(node)]
             node.end()
             self.clients.gone(node)
@@ -176,7 +176,7 @@ class ClusterWorld:
     def _restart(self) -> None:
         rng = self.rng
         for name in NAMES:
-            if name in self.nodes and self.nodes[name].engine.failed is not None and rng.random() < 0.2:
+            if name in self.nodes and self.nodes[name].node_log.failed is not None and rng.random() < 0.2:
                 self._lose(name, power_loss=False)
             if name not in self.nodes and rng.random() < 0.3:
                 plans = (Plan(), Plan(fail_sync_at=rng.randint(1, 200)), Plan(budget_bytes=rng.randint(0, 200_000)))
@@ -250,7 +250,7 @@ class ClusterWorld:
             disk.memory.crash_after(1 << 60)
         for name, node in list(self.nodes.items()):
             node.plan.fail_sync_at = node.plan.budget_bytes = None
-            if node.engine.failed is not None:
+            if node.node_log.failed is not None:
                 self._lose(name, power_loss=False)
         for name in NAMES:
             if name not in self.nodes:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscription import Subscription
-from sandq.broker.replication.node_log import Engine
-from sandq.broker.replication.raft_group import GroupHost
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.metadata import commands as m
 from sandq.model import offsets
@@ -46,7 +46,7 @@ class Node(Stepped):
         self.oracle = world.oracle
         self.clock = world.clock
         self.held: list[Held] = []
-        self.engine = Engine(
+        self.node_log = NodeLog(
             world.disk,
             world.stores,
             node_id="n1",
@@ -55,9 +55,9 @@ class Node(Stepped):
             limits=Limits(),
             segment_bytes=world.segment_bytes,
         )
-        self.metadata = self.engine.open_metadata()
+        self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
-        self.delivery = PartitionDelivery(self.host, 0, world.clock, self.timers, 5)  # type: ignore[arg-type]
+        self.delivery = PartitionLeader(self.host, 0, world.clock, self.timers, 5)  # type: ignore[arg-type]
         self.owner = Owner(self)
         for group, seeks in self.oracle.seeks.items():
             for _ in range(seeks):
@@ -67,15 +67,15 @@ class Node(Stepped):
             for consumer in CONSUMERS:
                 self._subscribe(group, consumer)
 
-    def _open_topic(self) -> GroupHost:
+    def _open_topic(self) -> RaftGroup:
         self._until(lambda: self.metadata.ready)
         if "t" not in self.metadata.status.topics:
             settings = parse_settings(self.world.settings).record()
             self._call(self.metadata, m.RegisterNode("n1", "store", {}))
             self._call(self.metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
-        self.engine.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
-        host = self.engine.open_partition(topic, 0)
+        self.node_log.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
+        host = self.node_log.open_partition(topic, 0)
         self._until(lambda: host.ready)
         return host
 
@@ -104,7 +104,7 @@ class Node(Stepped):
 
     # -- driving --------------------------------------------------------------------------------------------------
 
-    def _call(self, host: GroupHost, command: Any) -> Any:
+    def _call(self, host: RaftGroup, command: Any) -> Any:
         answers: list[Any] = []
         host.submit(command, answers.append)
         self._until(lambda: bool(answers))
@@ -313,7 +313,7 @@ class World:
         self.repeater.repeat(node)
         for _ in range(5000):
             node.owner.redrive_all()
-            idle = not node.engine.passes.has_work and not node.tasks and not node.published
+            idle = not node.node_log.group_commit.has_work and not node.tasks and not node.published
             if idle and node.host.status.messages == 0 and not (self.oracle.missing() or self.repeater.unanswered):
                 break
             node.credit()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sandq.broker.replication.journals import open_journal
 from sandq.model.members import member_id, node_of
-from sandq.raft import Committed, Group, Members, Passes
+from sandq.raft import Committed, Group, GroupCommit, Members
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.stores import MemoryStores
@@ -100,7 +100,7 @@ class RaftNode:
         self.world, self.name = world, name
         disk = world.disks[name]
         self.disk = disk
-        self.passes = Passes()
+        self.group_commit = GroupCommit()
         self.pointers = Pointers.open(disk.memory)
         self.wal, recovered = Wal.open(
             disk.memory, segment_bytes=SEGMENT_BYTES, known_groups=lambda group: self.pointers.get(group) is not None
@@ -125,7 +125,7 @@ class RaftNode:
     def leave(self) -> None:
         """An earlier life of the replica ends: first its pointer goes, then the log forgets it."""
         if self.group is not None:
-            self.passes.remove(self.group)
+            self.group_commit.remove(self.group)
             self.group = self.machine = None
             self.ready.clear()
             self.pointers.update(drop=[GROUP])
@@ -136,26 +136,28 @@ class RaftNode:
         assert pointer is not None
         self.machine = StateMachine(self.disk.stores, pointer.store)
         member = member_id(self.name, pointer.incarnation)
-        journal = open_journal(self.passes.records, pointer, found, self.machine.applied)
-        self.group = self.passes.add(GROUP, member, journal, applied=self.machine.applied, before_tick=lambda: None)
+        journal = open_journal(self.group_commit.records, pointer, found, self.machine.applied)
+        self.group = self.group_commit.add(
+            GROUP, member, journal, applied=self.machine.applied, before_tick=lambda: None
+        )
 
     # -- connections ----------------------------------------------------------------------------------------------
 
     def connected(self, node: str) -> None:
-        self.passes.connected(node)
+        self.group_commit.connected(node)
 
     def disconnected(self, node: str) -> None:
-        self.passes.disconnected(node)
+        self.group_commit.disconnected(node)
 
     def receive(self, node: str, frame: Any) -> None:
-        self.passes.receive(node, frame)
+        self.group_commit.receive(node, frame)
 
     # -- a pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         if self.records is None:
-            self.passes.on_time()
-            self.records, ready = self.passes.tick()
+            self.group_commit.on_time()
+            self.records, ready = self.group_commit.tick()
             self.ready.extend(ready)
             if ANSWERS_BEFORE_SYNC:
                 self.release()
@@ -163,12 +165,12 @@ class RaftNode:
     def sync(self) -> None:
         if self.records is not None:
             self.wal.commit(self.records)
-            self.ready.extend(self.passes.synced())
+            self.ready.extend(self.group_commit.synced())
             self.release()
             self.records = None
 
     def release(self) -> None:
-        for node, messages in self.passes.take_outgoing().items():
+        for node, messages in self.group_commit.take_outgoing().items():
             self.world.network.send(self.name, node, messages)
 
     def apply(self) -> None:
@@ -201,6 +203,6 @@ class RaftNode:
         self.pointers.update(
             put=[StorePointer(GROUP, incarnation, store, index, term, members.voters, members.learners)]
         )
-        self.passes.remove(old)
+        self.group_commit.remove(old)
         self.ready.clear()
         self.open(old.journal.recovered())

@@ -78,7 +78,7 @@ class RaftWorld:
                 check_matches(group, self._group_of)
             at, last = group.commit_index, group.journal.last_index
             assert at <= last, f"{name} has committed {at}, and its log ends at {last}"
-            if node.records is None and not node.passes.records:
+            if node.records is None and not node.group_commit.records:
                 assert group.term >= self._terms.get(group.member, 0), f"the term of {name} fell"
                 self._terms[group.member] = group.term
 
@@ -168,7 +168,7 @@ class RaftWorld:
 
         assert node.group is not None
         node.group.propose(command, done)
-        node.passes.mark(node.group)
+        node.group_commit.mark(node.group)
 
     def read(self) -> None:
         """A linearizable read sees everything that was acknowledged before it was asked for."""
@@ -182,7 +182,7 @@ class RaftWorld:
                         assert index >= least, f"a read at {index}, and {least} was acknowledged before it"
 
                 node.group.read_index(done)
-                node.passes.mark(node.group)
+                node.group_commit.mark(node.group)
 
     def transfer(self) -> None:
         node = self.leader()
@@ -204,7 +204,7 @@ class RaftWorld:
                 self.changes += 1
 
         group.change_members(new, done)
-        node.passes.mark(group)
+        node.group_commit.mark(group)
 
     def _next_members(self, group: Group, members: Members) -> Members | None:
         voters, learners = members

@@ -11,7 +11,7 @@ from types import coroutine
 from typing import Any
 
 from sandq.broker.replication.applier import Published
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import StorageFailed
 from sandq.partition.view import View
@@ -84,7 +84,7 @@ class VirtualTimers:
 class Stepped:
     """One life of a node, without whoever is connected to it."""
 
-    engine: Engine
+    node_log: NodeLog
     """Set by who knows what it runs on; it publishes to `published`."""
 
     def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
@@ -103,19 +103,19 @@ class Stepped:
         self.timers.fire()
 
     def tick(self) -> None:
-        if self.records is None and self.engine.passes.has_work:
-            self.records, ready = self.engine.tick()
+        if self.records is None and self.node_log.group_commit.has_work:
+            self.records, ready = self.node_log.tick()
             self.tasks.extend(ready)
 
     def sync(self) -> None:
         if self.records is not None:
             if self.records:
                 try:
-                    self.engine.commit(self.records)
+                    self.node_log.commit(self.records)
                 except StorageFailed as error:
-                    self.engine.fail(error)
+                    self.node_log.fail(error)
                     raise
-            self.tasks.extend(self.engine.synced())
+            self.tasks.extend(self.node_log.synced())
             self.records = None
 
     def apply(self) -> None:
@@ -125,11 +125,11 @@ class Stepped:
 
     def run(self, tasks: list[Any]) -> None:
         """What the apply thread does with these."""
-        self.engine.applier.run(tasks)
+        self.node_log.applier.run(tasks)
 
     def answer(self) -> None:
         if self.published:
-            self.engine.published(self.published.popleft())
+            self.node_log.published(self.published.popleft())
 
     def step_checkpoint(self) -> None:
         """One step of a checkpoint, the others of the node in between."""
@@ -141,37 +141,37 @@ class Stepped:
             self.checkpoint = None
 
     def _checkpoint(self) -> Iterator[None]:
-        applied = self.engine.applied_indices()
+        applied = self.node_log.applied_indices()
         yield
-        self.engine.stores.flush()
+        self.node_log.stores.flush()
         yield
-        self.engine.truncate(applied)
+        self.node_log.truncate(applied)
         for _ in range(2):
-            while self.records is not None or self.engine.passes.records:
+            while self.records is not None or self.node_log.group_commit.records:
                 self.tick()
                 yield
                 self.sync()
                 yield
-            pinning = self.engine.release()
+            pinning = self.node_log.release()
             yield
-            if not self.engine.copy_tails(pinning):
+            if not self.node_log.copy_tails(pinning):
                 break
 
     def check_rows(self, replica: PartitionReplica) -> None:
         """A partition loaded from rows is as the one in memory."""
-        self.engine.applier.write()
+        self.node_log.applier.write()
         rows = replica._rows
         live = replica.machine
         loaded = type(live).load(0, {}, View(rows))
         view = View(rows)
-        for group in live.book.groups.values():
+        for group in live.group_state.groups.values():
             group.generation = 0  # of the process, not of the state
         live.log.garbage.take()  # likewise
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
         assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
-        for group_id, group in live.book.groups.items():
-            twin = loaded.book.groups[group_id]
+        for group_id, group in live.group_state.groups.items():
+            twin = loaded.group_state.groups[group_id]
             assert twin.row() == group.row()
             assert {t: lease.row() for t, lease in twin.leases.items()} == {
                 t: lease.row() for t, lease in group.leases.items()

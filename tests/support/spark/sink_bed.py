@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from sandq.client.options import Options
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.client.transport.connection import Build, OnReply
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import ConnectionLost, SandqError
@@ -28,7 +28,7 @@ from sandq.spark.sink import chunks as chunks_module
 from sandq.spark.sink.chunks import Chunk, Chunker, blocks
 from sandq.spark.sink.columns import Columns, RowErrors
 from sandq.spark.sink.identity import Identity
-from sandq.spark.sink.partition_sender import QUESTION, Lane
+from sandq.spark.sink.partition_sender import QUESTION, PartitionSender
 from sandq.spark.sink.partitioner import Router
 from tests.support.partition.bench import Bench
 
@@ -64,10 +64,10 @@ def cut(
     first = 0
     columns: Columns | None = None
     router = Router(topic, {one.name: one for one in topics}.__getitem__, partition, errors)
-    chunker = Chunker(on_conflict, Checks({}).batch_bytes)
+    chunker = Chunker(on_conflict, MessageValidation({}).batch_bytes)
     normal = []
     for batch in batches:
-        columns = columns or Columns(batch.schema.names, Checks({}), errors)
+        columns = columns or Columns(batch.schema.names, MessageValidation({}), errors)
         normal.append(columns.read(batch, first))
         first += batch.num_rows
     first = 0
@@ -210,11 +210,11 @@ async def write(
     identity: Identity = Identity("test", 0),  # noqa: B008  # it is frozen
     again: bool = False,
     at_once: int = 3,
-) -> Lane:
+) -> PartitionSender:
     """One attempt of a task: its chunks through a lane, some at a time."""
     parts = [list(chunks[place : place + at_once]) for place in range(0, len(chunks), at_once)]
-    lane = Lane(cluster, "t", 0, identity, again=again)  # type: ignore[arg-type]
+    partition_sender = PartitionSender(cluster, "t", 0, identity, again=again)  # type: ignore[arg-type]
     for part in parts:
-        await lane.deliver(part)
-    await lane.finish()
-    return lane
+        await partition_sender.deliver(part)
+    await partition_sender.finish()
+    return partition_sender

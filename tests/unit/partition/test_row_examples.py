@@ -17,7 +17,7 @@ from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.compacted import COMPACTION, CompactedPartition
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, Forgetter
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.groups.dead_letters import bury
@@ -121,7 +121,7 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
-    unique, view = UniqueKeys(Forgetter()), view_of()
+    unique, view = UniqueKeys(ExpiringRows()), view_of()
     unique.hold(b"k", OFFSET, SENDER, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
     assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
@@ -211,8 +211,8 @@ def test_state() -> None:
     log = loaded.log.state
     assert (log.messages, log.trimmed, log.bytes, log.gone) == (3, OFFSET, 123, (T // 1000, 2))
     assert loaded.log.counts.state() == (T // 1000 + 5, 1, 500_000, 4)
-    assert loaded.forgetter.state() == (T + 600_000, 0)
-    assert (loaded.book.next_group, loaded.book.next_seq, loaded.book.own_ttl) == (2, 6, True)
+    assert loaded.expiring_rows.state() == (T + 600_000, 0)
+    assert (loaded.group_state.next_group, loaded.group_state.next_seq, loaded.group_state.own_ttl) == (2, 6, True)
     assert loaded.settings == {"ordering": "none"}
     again = view_of()
     loaded.write_state(again)

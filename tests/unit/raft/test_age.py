@@ -56,7 +56,7 @@ def test_a_new_leader_says_nothing_of_what_others_committed_until_it_has_committ
     table.now_s += 0.25
     group = table.groups["b"]
     for other in table.groups.values():
-        other._inputs.heard_s = 0.0
+        other._message_filter.heard_s = 0.0
     group._core._SyncObj__raftElectionDeadline = 0
     for _ in range(10):
         if not group.is_leader:

@@ -9,7 +9,7 @@ import pytest
 from pysyncobj import syncobj
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.raft import Group, GroupJournal, Members, Passes, ProposalFailed, hooks
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, hooks
 from sandq.raft import group_commit as passes_module
 from sandq.storage.wal import Kind
 
@@ -17,18 +17,18 @@ MEMBER = "n1#1"
 ALONE = Members((MEMBER,))
 
 
-def new_group(passes: Passes, number: int = 7, before_tick: Any = lambda: None) -> Group:
+def new_group(passes: GroupCommit, number: int = 7, before_tick: Any = lambda: None) -> Group:
     journal = GroupJournal.create(passes.records, number, ALONE)
     return passes.add(number, MEMBER, journal, applied=0, before_tick=before_tick)
 
 
-def run_pass(passes: Passes) -> list[tuple[int, bytes]]:
+def run_pass(passes: GroupCommit) -> list[tuple[int, bytes]]:
     """A whole pass; what became ready in it."""
     _, early = passes.tick()
     return [(entry.index, entry.command) for entry in early + passes.synced()]
 
 
-def elected(passes: Passes, **options: Any) -> Group:
+def elected(passes: GroupCommit, **options: Any) -> Group:
     group = new_group(passes, **options)
     while passes.has_work:
         run_pass(passes)
@@ -37,7 +37,7 @@ def elected(passes: Passes, **options: Any) -> Group:
 
 
 def test_an_only_voter_leads_after_one_pass() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = new_group(passes)
     records, ready = passes.tick()
     assert group.is_leader
@@ -48,7 +48,7 @@ def test_an_only_voter_leads_after_one_pass() -> None:
 
 
 def test_an_entry_is_handed_out_only_after_the_pass_that_wrote_it_is_synced() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
@@ -62,7 +62,7 @@ def test_an_entry_is_handed_out_only_after_the_pass_that_wrote_it_is_synced() ->
 
 
 def test_entries_of_one_pass_are_ready_while_the_next_is_written() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     group.propose(b"one", lambda index, failure: None)
     passes.mark(group)
@@ -75,7 +75,7 @@ def test_entries_of_one_pass_are_ready_while_the_next_is_written() -> None:
 
 
 def test_all_groups_share_one_pass() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     groups = [elected(passes, number=number) for number in (1, 2, 3)]
     for group in groups:
         group.propose(b"x", lambda index, failure: None)
@@ -87,7 +87,7 @@ def test_all_groups_share_one_pass() -> None:
 def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes_module, "ARRIVED_BYTES", 1000)
     monkeypatch.setattr(passes_module, "ARRIVED_FRAMES", 8)
-    passes = Passes()
+    passes = GroupCommit()
     passes.receive("n2", (), 999)
     assert passes.takes_more
     passes.receive("n3", (), 1)
@@ -102,7 +102,7 @@ def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_restart_goes_on_behind_what_was_applied() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     entries = [(b"\x01", 1, 0), (b"\x01", 2, 1), (b"\0a", 3, 1), (b"\0b", 4, 1)]
     journal = GroupJournal(passes.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
     group = passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
@@ -113,14 +113,14 @@ def test_a_restart_goes_on_behind_what_was_applied() -> None:
 
 
 def test_a_log_that_ends_below_what_was_applied_is_refused() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     journal = GroupJournal(passes.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
     with pytest.raises(Corruption, match="the WAL has lost entries"):
         passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
 
 
 def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
@@ -131,7 +131,7 @@ def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
 
 
 def test_a_follower_refuses_and_never_forwards() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     journal = GroupJournal.create(passes.records, 7, Members((MEMBER, "n2#2")))
     group = passes.add(7, MEMBER, journal, applied=0, before_tick=lambda: None)
     done: list[Any] = []
@@ -142,7 +142,7 @@ def test_a_follower_refuses_and_never_forwards() -> None:
 
 
 def test_truncation_keeps_two_entries_and_states_the_base() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     for _ in range(4):
         group.propose(b"x", lambda index, failure: None)
@@ -156,7 +156,7 @@ def test_truncation_keeps_two_entries_and_states_the_base() -> None:
 
 
 def test_a_short_tail_is_appended_again() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     group.journal.copy_tail()
     assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.COPY, 1), (Kind.COPY, 2)]
@@ -165,7 +165,7 @@ def test_a_short_tail_is_appended_again() -> None:
 @pytest.mark.parametrize("kind", [0, 2, 3])
 def test_nothing_is_unpickled(kind: int) -> None:
     """A regular command is bytes; membership entries are refused, version entries do nothing."""
-    passes = Passes()
+    passes = GroupCommit()
     group = elected(passes)
     bomb = bytes([kind]) + pickle.dumps(_Bomb())
     if kind == 2:
@@ -201,7 +201,7 @@ def test_a_missing_hook_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -
 
 
 def test_a_group_removed_while_its_pass_is_written_is_not_ticked_again() -> None:
-    passes = Passes()
+    passes = GroupCommit()
     group, other = elected(passes, number=1), elected(passes, number=2)
     for each in (group, other):
         each.propose(b"x", lambda index, failure: None)

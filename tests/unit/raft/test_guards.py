@@ -221,7 +221,7 @@ def test_s5_a_sign_of_life_commits_nothing(table: Table) -> None:
     assert table.groups["b"].term == 5
     # What the library would make of the message that it stands for:
     message = {"type": "append_entries", "term": 5, "commit_index": 9, "serialized": None}
-    table.groups["b"]._inputs._deliver("c#1", message)
+    table.groups["b"]._message_filter._deliver("c#1", message)
     assert table.groups["b"].commit_index == 9, "an unverified tail is committed"
 
 
@@ -246,7 +246,7 @@ def test_s8_what_is_committed_stays_so(table: Table, monkeypatch: pytest.MonkeyP
 
 def test_s6_the_librarys_snapshots_are_out_of_reach(table: Table) -> None:
     core = table.groups["b"]._core
-    table.groups["b"]._inputs._deliver(
+    table.groups["b"]._message_filter._deliver(
         "a#1", {"type": "append_entries", "term": 1, "commit_index": 0, "serialized": (b"junk", True, True)}
     )
     assert not table.messages(wire.ACK), "a snapshot that cannot be loaded is not answered as one that was"

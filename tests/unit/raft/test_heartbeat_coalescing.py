@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from sandq.raft import Group, GroupJournal, Members, Passes, hooks, wire
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, hooks, wire
 from sandq.raft.core import HEARTBEAT_S, LEADER_FALLBACK_S
 from sandq.raft.transport import Flight
 
@@ -23,7 +23,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.passes = {name: Passes() for name in NAMES}
+        self.group_commit = {name: GroupCommit() for name in NAMES}
         self.committed: dict[str, list[tuple[int, bytes]]] = {name: [] for name in NAMES}
         self.frames: list[tuple[str, str, Any]] = []
         self.cut: set[tuple[str, str]] = set()
@@ -37,7 +37,7 @@ class Nodes:
                 self.open(name, number)
             for other in NAMES:
                 if other != name:
-                    self.passes[name].connected(other)
+                    self.group_commit[name].connected(other)
         for number in GROUPS:
             self.group(NAMES[number % 3], number).campaign_soon()
         self.run(2.0)
@@ -48,20 +48,20 @@ class Nodes:
         self._undo()
 
     def open(self, name: str, number: int) -> Group:
-        journal = GroupJournal.create(self.passes[name].records, number, MEMBERS)
-        return self.passes[name].add(number, f"{name}#1", journal, applied=0, before_tick=self._tick)
+        journal = GroupJournal.create(self.group_commit[name].records, number, MEMBERS)
+        return self.group_commit[name].add(number, f"{name}#1", journal, applied=0, before_tick=self._tick)
 
     def _tick(self) -> None:
         self.ticked += 1
 
     def group(self, name: str, number: int) -> Group:
-        return self.passes[name].groups[number]
+        return self.group_commit[name].groups[number]
 
     def leaders(self) -> dict[int, str]:
         return {number: name for number in GROUPS for name in NAMES if self.group(name, number).is_leader}
 
     def pass_(self, name: str) -> None:
-        passes = self.passes[name]
+        passes = self.group_commit[name]
         passes.on_time()
         _, ready = passes.tick()
         self.committed[name] += [(entry.group, entry.command) for entry in [*ready, *passes.synced()] if entry.command]
@@ -69,11 +69,11 @@ class Nodes:
             body = msgpack.unpackb(msgpack.packb(messages), use_list=False)
             self.frames += [(name, node, message) for message in body]
             if (name, node) not in self.cut:
-                self.passes[node].receive(name, body)
+                self.group_commit[node].receive(name, body)
 
     def settle(self) -> None:
         for _ in range(100):
-            busy = [name for name in NAMES if self.passes[name].has_work]
+            busy = [name for name in NAMES if self.group_commit[name].has_work]
             if not busy:
                 return
             for name in busy:
@@ -112,7 +112,7 @@ def test_who_hears_beats_helps_nobody_to_depose_the_leader(nodes: Nodes) -> None
     leader = nodes.leaders()[1]
     asking, asked = (name for name in NAMES if name != leader)
     request = (wire.PRE_VOTE_REQUEST, 1, 1, 1, nodes.group(leader, 1).term + 1, 1 << 20, 1 << 20)
-    nodes.passes[asked].receive(asking, (request,))
+    nodes.group_commit[asked].receive(asking, (request,))
     nodes.frames.clear()
     nodes.pass_(asked)
     assert [message[5] for *_, message in nodes.frames if message[0] == wire.PRE_VOTE] == [False]
@@ -122,7 +122,7 @@ def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch
     def told() -> int:
         leader = nodes.leaders()[1]
         nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
-        nodes.passes[leader].mark(nodes.group(leader, 1))
+        nodes.group_commit[leader].mark(nodes.group(leader, 1))
         for committed in nodes.committed.values():
             committed.clear()
         nodes.run(1.0)
@@ -159,9 +159,9 @@ def test_a_replica_that_was_opened_anew_learns_what_is_committed(nodes: Nodes) -
     leader = nodes.leaders()[1]
     other = next(name for name in NAMES if name != leader)
     nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
-    nodes.passes[leader].mark(nodes.group(leader, 1))
+    nodes.group_commit[leader].mark(nodes.group(leader, 1))
     nodes.run(1.0)
-    passes, journal = nodes.passes[other], nodes.group(other, 1).journal
+    passes, journal = nodes.group_commit[other], nodes.group(other, 1).journal
     passes.remove(nodes.group(other, 1))
     nodes.committed[other].clear()
     passes.add(1, f"{other}#1", journal, applied=2, before_tick=lambda: None)
@@ -182,7 +182,7 @@ def test_another_life_of_a_member_is_not_beaten(nodes: Nodes) -> None:
 
 def test_an_answer_to_a_beat_from_before_confirms_no_read(nodes: Nodes) -> None:
     leader = nodes.leaders()[1]
-    passes, group = nodes.passes[leader], nodes.group(leader, 1)
+    passes, group = nodes.group_commit[leader], nodes.group(leader, 1)
     nodes.now_s = passes._heartbeat_s
     nodes.cut = {(leader, name) for name in NAMES}
     nodes.pass_(leader)

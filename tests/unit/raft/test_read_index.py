@@ -76,7 +76,7 @@ def test_not_before_the_no_op_of_its_term_is_committed(table: Table) -> None:
     table.queue.clear()
     other = table.groups["b"]
     for group in table.groups.values():
-        group._inputs.heard_s = 0.0
+        group._message_filter.heard_s = 0.0
     other._core._SyncObj__raftElectionDeadline = 0
     while not other.is_leader:
         table.tick("b")

@@ -14,7 +14,7 @@ from sandq.model.errors import InvalidRequest, Overloaded, SandqError
 from sandq.partition.log.message_log import Stored
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error
 from sandq.protocol.requests import Produce
-from sandq.server.produce_coalescer import SMALL_BYTES, Done, Gathering
+from sandq.server.produce_coalescer import SMALL_BYTES, Done, ProduceCoalescer
 
 BASE = offsets.pack(1000, 7, 3, 0)
 
@@ -29,7 +29,7 @@ class Broker:
         self.requests: list[int] = []
         """That wait for the answer to each that was taken or refused."""
         self.most_messages = 1000
-        self.gathering = Gathering(self.produce, self.reply, self.refuse)
+        self.gathering = ProduceCoalescer(self.produce, self.reply, self.refuse)
 
     def produce(self, asked: Produce, requests: int, done: Done) -> None:
         batch = Batch.parse(asked.batch)

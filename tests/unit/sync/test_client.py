@@ -42,7 +42,7 @@ TWINS: list[tuple[type, type, set[str]]] = [
         sandq.sync.Subscription,
         {
             "check_open",
-            "desk",
+            "partition_consumer",
             "fail",
             "held_tokens",
             "next_arrivals",
@@ -106,7 +106,7 @@ def test_acks_that_nobody_waits_for_leave_with_the_block(client: sandq.sync.Clie
     with client.subscribe("t", group="g", credit=50) as subscription:
         messages = [next(subscription) for _ in range(50)]
         free = threading.Event()
-        client._bridge.post(lambda: free.wait(PATIENCE_S))  # its event loop has something else to do
+        client._portal.post(lambda: free.wait(PATIENCE_S))  # its event loop has something else to do
         for message in messages:
             message.ack()
         free.set()

@@ -116,7 +116,7 @@ def test_errors(kv: sandq.sync.Keys, server: FakeServer, threaded: ThreadedServe
     with kv.watch("a", start="earliest") as watch:
         kv.put("a", "1")
         assert shown(watch, 1) == [(b"a", b"1")]
-        wait_until(lambda: server.watching)
+        wait_until(lambda: server.kv_watches)
         server.script[Type.KV_WATCH].append(HistoryGone("gone"))
         kv.put("a", "2")
         assert shown(watch, 1) == [(b"a", b"2")]
@@ -127,11 +127,11 @@ def test_errors(kv: sandq.sync.Keys, server: FakeServer, threaded: ThreadedServe
 
 def test_in_a_process_that_was_forked_off_it_is_refused(kv: sandq.sync.Keys) -> None:
     """Nothing is asked for: the bridge says so."""
-    kv._bridge._pid -= 1
+    kv._portal._pid -= 1
     try:
         with pytest.raises(sandq.errors.ForkedError):
             kv.get("a")
         with pytest.raises(sandq.errors.ForkedError):
             kv.scan()
     finally:
-        kv._bridge._pid += 1
+        kv._portal._pid += 1

@@ -317,7 +317,7 @@ def test_what_a_client_sends_waits_for_what_is_under_way(monkeypatch: pytest.Mon
 
     async def counting(node: EmbeddedNode) -> None:
         await wait(node)
-        waited.append(node.broker.engine.backlog.bytes)
+        waited.append(node.broker.node_log.backlog.bytes)
 
     with sandq.testing.broker() as b, b.client() as client:
         b.create_topic("t")

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from sandq.broker.bootstrap import founder_election
-from sandq.broker.bootstrap.bootstrap import Forming, Way
-from sandq.broker.bootstrap.founder_election import AGREES, ASKS, FOUND, REFUSES, Founding
+from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
+from sandq.broker.bootstrap.founder_election import AGREES, ASKS, FOUND, REFUSES, FounderElection
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.errors import Conflict, Unavailable
@@ -33,7 +33,7 @@ class Node:
         self.links: dict[str, Peer] = {}
         self.sent: dict[str, list[str]] = {}
         self.knows = False
-        self.founding = Founding(name, lambda: self.links, self._send, lambda: self.knows)
+        self.founding = FounderElection(name, lambda: self.links, self._send, lambda: self.knows)
         self._network = network
 
     def _send(self, node: str, kind: int, body: Any) -> None:
@@ -176,7 +176,7 @@ class Bed:
         self.seen: dict[str, Mapping[str, str]] = {}
         self.links: dict[str, Peer] = {}
         self.welcomed: Beginning | None = None
-        self.forming = Forming(
+        self.forming = Bootstrap(
             way, name, ["c"] if way == "named" else [], lambda: belongs, self,  # type: ignore[arg-type]
             self._send, lambda: self.links, list, lambda: list(self.seen.values()),
         )  # fmt: skip

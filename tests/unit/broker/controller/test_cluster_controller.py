@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.controller.cluster_controller import FAILED_S, LOOKED_AWAY_S, Steward
+from sandq.broker.controller.cluster_controller import FAILED_S, LOOKED_AWAY_S, ClusterController
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
@@ -85,14 +85,14 @@ class Bed:
         self.linked = set(names)
         self.seen: set[str] = set()
         self.led: set[int] = set()
-        self.steward = Steward(
+        self.controller = ClusterController(
             lambda: [self.identity(name) for name in sorted(self.linked)],
             lambda: [(name, f"store-{name}") for name in self.seen],
             lambda group: group in self.led,
             lambda: T + round(trio.current_time() * 1000),
             AFTER_MS,
         )
-        self.steward.joining = Joining(self)  # type: ignore[assignment]
+        self.controller.joining = Joining(self)  # type: ignore[assignment]
 
     def identity(self, name: str) -> PeerIdentity:
         return PeerIdentity(name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1)
@@ -100,7 +100,7 @@ class Bed:
     async def tend(self, seconds: float = 0.5) -> None:
         """For so long, as the node does."""
         for _ in range(max(1, round(seconds / 0.5))):
-            await self.steward.tend(self.host)  # type: ignore[arg-type]
+            await self.controller.tend(self.host)  # type: ignore[arg-type]
             await trio.sleep(0.5)
 
     def node(self, name: str) -> NodeRecord:
@@ -147,7 +147,7 @@ async def test_another_store_under_its_name_is_not_it(autojump_clock: trio.testi
     bed = Bed("a", "b", "c")
     await bed.tend()
     bed.linked.discard("c")
-    bed.steward._seen = lambda: [("c", "another store")]
+    bed.controller._seen = lambda: [("c", "another store")]
     await bed.tend(2 * FAILED_S)
     assert bed.failed() == {"c"}
 
@@ -210,7 +210,7 @@ async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: tr
     await bed.tend(2)
     moved = bed.host.state.topics["t"].partitions[0]
     assert moved.nodes in (("a",), ("b",)) and moved.former == ("c#1",) and "c" in bed.host.state.nodes
-    bed.steward.settled([(1, 1, True)])
+    bed.controller.settled([(1, 1, True)])
     bed.linked.discard("c")
     await bed.tend(3)
     assert "c" not in bed.host.state.nodes and "c#1" not in (*bed.host.members.voters, *bed.host.members.learners)
@@ -220,7 +220,7 @@ async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: tr
 async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
     await bed.tend()
-    bed.steward.settled([(77, 1, True)])
+    bed.controller.settled([(77, 1, True)])
     await bed.tend()
     assert bed.host.state.topics == {}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import PartitionDelivery
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscription import Subscription
-from sandq.broker.replication.node_log import Engine
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.metadata.state import Partition, Topic
 from sandq.model.batch import Column, encode
@@ -33,7 +33,7 @@ class Bed(Stepped):
     def __init__(self) -> None:
         self.clock = VirtualClock()
         super().__init__(random.Random(0), self.clock)
-        self.engine = Engine(
+        self.node_log = NodeLog(
             MemoryFiles(),
             MemoryStores(),
             node_id="n1",
@@ -43,9 +43,9 @@ class Bed(Stepped):
         )
         settings = parse_settings({}).record()
         topic = Topic("t", 1, "timer", 1, 1, settings, 0, (Partition(GROUP, ("n1#1",), ("n1#1",)),), settings)
-        self.engine.install([(GROUP, "n1#1", Members(("n1#1",)))])
-        self.host = self.engine.open_partition(topic, 0)
-        self.delivery = PartitionDelivery(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
+        self.node_log.install([(GROUP, "n1#1", Members(("n1#1",)))])
+        self.host = self.node_log.open_partition(topic, 0)
+        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
         self.settle()
         self.call(c.OpenGroup("g", "earliest"))
@@ -75,7 +75,7 @@ class Bed(Stepped):
     def come_back(self, name: str) -> Subscription:
         """As `Broker.subscribe` does it: what was leased to the consumer and it does not know of comes first."""
         again = self.subscription(name)
-        self.engine.applier.write()
+        self.node_log.applier.write()
         replica = self.host.replica
         assert isinstance(replica, PartitionReplica)
         for lease in list(replica.held_by("g", "c", {token for _, token in self.pushed})):

@@ -9,7 +9,7 @@ import pytest
 
 from sandq.broker.bootstrap.joining import JOIN
 from sandq.broker.peers import dispatch
-from sandq.broker.peers.dispatch import Traffic
+from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 
 FRAMES = [
@@ -28,7 +28,7 @@ def peer(node: str, cluster_uuid: str | None) -> Peer:
 
 
 class Bed:
-    """Traffic among parts that write down what they were told."""
+    """Dispatch among parts that write down what they were told."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -37,18 +37,18 @@ class Bed:
         latest = SimpleNamespace(answer=self.note("asked"), told=self.note("told"))
         broker: Any = SimpleNamespace(
             routes=SimpleNamespace(heard=self.note("routes"), up=self.note("routes up")),
-            catalog=SimpleNamespace(latest=latest),
-            following=SimpleNamespace(index=3),
+            catalog=SimpleNamespace(barrier=latest),
+            reconciler=SimpleNamespace(index=3),
         )
         clocks: Any = SimpleNamespace(up=self.note("clocks up"), on_frame=lambda *frame: False)
-        engine: Any = SimpleNamespace(passes=passes, failed=None)
-        steward: Any = SimpleNamespace(settled=self.note("settled"))
-        self.traffic = Traffic(
-            engine, broker, clocks, steward, lambda peer: peer.identity.cluster_uuid == "ours", self.outside
+        node_log: Any = SimpleNamespace(group_commit=passes, failed=None)
+        controller: Any = SimpleNamespace(settled=self.note("settled"))
+        self.dispatch = PeerDispatch(
+            node_log, broker, clocks, controller, lambda peer: peer.identity.cluster_uuid == "ours", self.outside
         )
         up = {"a": peer("a", "ours"), "b": peer("b", "theirs"), "c": peer("c", None)}
         links: Any = SimpleNamespace(up=up, send=lambda *frame: self.sent.append(frame))
-        self.traffic.links = links
+        self.dispatch.links = links
 
     def note(self, what: str) -> Any:
         return lambda *args: self.heard.append(what)
@@ -62,9 +62,9 @@ class Bed:
 async def test_a_node_of_this_cluster_is_heard() -> None:
     bed = Bed()
     for kind, body in FRAMES:
-        bed.traffic.on_frame("a", kind, body, 10)
+        bed.dispatch.on_frame("a", kind, body, 10)
     assert bed.heard == ["raft", "routes", "asked", "told", "settled", "join"]
-    assert bed.traffic.followed == {"a": 7}
+    assert bed.dispatch.followed == {"a": 7}
 
 
 @pytest.mark.parametrize("node", ["b", "c"])
@@ -72,14 +72,14 @@ async def test_of_others_only_what_joins_is_heard(node: str) -> None:
     """Every cluster numbers its groups alike: what is settled in another one says nothing of a group here."""
     bed = Bed()
     for kind, body in FRAMES:
-        bed.traffic.on_frame(node, kind, body, 10)
-    assert bed.heard == ["join"] and bed.traffic.followed == {}
+        bed.dispatch.on_frame(node, kind, body, 10)
+    assert bed.heard == ["join"] and bed.dispatch.followed == {}
 
 
 async def test_only_a_node_of_this_cluster_is_told_what_is_led_here() -> None:
     bed = Bed()
     for node in "bc":
-        bed.traffic.up(bed.traffic.links.up[node])
+        bed.dispatch.up(bed.dispatch.links.up[node])
     assert bed.heard == [] and bed.sent == []
-    bed.traffic.up(bed.traffic.links.up["a"])
+    bed.dispatch.up(bed.dispatch.links.up["a"])
     assert bed.heard == ["connected", "clocks up", "routes up"] and bed.sent == [("a", dispatch.FOLLOWED, 3)]

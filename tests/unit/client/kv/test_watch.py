@@ -166,10 +166,10 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
             for version in versions[:4]:
                 assert (await anext(watch)).version == version and watch.position == {0: version}
             # An answer without changes moves the end of what was taken, and not what is left.
-            await until_holds(lambda: server.watching)
+            await until_holds(lambda: server.kv_watches)
             server.index += 100
             server.tell_watchers(is_late=True)
-            await until_holds(lambda: server.watching)
+            await until_holds(lambda: server.kv_watches)
             assert watch.position == {0: versions[3]}
             await anext(watch)
             end = offset_text(server.end(asked(server)[-1]))
@@ -225,7 +225,7 @@ def test_what_came_before_an_error_is_handed_out_before_it(with_client: Any) -> 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         async with kv.watch() as watch:
-            await until_holds(lambda: server.watching)
+            await until_holds(lambda: server.kv_watches)
             server.script[Type.KV_WATCH].append(HistoryGone("gone"))
             await kv.put_many([("a", "1"), ("a", "2")])
             await until_holds(lambda: watch._error)
@@ -324,7 +324,7 @@ def test_topics_that_go(with_client: Any) -> None:
         server.script[Type.KV_WATCH].clear()
         server.add_topic("k", kind="compacted")
         async with kv.watch() as watch:
-            await until_holds(lambda: server.watching)
+            await until_holds(lambda: server.kv_watches)
             record = server.topics["k"]._replace(number=77)
             server.topics["k"] = record
             client._cluster.learn(record)
@@ -376,7 +376,7 @@ def test_closing_the_client_ends_a_watch(run: Any) -> None:
                 connect_with(Options(**QUICK), (server.address,), "test") as client,
             ):
                 waiting.start_soon(wait, client)
-                await until_holds(lambda: server.watching)
+                await until_holds(lambda: server.kv_watches)
             assert [type(error) for error in errors] == [ClosedError]
             tasks.cancel_scope.cancel()
 
@@ -430,7 +430,7 @@ def test_malformed_answers(with_client: Any, case: str) -> None:
             connection.send(encode_pieces(frame[1], (through, bytes(16)), [piece]))
 
         async with kv.watch() as watch:
-            await until_holds(lambda: server.watching)
+            await until_holds(lambda: server.kv_watches)
             server.script[Type.KV_WATCH].append(answer)
             server.tell_watchers(is_late=True)
             with pytest.raises(ProtocolError, match="KV_WATCH reply"):

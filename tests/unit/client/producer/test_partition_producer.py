@@ -136,7 +136,7 @@ def test_one_that_is_given_up_keeps_its_place_before_others(bed: LaneBed) -> Non
 def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
     one, two = bed.send(), bed.send()
     bed.look(GONE_S)
-    assert one.error and two.error and bed.lane.idle
+    assert one.error and two.error and bed.partition_producer.idle
     three = bed.send()
     bed.cut()
     assert [produce.epoch for _, produce in bed.wire.requests] == [2]
@@ -291,7 +291,7 @@ def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_cou
     assert not one.done and not two.done, "they fly, or were refused"
     bed.cut(connect=False)
     bed.node.wire = Wire()
-    bed.lane.pump(bed.now + 0.05)
+    bed.partition_producer.pump(bed.now + 0.05)
     assert two.error and two.unknown
     assert not one.done and not one.unknown
     assert [produce.sequence for _, produce in bed.wire.requests] == [1]

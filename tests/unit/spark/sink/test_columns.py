@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.spark.sink.columns import Columns, RowErrors, check_columns
@@ -22,7 +22,7 @@ MS = 1_800_000_000_000
 
 def read(first: int = 0, **columns: Any) -> dict[str, list[Any]]:
     batch = pa.record_batch({"value": [b"v"] * len(next(iter(columns.values()))), **columns})
-    found = Columns(batch.schema.names, Checks(LIMITS), RowErrors(3)).read(batch, first)
+    found = Columns(batch.schema.names, MessageValidation(LIMITS), RowErrors(3)).read(batch, first)
     assert found.schema.names == [*batch.schema.names, "size"]
     return {name: found.column(name).to_pylist() for name in found.schema.names}
 
@@ -151,7 +151,7 @@ def test_many_headers_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.spark.sink.columns.HEADERS_KEPT_BYTES", 1200)
     rows = [[("a", b"%d" % (number % 7))] for number in range(50)]
     batch = pa.record_batch({"value": [b"x"] * 50, "headers": pa.array(rows, pa.map_(pa.string(), pa.binary()))})
-    columns = Columns(batch.schema.names, Checks({}), RowErrors(0))
+    columns = Columns(batch.schema.names, MessageValidation({}), RowErrors(0))
     found = columns.read(batch, 0).column("headers").to_pylist()
     assert [headers_unpack(cell)["a"] for cell in found] == [row[0][1] for row in rows]
     assert len(columns._headers) <= 3
@@ -160,7 +160,7 @@ def test_many_headers_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_raw_headers_are_written_as_they_are() -> None:
     cells = [b"\x81\xa1n\x07", None, b"\x80"]
     batch = pa.record_batch({"value": [b"1", b"2", b"3"], "raw_headers": pa.array(cells, pa.binary())})
-    found = Columns(batch.schema.names, Checks({}), RowErrors(0)).read(batch, 0)
+    found = Columns(batch.schema.names, MessageValidation({}), RowErrors(0)).read(batch, 0)
     assert found.column("headers").to_pylist() == cells and "raw_headers" not in found.schema.names
     for cell, says in (
         (b"\xff\xff", "row 1 .* column raw_headers: not msgpack"),
@@ -169,4 +169,4 @@ def test_raw_headers_are_written_as_they_are() -> None:
     ):
         wrong = pa.record_batch({"value": [b"1", b"2"], "raw_headers": [b"\x80", cell]})
         with pytest.raises(InvalidRequest, match=says):
-            Columns(wrong.schema.names, Checks({}), RowErrors(0)).read(wrong, 0)
+            Columns(wrong.schema.names, MessageValidation({}), RowErrors(0)).read(wrong, 0)

@@ -22,7 +22,7 @@ import pyspark.worker
 from pyspark.serializers import SpecialLengths, read_int, write_int
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from sandq.client.producer.validation import Checks
+from sandq.client.producer.validation import MessageValidation
 from sandq.errors import Unavailable
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink import chunks as chunks_module
@@ -53,7 +53,7 @@ class FakeSender:
 
     def __init__(self, client: FakeClient, identity: Identity, *, again: bool = False) -> None:
         FakeSender.sent = []
-        self.checks = Checks({})
+        self.checks = MessageValidation({})
 
     def topic(self, name: str) -> TopicRecord:
         return record(3, name=name)

@@ -50,14 +50,14 @@ def unique(numbers: Sequence[int], **options: int) -> list[Chunk]:
 
 
 async def test_all_in_order_and_nothing_else(cluster: FakeCluster) -> None:
-    lane = await write(cluster, rows(range(2000)))
+    partition_sender = await write(cluster, rows(range(2000)))
     assert cluster.stored() == [*range(2000)]
     assert cluster.questions == 1
     numbers = [number for _, number, _ in cluster.seen]
     assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) > 30
     assert {epoch for epoch, _, _ in cluster.seen} == {1}
     assert not any(resent for _, _, resent in cluster.seen), "nobody can have sent it before"
-    assert (lane.already_stored, lane.again) == (0, 0)
+    assert (partition_sender.already_stored, partition_sender.again) == (0, 0)
 
 
 @pytest.mark.parametrize("upto", [1, 3, 5, 6, 7, 20, 1000])
@@ -67,10 +67,10 @@ async def test_an_attempt_after_one_that_broke_off(cluster: FakeCluster, upto: i
         await write(cluster, chunks[:upto])
         raise ZeroDivisionError
     before = len(cluster.seen)
-    lane = await write(cluster, chunks, identity=RETRY)
+    partition_sender = await write(cluster, chunks, identity=RETRY)
     assert cluster.stored() == [*range(2000)]
     known = min(upto, len(chunks))
-    assert lane.already_stored == known
+    assert partition_sender.already_stored == known
     assert [number for _, number, _ in cluster.seen[before:]] == [*range(max(known - 4, 1), len(chunks) + 1)]
     assert all(resent for _, _, resent in cluster.seen[before:])
 
@@ -155,8 +155,8 @@ async def test_an_attempt_after_one_with_large_rows(cluster: FakeCluster, monkey
     small_chunks(monkeypatch, 1)
     chunks = rows(range(20))
     await write(cluster, chunks[:8])
-    lane = await write(cluster, chunks, identity=RETRY)
-    assert cluster.stored() == [*range(20)] and lane.already_stored == 8
+    partition_sender = await write(cluster, chunks, identity=RETRY)
+    assert cluster.stored() == [*range(20)] and partition_sender.already_stored == 8
 
 
 async def test_an_attempt_with_fewer_rows(cluster: FakeCluster) -> None:
@@ -176,35 +176,37 @@ async def test_changed_rows_are_written_again_if_asked(
     before = cluster.stored()
     chunks = rows(range(1999, -1, -1))
     with caplog.at_level(logging.WARNING, "sandq.spark"):
-        lane = await write(cluster, chunks, identity=RETRY, again=True)
+        partition_sender = await write(cluster, chunks, identity=RETRY, again=True)
     assert cluster.stored() == [*before, *range(1999, -1, -1)]
-    assert lane.again == -(-max(upto - 4, 1) // 3) * 3, "up to the first that was compared; they are sent by threes"
-    assert lane.already_stored == 0
+    assert partition_sender.again == -(-max(upto - 4, 1) // 3) * 3, (
+        "up to the first that was compared; they are sent by threes"
+    )
+    assert partition_sender.already_stored == 0
     assert "are written again: some will be there twice" in caplog.text
 
 
 async def test_fewer_rows_are_written_again_if_asked(cluster: FakeCluster) -> None:
     chunks = rows(range(2000))
     await write(cluster, chunks)
-    lane = await write(cluster, chunks[:7], identity=RETRY, again=True)
+    partition_sender = await write(cluster, chunks[:7], identity=RETRY, again=True)
     assert cluster.stored() == [*range(2000), *range(sum(chunk.rows for chunk in chunks[:7]))]
-    assert lane.again == 7
+    assert partition_sender.again == 7
 
 
 async def test_the_same_rows_are_not_written_again(cluster: FakeCluster) -> None:
     chunks = rows(range(2000))
     await write(cluster, chunks[:25], again=True)
-    lane = await write(cluster, chunks, identity=RETRY, again=True)
+    partition_sender = await write(cluster, chunks, identity=RETRY, again=True)
     assert cluster.stored() == [*range(2000)]
-    assert (lane.already_stored, lane.again) == (25, 0)
+    assert (partition_sender.already_stored, partition_sender.again) == (25, 0)
 
 
 async def test_unique_keys_make_changed_rows_harmless(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     await write(cluster, unique(range(2000))[:25])
     with caplog.at_level(logging.WARNING, "sandq.spark"):
-        lane = await write(cluster, unique(range(1999, -1, -1)), identity=RETRY)
+        partition_sender = await write(cluster, unique(range(1999, -1, -1)), identity=RETRY)
     assert sorted(cluster.stored()) == [*range(2000)]
-    assert lane.again > 0 and "unique keys keep them from being doubled" in caplog.text
+    assert partition_sender.again > 0 and "unique keys keep them from being doubled" in caplog.text
 
 
 async def test_not_if_a_taken_key_is_an_error(cluster: FakeCluster) -> None:
@@ -225,8 +227,8 @@ async def test_micro_batches(cluster: FakeCluster) -> None:
     for place, identity in enumerate(batches):
         chunks = rows(range(100 * place, 100 * place + 100))
         await write(cluster, chunks, identity=identity)
-        lane = await write(cluster, chunks, identity=identity)
-        assert lane.already_stored == len(chunks), "a replay stores nothing"
+        partition_sender = await write(cluster, chunks, identity=identity)
+        assert partition_sender.already_stored == len(chunks), "a replay stores nothing"
     assert cluster.stored() == [*range(300)]
     with pytest.raises(ProducerFenced, match="a later micro-batch, or another query of the same checkpoint"):
         await write(cluster, rows(range(100, 200)), identity=batches[1])
@@ -273,8 +275,8 @@ async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, 
 
     cluster.request = request  # type: ignore[method-assign]
     if again:
-        lane = await write(cluster, mine, identity=RETRY, again=True)
-        assert lane.again > 0 and set(cluster.stored()) == {*range(2000)}
+        partition_sender = await write(cluster, mine, identity=RETRY, again=True)
+        assert partition_sender.again > 0 and set(cluster.stored()) == {*range(2000)}
         assert Counter(cluster.stored())[0] == 1 or after == 1, "what was sure is not written again"
         return
     with pytest.raises(ChangedRows):
