@@ -225,7 +225,7 @@ class Broker:
 
     def add_credit(self, subscription: Subscription, more: int) -> None:
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
-        subscription.feed()
+        subscription.notify_room()
 
     def detach(self, topic: str, subscription: Subscription) -> list[PartitionLeader]:
         """The connection is gone: the leases run on. Returns where the subscription took part."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.model.errors import Corruption, SandqError, StorageFailed, TimedOut
 from sandq.protocol.frames import Type
-
-if TYPE_CHECKING:
-    from sandq.server.connection import Connection
 
 LOGGED_PER_S = 10
 """Warnings about what clients did or met, over all connections; a hostile one cannot fill the disk with them."""
@@ -49,6 +46,18 @@ class Seldom:
         return held
 
 
+class OpenConnection(Protocol):
+    """What metrics read of a connection."""
+
+    @property
+    def requests(self) -> int:
+        """Requests under way."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+
+
 class ClientStats:
     """Of one node; the event loop writes."""
 
@@ -59,7 +68,7 @@ class ClientStats:
         """Of connections that were closed because of what was said on them, or by an error of ours: by code."""
         self.received_bytes = 0
         self.sent_bytes = 0
-        self.open: set[Connection] = set()
+        self.open: set[OpenConnection] = set()
         self.durations: dict[str, Histogram] = {}
         """By type of request: of all that were answered."""
         self.failures: Counter[tuple[str, str]] = Counter()

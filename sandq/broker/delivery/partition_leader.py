@@ -184,7 +184,7 @@ class PartitionLeader:
         grants, reserved = self._grants(pump)
         if not grants:
             for subscription in pump.subscriptions:
-                subscription.hungry[self] = None
+                subscription.when_room(self.pump)
             return
         command = c.Lease(name, now_ms + self._lease_ahead_ms, tuple(grants))
         pump.busy = True
@@ -252,7 +252,7 @@ class PartitionLeader:
             # Nothing could be granted (a consumer with too many leases, say): no reason to ask again at once.
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
-            subscription.feed()
+            subscription.notify_room()
 
     def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
         pump.busy = False
@@ -261,7 +261,7 @@ class PartitionLeader:
         if self.host.works:
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
-            subscription.feed()
+            subscription.notify_room()
 
     def push(self, subscription: Subscription, delivery: Delivery) -> None:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
@@ -283,7 +283,7 @@ class PartitionLeader:
         else:
             # A seek came before: the lease is over, nobody hears of it, and it takes no room.
             to.credit += delivery.count
-            to.feed()
+            to.notify_room()
 
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
         if self._ahead.get(delivery.token) is delivery:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from sandq.broker.replication.replica import Delivery
 from sandq.model.errors import SandqError
-
-if TYPE_CHECKING:
-    from sandq.broker.delivery.partition_leader import PartitionLeader
 
 
 class Subscription:
@@ -36,8 +32,7 @@ class Subscription:
         self.ended = ended
         self.partitions = 0
         """How many partitions share this pool."""
-        self.hungry: dict[PartitionLeader, None] = {}
-        """Partitions with something due that found no room here."""
+        self._starved: dict[Callable[[str], None], None] = {}
         self.closed = False
         self.moved = False
         """It ended because partitions are led elsewhere now: its consumer comes back, and still holds what it held."""
@@ -46,8 +41,12 @@ class Subscription:
     def room(self) -> int:
         return 0 if self.closed or self.congested() else max(self.credit, 0)
 
-    def feed(self) -> None:
-        """There is room again: serve the partitions that went without."""
-        hungry, self.hungry = self.hungry, {}
-        for delivery in hungry:
-            delivery.pump(self.group)
+    def when_room(self, lease: Callable[[str], None]) -> None:
+        """Have a partition that found no room call `lease(group)` once there is room again."""
+        self._starved[lease] = None
+
+    def notify_room(self) -> None:
+        """Let the partitions that found no room try again."""
+        starved, self._starved = self._starved, {}
+        for lease in starved:
+            lease(self.group)

@@ -79,7 +79,7 @@ class ClientSession:
 
     def drained(self) -> None:
         for _, subscription in self._subscriptions.values():
-            subscription.feed()
+            subscription.notify_room()
 
     def closed(self) -> None:
         for topic, subscription in self._subscriptions.values():

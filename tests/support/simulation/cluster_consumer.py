@@ -136,7 +136,7 @@ class Consumer:
     def give_room(self) -> None:
         if self._connection is not None and self._connection.subscription is not None:
             self._connection.subscription.credit = CREDIT
-            self._connection.subscription.feed()
+            self._connection.subscription.notify_room()
 
     def leave(self) -> None:
         """Cleanly: what it holds is given back."""
