@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from sandq.client.admin.admin import Forecast
 from sandq.client.client import Client, connect
+from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
-from sandq.client.consumer.message import Extension, Message, Settlement
+from sandq.client.consumer.message import Message, Settlement
 from sandq.client.consumer.message_batch import BatchSettlement, MessageBatch
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.worker import Handler, Retry

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sandq.client.consumer.arrivals import Arrival
+from sandq.client.consumer.lease import Arrival
 from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
 from sandq.client.portal import Portal

@@ -7,7 +7,7 @@ check that cannot fail is worth nothing.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -197,6 +197,30 @@ def check_size(module: str, source: str) -> list[str]:
     return [f"{module}: {lines} lines, {MAX_LINES} are allowed"] if lines > MAX_LINES else []
 
 
+def in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """The modules that lie in or between circles of imports: what is left when no end of a chain is."""
+    left = set(graph)
+    while True:
+        ends = {module for module in left if not graph[module] & left}
+        ends |= left - {target for module in left for target in graph[module]}
+        if not ends:
+            return left
+        left -= ends
+
+
+def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
+    """Which modules each imports, wherever the import stands: one for types alone counts."""
+    known = {module: (source, is_package) for module, source, is_package in sources}
+    graph: dict[str, set[str]] = {}
+    for module, (source, is_package) in known.items():
+        graph[module] = set()
+        for _, target in imports(module, source, is_package):
+            found = target if target in known else target.rpartition(".")[0]
+            if found in known and found != module:
+                graph[module].add(found)
+    return graph
+
+
 def modules() -> Iterator[tuple[str, str, bool]]:
     """(dotted name, source, is a package) of every module of the project."""
     for package in ("sandq", "sandctl", "pyspark_sandq"):
@@ -222,6 +246,10 @@ def test_pure_floors_are_pure() -> None:
 def test_modules_are_small() -> None:
     wrong = [line for module, source, _ in modules() for line in check_size(module, source)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert in_circles(graph_of(modules())) == set()
 
 
 def test_there_is_something_to_check() -> None:
@@ -366,3 +394,16 @@ def test_only_config_reads_and_only_text() -> None:
 def test_a_large_module_is_found() -> None:
     assert check_size("sandq.model.huge", "x = 1\n" * (MAX_LINES + 1))
     assert check_size("sandq.model.full", "x = 1\n" * MAX_LINES) == []
+
+
+def test_a_circle_is_found() -> None:
+    """Also through a package, for types alone, and within a function; what only leads there is no part of it."""
+    sources = [
+        ("sandq.client.a", "from sandq.client.b import B", False),
+        ("sandq.client.b", "if TYPE_CHECKING:\n    from sandq.client import c", False),
+        ("sandq.client.c", "def f():\n    from sandq.client.a import A", False),
+        ("sandq.client.d", "import sandq.client.a\nimport sandq.client.e", False),
+        ("sandq.client.e", "import time", False),
+    ]
+    assert in_circles(graph_of(sources)) == {"sandq.client.a", "sandq.client.b", "sandq.client.c"}
+    assert in_circles(graph_of(sources[1:])) == set()

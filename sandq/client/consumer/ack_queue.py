@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 
-from sandq.client.consumer.chunk import ACKED, LOST, NACKED, Chunk, Part, Span, count_of, positions_of
-from sandq.client.consumer.lease import Lease, frames_of, what_of
+from sandq.client.consumer.lease import (
+    ACKED,
+    LOST,
+    NACKED,
+    Chunk,
+    Lease,
+    LeaseOwner,
+    Part,
+    Span,
+    count_of,
+    frames_of,
+    positions_of,
+    what_of,
+)
+from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
-from sandq.model.errors import ProtocolError, SandqError
+from sandq.model.errors import LeaseLost, ProtocolError, SandqError
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import lost_ranges, results
 from sandq.protocol.requests import Ack, Nack
-
-if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import PartitionConsumer
 
 log = logging.getLogger("sandq.client")
 
@@ -43,13 +53,37 @@ class Sent(NamedTuple):
     parts: list[Part]
 
 
-class AckQueue:
-    """See the module's docstring. `PartitionConsumer` owns the messages' states; here they only become settled or
-    lost."""
+class RequestOwner(LeaseOwner, Protocol):
+    """What requests about leases ask and tell their partition consumer, which owns the messages' states."""
 
-    def __init__(self, partition_consumer: PartitionConsumer) -> None:
+    options: Options
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def settled(self, chunk: Chunk, count: int) -> None: ...
+
+    def lose(self, lease: Lease) -> None: ...
+
+    def lost_error(self, lease: Lease) -> LeaseLost: ...
+
+    def poke(self) -> None: ...
+
+    def pause(self, error: SandqError) -> None: ...
+
+    def went_well(self) -> None: ...
+
+    def tell_quiet(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class AckQueue:
+    """See the module's docstring."""
+
+    def __init__(self, owner: RequestOwner) -> None:
         self.in_flight = 0
-        self._partition_consumer = partition_consumer
+        self._owner = owner
         self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
         self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
 
@@ -66,14 +100,14 @@ class AckQueue:
             queued.append((position, position + 1))
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._partition_consumer.poke()
+            self._owner.poke()
 
     def ack(self, chunk: Chunk, spans: list[Span]) -> None:
         """Queue an ack of these messages."""
         chunk.queued += spans
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._partition_consumer.poke()
+            self._owner.poke()
 
     def nack(
         self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None, begun: bool = True
@@ -82,7 +116,7 @@ class AckQueue:
         key = NackKey(chunk.lease, delay_ms, error, begun)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
-        self._partition_consumer.poke()
+        self._owner.poke()
 
     def flush(self, connection: Connection) -> None:
         """Send what is queued."""
@@ -96,17 +130,15 @@ class AckQueue:
             by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
-        partition_consumer = self._partition_consumer
+        owner = self._owner
         rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
         for items, sent in frames_of(rows):
-            self._request(
-                connection, Ack(partition_consumer.group_number, partition_consumer.partition, items).frame, sent, since
-            )
+            self._request(connection, Ack(owner.group_number, owner.partition, items).frame, sent, since)
 
     def _flush_nacks(self, connection: Connection) -> None:
         nacks, self._nacks = self._nacks, {}
         since = min((since for since, _ in nacks.values()), default=0.0)
-        partition_consumer = self._partition_consumer
+        owner = self._owner
         rows = []
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
@@ -117,7 +149,7 @@ class AckQueue:
         for items, sent in frames_of(rows):
             self._request(
                 connection,
-                Nack(partition_consumer.group_number, partition_consumer.partition, items).frame,
+                Nack(owner.group_number, owner.partition, items).frame,
                 sent,
                 since,
             )
@@ -132,30 +164,30 @@ class AckQueue:
             if isinstance(reply, SandqError):
                 self._failed(sent, since, reply)
                 return
-            self._partition_consumer.went_well()
+            self._owner.went_well()
             for one, result in zip(sent, results(reply, len(sent)), strict=True):
                 self._settle(one, lost_ranges(result))
         except ProtocolError as error:
             self._give_up(sent, error)
             raise
         finally:
-            self._partition_consumer.tell_quiet()
+            self._owner.tell_quiet()
 
     def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
         """One item was answered: `lost` as `lost_ranges` gives it."""
-        partition_consumer = self._partition_consumer
+        owner = self._owner
         unseen = 0
         for chunk, spans in sent.parts:
             chunk.fill(spans, ACKED if sent.nack is None else NACKED)
             if lost is not None:
                 unseen += self._mark_lost(chunk, spans, lost)
-            partition_consumer.settled(chunk, count_of([(chunk, spans)]))
+            owner.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         if lost == []:
-            partition_consumer.lose(sent.parts[0][0].lease)
+            owner.lose(sent.parts[0][0].lease)
         if unseen:
             what = "acks" if sent.nack is None else "nacks"
-            where = (partition_consumer.topic, partition_consumer.partition)
+            where = (owner.topic, owner.partition)
             log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
 
     def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
@@ -167,18 +199,18 @@ class AckQueue:
                 continue
             chunk.state[position] = LOST
             if chunk.is_awaited(position):
-                chunk.errors[position] = self._partition_consumer.lost_error(chunk.lease)
+                chunk.errors[position] = self._owner.lost_error(chunk.lease)
             else:
                 unseen += 1
         return unseen
 
     def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
         """A whole request failed: queue it again, or give it up."""
-        partition_consumer = self._partition_consumer
+        owner = self._owner
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
-        late = now - since > partition_consumer.options.delivery_timeout_s and now > lease.expires_at
-        if not error.retriable or late or partition_consumer.is_closed:
+        late = now - since > owner.options.delivery_timeout_s and now > lease.expires_at
+        if not error.retriable or late or owner.is_closed:
             self._give_up(sent, error)
             return
         for one in sent:
@@ -189,23 +221,23 @@ class AckQueue:
                 else:
                     _, chunks = self._nacks.setdefault(one.nack, (since, {}))
                     chunks.setdefault(chunk, []).extend(spans)
-        partition_consumer.pause(error)
+        owner.pause(error)
 
     def _give_up(self, sent: list[Sent], error: SandqError) -> None:
-        partition_consumer = self._partition_consumer
+        owner = self._owner
         unseen = 0
         for chunk, spans in (part for one in sent for part in one.parts):
             for position in positions_of(spans):
                 unseen += not chunk.is_awaited(position)
                 chunk.errors[position] = error
             chunk.fill(spans, LOST)
-            partition_consumer.settled(chunk, count_of([(chunk, spans)]))
+            owner.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         if unseen:
             log.warning(
                 "topic %s partition %d: %d acks or nacks failed: %s",
-                partition_consumer.topic,
-                partition_consumer.partition,
+                owner.topic,
+                owner.partition,
                 unseen,
                 error,
             )

@@ -1,20 +1,80 @@
-"""Leases, and the frames that settle what was delivered under them."""
+"""Leases of one partition, and the messages that were delivered under them.
+
+A `Chunk` is what one DELIVER frame brought, and what has become of each of its messages:
+
+    HELD --ack--> ACKING --ok--> ACKED
+      |  --nack--> NACKING --ok--> NACKED         a lost lease: any of HELD, ACKING, NACKING --> LOST
+      +--deadline passed, as far as we know--> LAPSED --ack--> ACKING (the broker has the last word)
+
+One byte a message is its state, so that what happens to many at once costs no work for each of them: a *span* is
+`(first position, stop)`. These are values; `PartitionConsumer` owns them and decides what happens.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
-from sandq.client.consumer.chunk import ABSENT, OF_HELD, Chunk, Part, count_of, positions_of
-from sandq.client.messages.log_page import each_offset
+import anyio
+
+from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
+from sandq.client.messages.log_page import BYTES, LogPiece, each_offset
 from sandq.model import offsets as offset_model
+from sandq.model.errors import ProtocolError, SandqError
+from sandq.protocol.replies import Deliver
 
-if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import PartitionConsumer
-
+M = TypeVar("M")
 T = TypeVar("T")
 
 FRAME_RANGES: Final = 16_384
 """Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
+
+Span = tuple[int, int]
+
+ABSENT: Final = 0  # not live, or pushed before
+HELD: Final = 1
+ACKING: Final = 2
+ACKED: Final = 3
+NACKING: Final = 4
+NACKED: Final = 5
+LOST: Final = 6
+LAPSED: Final = 7
+
+SETTLING: Final = frozenset((ACKING, NACKING))
+SETTLED: Final = frozenset((ACKING, ACKED, NACKING, NACKED))
+
+OF_HELD: Final = re.compile(b"\x01+")
+OF_OPEN: Final = re.compile(b"[\x01\x07]+")  # held or lapsed: may be settled
+OF_SETTLING: Final = re.compile(b"[\x02\x04]+")
+
+
+class LeaseOwner(Protocol):
+    """What a message or a batch asks of the partition consumer that holds it."""
+
+    topic: str
+    partition: int
+    group_number: int
+
+    def ack(self, chunk: Chunk, position: int) -> None: ...
+
+    def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None: ...
+
+    def ack_from(self, chunk: Chunk, start: int) -> None: ...
+
+    def nack_from(self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None) -> None: ...
+
+    def give_back_from(self, chunk: Chunk, start: int) -> None: ...
+
+    def extend(self, lease: Lease, lease_ms: int) -> Extension: ...
+
+    def check(self, chunk: Chunk, position: int, settling: int) -> None: ...
+
+    def check_open(self) -> None: ...
+
+    async def confirmed(self, chunk: Chunk, position: int) -> None: ...
+
+    async def confirmed_from(self, chunk: Chunk, start: int) -> None: ...
 
 
 class Lease:
@@ -30,7 +90,7 @@ class Lease:
         "held",
         "lapsed",
         "lost",
-        "partition_consumer",
+        "owner",
         "recheck",
         "seen",
         "superseded",
@@ -38,8 +98,8 @@ class Lease:
         "unsettled",
     )
 
-    def __init__(self, partition_consumer: PartitionConsumer, token: int, attempt: int, expires_at: float) -> None:
-        self.partition_consumer = partition_consumer
+    def __init__(self, owner: LeaseOwner, token: int, attempt: int, expires_at: float) -> None:
+        self.owner = owner
         self.token = token
         self.attempt = attempt
         self.expires_at = expires_at  # on anyio's clock
@@ -57,7 +117,7 @@ class Lease:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        return self.partition_consumer.group_number, self.partition_consumer.partition, self.token
+        return self.owner.group_number, self.owner.partition, self.token
 
     @property
     def text(self) -> str:
@@ -79,6 +139,157 @@ class Lease:
         self.extents.append((chunk.offsets, chunk.count))
 
 
+class Chunk(LogPiece):
+    """The messages of one DELIVER frame."""
+
+    __slots__ = (
+        "_places",
+        "answered",
+        "errors",
+        "events",
+        "held",
+        "lease",
+        "on_free",
+        "queued",
+        "state",
+        "unsettled",
+    )
+
+    def __init__(self, lease: Lease, deliver: Deliver, on_free: Callable[[int], None]) -> None:
+        """`on_free(count)`: so many of its messages are not held any more."""
+        super().__init__(deliver.offsets, deliver.ids, deliver.created_ms, deliver.batch)
+        self.lease = lease
+        self.on_free = on_free
+        self.state = _live(deliver.live, self.count)
+        self.held = self.unsettled = 0  # counted by the partition consumer, once duplicates are out
+        self.queued: list[Span] = []  # whose ack is to be sent
+        self.events: dict[int, anyio.Event] = {}  # of those who await the settlement of one message
+        self.answered: anyio.Event | None = None  # of those who await all of them
+        self.errors: dict[int, SandqError] = {}
+        self._places: dict[bytes, int] | None = None
+
+    def spans(self, states: re.Pattern[bytes], start: int = 0) -> list[Span]:
+        """Where the messages from `start` on are in these states."""
+        return [match.span() for match in states.finditer(self.state, start)]
+
+    def fill(self, spans: Iterable[Span], state: int) -> None:
+        """Put all of these into one state."""
+        for first, stop in spans:
+            self.state[first:stop] = bytes((state,)) * (stop - first)
+
+    def is_awaited(self, position: int) -> bool:
+        """Whether somebody will be told what becomes of a message."""
+        return self.answered is not None or position in self.events
+
+    def tell(self, spans: Iterable[Span]) -> None:
+        """These were settled, or cannot be: wake whoever awaits them."""
+        if self.events:
+            for position in positions_of(spans):
+                event = self.events.pop(position, None)
+                if event is not None:
+                    event.set()
+        if self.answered is not None:
+            self.answered.set()
+            self.answered = None
+
+    def within(self, ranges: Iterable[tuple[bytes, int]]) -> set[int]:
+        """The positions that offset ranges `(base, count)` name."""
+        if self._places is None:
+            self._places = {offset: place for place, offset in enumerate(each_offset(self.offsets, self.count))}
+        found = set()
+        for base, count in ranges:
+            number = int.from_bytes(base, "big")
+            for place in range(count):
+                position = self._places.get((number + place * PLACE).to_bytes(BYTES, "big"))
+                if position is not None:
+                    found.add(position)
+        return found
+
+    def ranges(self, spans: Iterable[Span]) -> list[list[Any]]:
+        """`[base, count | bitmap]` rows of an ACK or NACK for these (none of them twice)."""
+        if self.is_run:
+            base = int.from_bytes(self.offsets, "big")
+            return ranges_of((base + first * PLACE, stop - first) for first, stop in spans)
+        return ranges_of(self._numbers(spans))
+
+    def _numbers(self, spans: Iterable[Span]) -> Iterable[Run]:
+        for position in positions_of(spans):
+            yield int.from_bytes(self.offset(position), "big"), 1
+
+
+class Arrival:
+    """A chunk that waits to be taken by who iterates, and how far it was."""
+
+    __slots__ = ("_values", "chunk", "position")
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.position = 0
+        self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
+
+    def take(self, make: Callable[[Chunk, int, bytes], M]) -> M | None:
+        """The next message that is held, as `make` makes it; None at the end."""
+        chunk = self.chunk
+        position = chunk.state.find(HELD, self.position)
+        if position < 0:
+            return None
+        if self._values is None:
+            self._values = chunk.values()
+        self.position = position + 1
+        return make(chunk, position, self._values[position] or b"")
+
+    def is_empty(self) -> bool:
+        """Whether nothing of it is held any more."""
+        return self.chunk.state.find(HELD, self.position) < 0
+
+
+class Extension:
+    """What `extend` returns: `await` it for the new deadline, epoch milliseconds, or LeaseLost."""
+
+    __slots__ = ("_event", "awaited", "deadline_ms", "error", "lease_ms")
+
+    def __init__(self, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self.deadline_ms: int | None = None
+        self.error: SandqError | None = None
+        self.awaited = False
+        self._event: anyio.Event | None = None
+
+    def finish(self, deadline_ms: int | None, error: SandqError | None) -> None:
+        """It was answered, or cannot be; for the client."""
+        self.deadline_ms, self.error = deadline_ms, error
+        if self._event is not None:
+            self._event.set()
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> int:
+        self.awaited = True
+        if self.deadline_ms is None and self.error is None:
+            if self._event is None:
+                self._event = anyio.Event()
+            await self._event.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.deadline_ms is not None
+        return self.deadline_ms
+
+
+Part = tuple[Chunk, list[Span]]
+"""Messages of a chunk that are settled together."""
+
+
+def positions_of(spans: Iterable[Span]) -> list[int]:
+    """The positions that spans cover."""
+    return [position for first, stop in spans for position in range(first, stop)]
+
+
+def count_of(parts: Iterable[Part]) -> int:
+    """Messages in these parts."""
+    return sum(stop - first for _, spans in parts for first, stop in spans)
+
+
 def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
     """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
     if lease.complete and not lease.lapsed and count_of(parts) == lease.unsettled:
@@ -98,3 +309,15 @@ def frames_of(rows: list[tuple[list[Any], T]]) -> list[tuple[list[list[Any]], li
         frames[-1][0].append(item)
         frames[-1][1].append(along)
     return frames
+
+
+def _live(live: Sequence[Sequence[int]] | None, count: int) -> bytearray:
+    """One state a position: HELD where the frame names it."""
+    if live is None:
+        return bytearray((HELD,)) * count
+    states = bytearray(count)
+    for first, length in live:
+        if first + length > count:
+            raise ProtocolError(f"live names positions {first}..{first + length - 1} of {count}")
+        states[first : first + length] = bytes((HELD,)) * length
+    return states

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from sandq.client.consumer.ack_ranges import ranges_of
-from sandq.client.consumer.chunk import positions_of
+from sandq.client.consumer.lease import positions_of
 from sandq.client.consumer.message import error_text, lease_ms_of
 from sandq.client.messages.log_page import LogMessage, LogPiece
 from sandq.client.options import again

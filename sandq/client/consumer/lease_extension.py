@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import anyio
 
-from sandq.client.consumer.lease import FRAME_RANGES, Lease
-from sandq.client.consumer.message import Extension
+from sandq.client.consumer.ack_queue import RequestOwner
+from sandq.client.consumer.lease import FRAME_RANGES, Extension, Lease
 from sandq.client.options import again
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import SandqError
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import results
 from sandq.protocol.requests import Extend
-
-if TYPE_CHECKING:
-    from sandq.client.consumer.partition_consumer import PartitionConsumer
 
 log = logging.getLogger("sandq.client")
 
@@ -27,9 +23,9 @@ Waiting = dict[Lease, list[Extension]]
 class LeaseExtensions:
     """Extensions of one partition's leases, queued or unanswered."""
 
-    def __init__(self, partition_consumer: PartitionConsumer) -> None:
+    def __init__(self, owner: RequestOwner) -> None:
         self.in_flight = 0
-        self._partition_consumer = partition_consumer
+        self._owner = owner
         self._queued: Waiting = {}
 
     @property
@@ -40,7 +36,7 @@ class LeaseExtensions:
         """Queue one; done at once when the lease is known to be lost."""
         extension = Extension(lease_ms)
         if lease.lost:
-            extension.finish(None, self._partition_consumer.lost_error(lease))
+            extension.finish(None, self._owner.lost_error(lease))
         else:
             lease.extending = True
             self._queued.setdefault(lease, []).append(extension)
@@ -55,7 +51,7 @@ class LeaseExtensions:
 
     def _send(self, connection: Connection, waiting: Waiting) -> None:
         items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
-        request = Extend(self._partition_consumer.group_number, self._partition_consumer.partition, items)
+        request = Extend(self._owner.group_number, self._owner.partition, items)
         self.in_flight += 1
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
@@ -78,26 +74,24 @@ class LeaseExtensions:
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
                     held = lease.held  # 0: it ended because everything in it was settled meanwhile
-                    self._partition_consumer.lose(lease)
-                    failed += (
-                        self._finish(lease, extensions, None, self._partition_consumer.lost_error(lease)) and held > 0
-                    )
+                    self._owner.lose(lease)
+                    failed += self._finish(lease, extensions, None, self._owner.lost_error(lease)) and held > 0
             self._warn(failed, "they are not held any more")
-        self._partition_consumer.tell_quiet()
-        self._partition_consumer.wake()
+        self._owner.tell_quiet()
+        self._owner.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
         """Ask again while there is time, if that may help."""
         now = anyio.current_time()
         failed = 0
         for lease, extensions in waiting.items():
-            if error.retriable and now < lease.expires_at and not self._partition_consumer.is_closed:
+            if error.retriable and now < lease.expires_at and not self._owner.is_closed:
                 self._queued.setdefault(lease, [])[:0] = extensions
             else:
                 failed += self._finish(lease, extensions, None, error)
         self._warn(failed, str(error))
         if error.retriable:
-            self._partition_consumer.pause(error)
+            self._owner.pause(error)
 
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
@@ -110,11 +104,11 @@ class LeaseExtensions:
 
     def _warn(self, count: int, why: str) -> None:
         if count:
-            partition_consumer = self._partition_consumer
+            owner = self._owner
             log.warning(
                 "topic %s partition %d: %d leases were not extended: %s",
-                partition_consumer.topic,
-                partition_consumer.partition,
+                owner.topic,
+                owner.partition,
                 count,
                 why,
             )

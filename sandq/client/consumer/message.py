@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import anyio
-
-from sandq.client.consumer.chunk import HELD, LOST, SETTLED
+from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
 from sandq.client.messages.log_page import LogMessage
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms
 
-if TYPE_CHECKING:
-    from sandq.client.consumer.chunk import Chunk
 
-
-class HeldMessage(LogMessage["Chunk"]):
+class HeldMessage(LogMessage[Chunk]):
     """What every delivered message tells, whatever the face of the client that it came through."""
 
     __slots__ = ()
@@ -26,12 +21,12 @@ class HeldMessage(LogMessage["Chunk"]):
     @property
     def topic(self) -> str:
         """The topic's name."""
-        return self._piece.lease.partition_consumer.topic
+        return self._piece.lease.owner.topic
 
     @property
     def partition(self) -> int:
         """Where in the topic it lies."""
-        return self._piece.lease.partition_consumer.partition
+        return self._piece.lease.owner.partition
 
     @property
     def attempt(self) -> int:
@@ -78,17 +73,17 @@ class Message(HeldMessage):
 
     def ack(self) -> Settlement:
         """Done with it: this group gets it no more. Acking twice is once."""
-        self._piece.lease.partition_consumer.ack(self._piece, self._position)
+        self._piece.lease.owner.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        self._piece.lease.partition_consumer.nack(self._piece, self._position, *nack_options(delay, error))
+        self._piece.lease.owner.nack(self._piece, self._position, *nack_options(delay, error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
-        return self._piece.lease.partition_consumer.extend(self._piece.lease, extension_ms(lease))
+        return self._piece.lease.owner.extend(self._piece.lease, extension_ms(lease))
 
 
 class Settlement:
@@ -101,40 +96,7 @@ class Settlement:
         self._position = position
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._chunk.lease.partition_consumer.confirmed(self._chunk, self._position).__await__()
-
-
-class Extension:
-    """What `extend` returns: `await` it for the new deadline, epoch milliseconds, or LeaseLost."""
-
-    __slots__ = ("_event", "awaited", "deadline_ms", "error", "lease_ms")
-
-    def __init__(self, lease_ms: int) -> None:
-        self.lease_ms = lease_ms
-        self.deadline_ms: int | None = None
-        self.error: SandqError | None = None
-        self.awaited = False
-        self._event: anyio.Event | None = None
-
-    def finish(self, deadline_ms: int | None, error: SandqError | None) -> None:
-        """It was answered, or cannot be; for the client."""
-        self.deadline_ms, self.error = deadline_ms, error
-        if self._event is not None:
-            self._event.set()
-
-    def __await__(self) -> Generator[Any, Any, int]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> int:
-        self.awaited = True
-        if self.deadline_ms is None and self.error is None:
-            if self._event is None:
-                self._event = anyio.Event()
-            await self._event.wait()
-        if self.error is not None:
-            raise self.error
-        assert self.deadline_ms is not None
-        return self.deadline_ms
+        return self._chunk.lease.owner.confirmed(self._chunk, self._position).__await__()
 
 
 def error_text(error: str | BaseException) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from sandq.client.consumer.chunk import OF_HELD, Chunk, positions_of
-from sandq.client.consumer.message import Extension, Message, extension_ms, nack_options
+from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
+from sandq.client.consumer.message import Message, extension_ms, nack_options
 from sandq.model.times import Duration
 
 
@@ -49,12 +49,12 @@ class HeldBatch:
     @property
     def topic(self) -> str:
         """The topic's name."""
-        return self._chunk.lease.partition_consumer.topic
+        return self._chunk.lease.owner.topic
 
     @property
     def partition(self) -> int:
         """The one partition that all of it is from."""
-        return self._chunk.lease.partition_consumer.partition
+        return self._chunk.lease.owner.partition
 
     @property
     def attempt(self) -> int:
@@ -97,17 +97,17 @@ class MessageBatch(HeldBatch):
 
     def ack(self) -> BatchSettlement:
         """Done with all of it."""
-        self._chunk.lease.partition_consumer.ack_from(self._chunk, self._start)
+        self._chunk.lease.owner.ack_from(self._chunk, self._start)
         return BatchSettlement(self._chunk, self._start)
 
     def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> BatchSettlement:
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        self._chunk.lease.partition_consumer.nack_from(self._chunk, self._start, *nack_options(delay, error))
+        self._chunk.lease.owner.nack_from(self._chunk, self._start, *nack_options(delay, error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now, and what else came under the same lease."""
-        return self._chunk.lease.partition_consumer.extend(self._chunk.lease, extension_ms(lease))
+        return self._chunk.lease.owner.extend(self._chunk.lease, extension_ms(lease))
 
 
 class BatchSettlement:
@@ -121,4 +121,4 @@ class BatchSettlement:
         self._start = start
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._chunk.lease.partition_consumer.confirmed_from(self._chunk, self._start).__await__()
+        return self._chunk.lease.owner.confirmed_from(self._chunk, self._start).__await__()

@@ -10,13 +10,14 @@ A message that is acked, nacked or lost frees its place; the credit for it leave
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
-from sandq.client.consumer.chunk import HELD, Chunk
+from sandq.client.consumer.lease import HELD, Chunk, Lease
 from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
+from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
 from sandq.model.limits import DEFAULT
@@ -24,16 +25,36 @@ from sandq.protocol.frames import ITEMS_MAX, Frame
 from sandq.protocol.replies import Deliver
 from sandq.protocol.requests import Credit, Subscribe, Unsubscribe
 
-if TYPE_CHECKING:
-    from sandq.client.consumer.subscription import Subscription
-
 log = logging.getLogger("sandq.client")
+
+
+class SessionOwner(Protocol):
+    """What the sessions of one subscription ask and tell it."""
+
+    topic: str
+    group: str
+    consumer_id: str
+    cluster: Cluster
+    lease_ms: int | None
+    start: str | int | bytes
+
+    def held_tokens(self) -> list[list[int]]: ...
+
+    def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer: ...
+
+    def receive(self, chunk: Chunk) -> None: ...
+
+    def watch(self, lease: Lease) -> None: ...
+
+    def fail(self, error: SandqError) -> None: ...
+
+    def wake(self) -> None: ...
 
 
 class Session:
     """See the module's docstring; `run` is its task."""
 
-    def __init__(self, subscription: Subscription, node_id: str, target: int) -> None:
+    def __init__(self, subscription: SessionOwner, node_id: str, target: int) -> None:
         self.node_id = node_id
         self.target = target
         self.held = 0
@@ -140,7 +161,7 @@ class Session:
         self._supersede(partition_consumer, deliver.token)
         lease = partition_consumer.lease(deliver.token, deliver.attempt, expires_at)
         try:
-            chunk = Chunk(lease, self, deliver)
+            chunk = Chunk(lease, deliver, self.give_back)
         except InvalidRequest as error:
             raise ProtocolError(f"DELIVER: {error.message}") from None
         pushed = chunk.state.count(HELD)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import anyio
 
 from sandq.client.consumer.ack_queue import AckQueue
-from sandq.client.consumer.chunk import (
+from sandq.client.consumer.lease import (
     ACKED,
     ACKING,
     HELD,
@@ -27,10 +27,10 @@ from sandq.client.consumer.chunk import (
     SETTLED,
     SETTLING,
     Chunk,
+    Extension,
+    Lease,
 )
-from sandq.client.consumer.lease import Lease
 from sandq.client.consumer.lease_extension import LeaseExtensions
-from sandq.client.consumer.message import Extension
 from sandq.client.options import again
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
@@ -124,7 +124,7 @@ class PartitionConsumer:
         if count:
             chunk.held -= count
             chunk.lease.held -= count
-            chunk.session.give_back(count)
+            chunk.on_free(count)
 
     def settled(self, chunk: Chunk, count: int) -> None:
         """So many messages of a chunk need nothing more."""

@@ -15,9 +15,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.abc
 
-from sandq.client.consumer.arrivals import Arrival
-from sandq.client.consumer.chunk import Chunk
-from sandq.client.consumer.lease import Lease
+from sandq.client.consumer.lease import Arrival, Chunk, Lease
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.node_session import Session, closed
@@ -181,7 +179,7 @@ class Subscription:
 
     def _give_back(self, chunk: Chunk, start: int) -> None:
         with suppress(ClosedError):  # it was left: then all is given back
-            chunk.lease.partition_consumer.give_back_from(chunk, start)
+            chunk.lease.owner.give_back_from(chunk, start)
 
     def check_open(self) -> None:
         """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""

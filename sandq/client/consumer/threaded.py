@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sandq.client.consumer.chunk import ACKING, NACKING, Chunk
-from sandq.client.consumer.message import Extension, HeldMessage, Settlement, extension_ms, nack_options
+from sandq.client.consumer.lease import ACKING, NACKING, Chunk, Extension
+from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms, nack_options
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.partition_consumer import settled_otherwise
 from sandq.client.portal import Confirmation, Portal
@@ -41,7 +41,7 @@ class Message(HeldMessage):
         chunk, position = self._piece, self._position
 
         def begin() -> Settlement:
-            chunk.lease.partition_consumer.nack(chunk, position, *options)
+            chunk.lease.owner.nack(chunk, position, *options)
             return Settlement(chunk, position)
 
         return Confirmation(self._portal, begin)
@@ -55,7 +55,7 @@ class Message(HeldMessage):
 
     def _ack(self) -> Settlement:
         chunk, position = self._piece, self._position
-        chunk.lease.partition_consumer.ack(chunk, position)
+        chunk.lease.owner.ack(chunk, position)
         return Settlement(chunk, position)
 
     def _ask(self, settling: int) -> None:
@@ -63,7 +63,7 @@ class Message(HeldMessage):
         if self._portal.is_foreign:
             self._portal.check()
         if self._asked == _OPEN:
-            self._piece.lease.partition_consumer.check(self._piece, self._position, settling)
+            self._piece.lease.owner.check(self._piece, self._position, settling)
             self._asked = settling
         elif self._asked != settling:
             raise settled_otherwise(settling)
@@ -91,10 +91,10 @@ class MessageBatch(HeldBatch):
     def ack(self) -> Confirmation[None]:
         """Done with all of it."""
         chunk, start = self._chunk, self._start
-        chunk.lease.partition_consumer.check_open()
+        chunk.lease.owner.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.partition_consumer.ack_from(chunk, start)
+            chunk.lease.owner.ack_from(chunk, start)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)
@@ -103,10 +103,10 @@ class MessageBatch(HeldBatch):
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
         options = nack_options(delay, error)
         chunk, start = self._chunk, self._start
-        chunk.lease.partition_consumer.check_open()
+        chunk.lease.owner.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.partition_consumer.nack_from(chunk, start, *options)
+            chunk.lease.owner.nack_from(chunk, start, *options)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)
@@ -119,7 +119,7 @@ class MessageBatch(HeldBatch):
 def extension_of(portal: Portal, chunk: Chunk, lease: Duration) -> Confirmation[int]:
     """Extend the lease of a chunk."""
     lease_ms = extension_ms(lease)
-    partition_consumer = chunk.lease.partition_consumer
+    partition_consumer = chunk.lease.owner
     partition_consumer.check_open()
 
     def begin() -> Extension:
