@@ -362,8 +362,9 @@ def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None
     ],
 )
 def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[str], gap_s: float) -> None:
-    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once."""
-    process = spawn(*args)
+    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once. How long
+    that may take: `test_a_second_signal_counts_when_it_comes_late`."""
+    process = spawn(*args, change=f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}")
     wait_until(lambda: server.produced or server.subscribed or (args[0] == "produce" and server.of_type(Type.METADATA)))
     process.send_signal(signal.SIGINT)
     time.sleep(gap_s)
