@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from sandctl import interrupts, names
 from sandctl.main import COMMANDS, main
-from sandq.model.errors import UnknownTopic
-from sandq.protocol.frames import Type
+from sandq.model.errors import NotLeader, UnknownTopic
+from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.requests import Lease
 from tests.support.client.fake_server import SILENCE, FakeServer
 from tests.support.paths import ROOT
@@ -371,6 +371,24 @@ def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[st
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
     assert b"Traceback" not in process.stderr.read() and set(server.topics) == {"t"}
+
+
+def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) -> None:
+    """It is the same key, until somebody is impatient: what it began to take away is gone when it ends."""
+    processes: list[Any] = []
+
+    def interrupted(connection: Any, frame: Any) -> None:
+        processes[0].send_signal(signal.SIGINT)
+        connection.send(encode_error(frame[1], NotLeader("ask again")))
+
+    server.script[Type.TOPIC_DELETE] += [interrupted]
+    change = f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}"
+    processes.append(spawn("bench", "produce", "--rate", "200", change=change))
+    wait_until(lambda: server.produced)
+    processes[0].send_signal(signal.SIGINT)
+    assert processes[0].wait(PATIENCE_S) == 130
+    assert b"Traceback" not in processes[0].stderr.read() and set(server.topics) == {"t"}
+    assert len(server.of_type(Type.TOPIC_DELETE)) == 2
 
 
 def test_who_is_impatient_need_not_wait(spawn: Any, server: FakeServer) -> None:
