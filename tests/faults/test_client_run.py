@@ -131,7 +131,7 @@ def test_the_node_is_killed_while_handlers_run(node: NodeProcess, backend: str) 
 
 def with_deadline(main: Callable[[], Awaitable[None]], backend: str) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             await main()
 
     anyio.run(bounded, backend=backend)

@@ -31,7 +31,7 @@ def test_nothing_is_lost_early_or_doubled(
             await cluster.create(client, partitions=3, **SETTINGS)
             async with under_load(client, rng) as record:
                 for victim in victims:
-                    await trio.sleep(rng.uniform(0.2, 0.7))
+                    await record.goes_on()
                     leader = await cluster.leader(client)
                     names = {
                         "leader": (leader,),

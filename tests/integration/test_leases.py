@@ -17,7 +17,7 @@ from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.working import connected, take, with_topic
-from tests.support.waiting import until_answer
+from tests.support.waiting import PATIENCE_S, until_answer
 
 
 async def lag(api: sandq.Client, group: str = "g") -> int:
@@ -80,7 +80,7 @@ async def test_it_waits_for_the_time_of_a_message_and_never_gets_it_early(api: s
 
 async def test_a_wait_ends_with_nothing(api: sandq.Client) -> None:
     async with with_topic(api):
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             assert await api.leases("t", "g").take(wait="30ms") == []
 
 
@@ -302,7 +302,7 @@ async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: H
         for group in ("g", "unused"):
             await api.leases("t", group).take()
         await api.admin.update_group("t", "g", max_attempts=3)
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while any(row["group"] == "unused" for row in await api.admin.groups("t")):
                 assert await api.leases("t", "g").take(start="latest") == []
                 hand.forward(10)

@@ -10,6 +10,7 @@ import pytest
 import sandq
 from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
 from sandq.node import Serving, run_node
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values, waits_until_trimmed
 from tests.support.waiting import until_answer
@@ -90,24 +91,30 @@ async def test_what_is_refused_changes_nothing(api: sandq.Client) -> None:
         await api.admin.update_topic("u", lease="1m")
 
 
-async def test_a_lease_and_attempts(node: Serving, api: sandq.Client) -> None:
+async def test_a_lease_and_attempts(timed: Serving, hand: HandClock) -> None:
+    hand.hold()
+    async with connected(timed) as api:
+        await lease_and_attempts(api, hand)
+
+
+async def lease_and_attempts(api: sandq.Client, hand: HandClock) -> None:
     await api.admin.create_topic("t", lease="1h", max_attempts=None, backoff={"kind": "none"})
 
     async def leased_for(message_id: str) -> float:
         """How long a message is leased still, seconds."""
         (group,) = (await api.messages("t").why(message_id))["groups"]
-        return (int(group["deadline_ms"]) - node.broker.clock.now_ms()) / 1000
+        return (int(group["deadline_ms"]) - hand.now_ms()) / 1000
 
     async with api.subscribe("t", group="g", credit=1) as subscription:
         await api.produce("t", b"long")
         (message,) = await take(subscription, 1, ack=False)
-        assert 3590 < await leased_for(message.id) <= 3600
+        assert await leased_for(message.id) == pytest.approx(3600, abs=0.01)
         await message.ack()
     await api.admin.update_topic("t", lease="1m", max_attempts=1)
     async with api.subscribe("t", group="g", credit=1) as subscription:
         await api.produce("t", b"short")
         (message,) = await take(subscription, 1, ack=False)
-        assert 50 < await leased_for(message.id) <= 60
+        assert await leased_for(message.id) == pytest.approx(60, abs=0.01)
         await message.nack(error="no")
     assert await api.dead("t", "g").counts() == {"nacked": 1}
 

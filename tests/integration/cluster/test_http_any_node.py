@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.nodes.three import NAMES, three_nodes
-from tests.support.waiting import until_holds
+from tests.support.waiting import PATIENCE_S, until_holds
 
 
 async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
         for serving in nodes.running.values():
             await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
         urls = {name: f"http://{nodes.running[name].http}" for name in NAMES}
-        async with httpx.AsyncClient(timeout=20) as web:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as web:
             made = await web.post(f"{urls['node2']}/topics", json={"name": "t", "partitions": 3, "replicas": 3})
             assert made.status_code == 201, made.text
             for number in range(9):

@@ -18,7 +18,7 @@ from sandq.errors import DuplicateKey, InvalidRequest
 from sandq.model.offsets import unpack
 from sandq.model.partitioning import partition_for
 from tests.support.nodes.three import ThreeNodes, three_nodes
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 
 FEW, MANY = 2, 7
 KEYS = [b"key%d" % number for number in range(40)]
@@ -32,8 +32,11 @@ async def raised(nodes: ThreeNodes, partitions: int = MANY, name: str = "node2")
     async with nodes.connect(name) as client:
         record = await client.admin.update_topic("t", partitions=partitions)
         assert (len(record.partitions), record.initial_partitions) == (partitions, FEW)
-        assert all(row.leader is not None and len(row.nodes) == 2 for row in record.partitions)
-        assert {row.leader for row in record.partitions} == set(nodes.running), "they are spread"
+        assert all(len(row.nodes) == 2 for row in record.partitions)
+        await until_answer(
+            lambda: client.admin.topic("t"),
+            lambda topic: {row.leader for row in topic.partitions} == set(nodes.running),  # they are spread
+        )
 
 
 async def until_registered(nodes: ThreeNodes) -> None:

@@ -41,7 +41,7 @@ async def until_gone(client: sandq.Client, node: str) -> None:
 
 
 def web_of(nodes: FoundNodes, name: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{nodes.running[name].http}", timeout=30)
+    return httpx.AsyncClient(base_url=f"http://{nodes.running[name].http}", timeout=PATIENCE_S)
 
 
 async def test_a_node_is_drained_and_removed(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ async def test_over_http(tmp_path: Path) -> None:
     port = free_port()
     async with (
         waiting_nodes(tmp_path, "node1", LISTEN__HTTP=f"127.0.0.1:{port}") as nodes,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as web,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as web,
     ):
         assert (await web.get("/healthz")).status_code == 200
         ready = await web.get("/readyz")

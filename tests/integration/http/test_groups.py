@@ -118,7 +118,7 @@ async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery, run_node(config) as node:
             assert node.http is not None
-            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=60)
+            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S)
             web = Web(client)
             await topic(web)
 

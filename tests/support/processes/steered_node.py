@@ -49,7 +49,7 @@ def _die_at_steps() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return used
 
-    Jobs.step = dies  # type: ignore[method-assign]
+    Jobs.step = dies  # type: ignore[assignment, method-assign]
 
 
 def _tell_of_elections() -> None:
@@ -66,7 +66,7 @@ def _tell_of_elections() -> None:
         tell(self, "stands for")
         call(self, **named)
 
-    Election._ask = asks  # type: ignore[method-assign]
+    Election._ask = asks  # type: ignore[assignment, method-assign]
     Election._call = stands  # type: ignore[method-assign]
 
 

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from sandctl import interrupts
 from sandctl.main import COMMANDS, main
 from sandctl.options import names
-from sandq.model.errors import UnknownTopic
-from sandq.protocol.frames import Type
+from sandq.model.errors import NotLeader, UnknownTopic
+from sandq.protocol.frames import Type, encode_error
 from sandq.protocol.requests import Lease
 from tests.support.client.fake_server import SILENCE, FakeServer
 from tests.support.paths import ROOT
@@ -366,14 +366,33 @@ def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None
     ],
 )
 def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[str], gap_s: float) -> None:
-    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once."""
-    process = spawn(*args)
+    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once. How long
+    that may take: `test_a_second_signal_counts_when_it_comes_late`."""
+    process = spawn(*args, change=f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}")
     wait_until(lambda: server.produced or server.subscribed or (args[0] == "produce" and server.of_type(Type.METADATA)))
     process.send_signal(signal.SIGINT)
     time.sleep(gap_s)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
     assert b"Traceback" not in process.stderr.read() and set(server.topics) == {"t"}
+
+
+def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) -> None:
+    """It is the same key, until somebody is impatient: what it began to take away is gone when it ends."""
+    processes: list[Any] = []
+
+    def interrupted(connection: Any, frame: Any) -> None:
+        processes[0].send_signal(signal.SIGINT)
+        connection.send(encode_error(frame[1], NotLeader("ask again")))
+
+    server.script[Type.TOPIC_DELETE] += [interrupted]
+    change = f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}"
+    processes.append(spawn("bench", "produce", "--rate", "200", change=change))
+    wait_until(lambda: server.produced)
+    processes[0].send_signal(signal.SIGINT)
+    assert processes[0].wait(PATIENCE_S) == 130
+    assert b"Traceback" not in processes[0].stderr.read() and set(server.topics) == {"t"}
+    assert len(server.of_type(Type.TOPIC_DELETE)) == 2
 
 
 def test_who_is_impatient_need_not_wait(spawn: Any, server: FakeServer) -> None:
