@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 EXIT_INTERRUPTED = 130
 IMPATIENT_S = 0.5
 """A second signal that much later than the first ends the process at once; an earlier one is the same one."""
 CLEAN_UP_S = 10.0
 """So long the work may take to end: what blocks (output that nobody takes) would keep it for ever."""
+_SOON_S = 0.001  # 0 would stop a timer
 
 
 class Interrupts:
@@ -27,6 +29,8 @@ class Interrupts:
         self.cancel: Callable[[], object] | None = None
         self._first_s: float | None = None
         self._installed = False
+        self._callers_timer: tuple[float, float] = (0.0, 0.0)
+        self._callers_handler: Any = None
 
     def __enter__(self) -> Interrupts:
         is_main = threading.current_thread() is threading.main_thread()
@@ -39,9 +43,17 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._installed:
-            if self._first_s is not None:  # the timer of who called us is not ours to stop
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._first_s is not None:
+                self._restore_timer(time.monotonic() - self._first_s)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _restore_timer(self, passed_s: float) -> None:
+        """Let the caller's timer go on as if ours had never been."""
+        left_s, interval_s = self._callers_timer
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._callers_handler or signal.SIG_DFL)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, max(left_s - passed_s, _SOON_S), interval_s)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -49,8 +61,8 @@ class Interrupts:
             raise KeyboardInterrupt
         if self._first_s is None:
             self._first_s = now_s
-            signal.signal(signal.SIGALRM, _end)
-            signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_S)
+            self._callers_handler = signal.signal(signal.SIGALRM, _end)
+            self._callers_timer = signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_S)
             self.cancel()
         elif now_s - self._first_s > IMPATIENT_S:
             _end(number, frame)

@@ -139,7 +139,9 @@ def _kill(process: Process) -> None:
         stack.callback(os.close, descriptor)
         if parse_stat(Path(f"/proc/{process.pid}/stat").read_text()).started == process.started:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            select.select([descriptor], [], [], STOP_S)
+            ended = select.poll()  # of `select` a descriptor could be too large
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(STOP_S * 1000)
 
 
 def wait_until_ready(ping: Callable[[], None], pid: int) -> None:

@@ -30,8 +30,22 @@ def test_the_timer_of_who_calls_it_goes_on(handled: None) -> None:
 
 def test_its_own_timer_ends_with_it(handled: None) -> None:
     cancelled: list[bool] = []
+    signal.setitimer(signal.ITIMER_REAL, 0)
     with Interrupts() as interrupts:
         interrupts.cancel = lambda: cancelled.append(True)
         signal.raise_signal(signal.SIGINT)
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert cancelled == [True] and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_interrupted_it_gives_the_caller_its_timer_back(handled: None) -> None:
+    def ring(*args: object) -> None: ...
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 1000, 7)
+    with Interrupts() as interrupts:
+        interrupts.cancel = lambda: None
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGALRM) is not ring
+    left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+    assert signal.getsignal(signal.SIGALRM) is ring and 900 < left_s <= 1000 and interval_s == 7
