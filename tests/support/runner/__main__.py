@@ -38,7 +38,7 @@ BUDGETS_S = {
 LOOP_S = 0.2
 OVER = 1.5
 SLOWED = 1.25
-YIELD = ("nice", "-n", "5")
+YIELD = ("nice", "-n", "10")
 """Before what runs beside Spark, which takes the run for failed when a Python process is not there in ten seconds."""
 SPREAD = ("-n", "4", "--dist", "worksteal", "--durations=25")
 
