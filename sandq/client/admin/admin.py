@@ -120,8 +120,9 @@ class Admin:
             if count is not None:
                 _check_count(what, count)
         request = TopicUpdate(name, _plain(settings), partitions, replicas)
+        asked = self._cluster.forgotten
         record = TopicRecord.from_map(_field(await call(self._cluster, request.frame)))
-        self._cluster.learn(record)
+        self._cluster.learn(record, asked)
         return record
 
     async def purge_topic(self, name: str) -> JobResult:

@@ -50,6 +50,8 @@ class Cluster:
         self._client_name = client_name
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
+        self.forgotten = 0
+        """How many topics were created or deleted here."""
         self._asking: str | None = None
         """The topic that is being asked for, unless it was created or deleted here meanwhile."""
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
@@ -128,12 +130,16 @@ class Cluster:
 
     def forget(self, topic: str) -> None:
         """It was just created or deleted: what is known of it is old, and so are answers that are on their way."""
+        self.forgotten += 1
         if self._asking == topic:
             self._asking = None
         self._topics.pop(topic, None)
 
-    def learn(self, record: TopicRecord) -> None:
-        """What a node has just answered about a topic."""
+    def learn(self, record: TopicRecord, asked: int) -> None:
+        """Keep what a node answered about a topic; `asked`: what `forgotten` was when it was asked. If a topic was
+        created or deleted here since, it may be about one that is gone."""
+        if asked != self.forgotten:
+            return
         self._serial += 1
         self._topics[record.name] = Known(record, None, self._serial, self._serial)
         self._notify()

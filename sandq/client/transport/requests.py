@@ -89,8 +89,9 @@ async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
 
 async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
     """The same, for what is about all of its partitions: it may have more than this client has known."""
+    asked = cluster.forgotten
     record = await ask_topic(cluster, name)
-    cluster.learn(record)
+    cluster.learn(record, asked)
     return record
 
 

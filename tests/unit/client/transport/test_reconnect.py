@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -497,6 +498,27 @@ def test_an_answer_from_before_a_topic_was_deleted_says_nothing(with_client: Any
         async with anyio.create_task_group() as both:
             both.start_soon(answer)
             assert (await cluster.topic("t")).kind == "compacted"
+
+    with_client(body)
+
+
+def test_the_answer_to_an_update_from_before_a_topic_was_deleted_says_nothing(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        await client._cluster.topic("t")
+        held: list[tuple[Any, bytes]] = []
+
+        def hold(connection: Any, frame: Any) -> None:
+            held.append((connection, encode_reply(frame[1], server.record("t").to_map())))
+
+        server.script[Type.TOPIC_UPDATE].append(hold)
+        async with anyio.create_task_group() as both:
+            both.start_soon(partial(client.admin.update_topic, "t", partitions=5))
+            await until_holds(lambda: held)
+            await client.admin.delete_topic("t")
+            server.add_topic("t", kind="compacted")
+            for connection, data in held:
+                connection.send(data)
+        assert (await client._cluster.topic("t")).kind == "compacted"
 
     with_client(body)
 
