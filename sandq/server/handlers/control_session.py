@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sandq.broker.broker import Broker
-from sandq.broker.catalog import OpenTopic
 from sandq.broker.queries.kv_queries import KvQueries
 from sandq.broker.queries.message_queries import MessageQueries
+from sandq.metadata.records import Topic
 from sandq.model.errors import SandqError
 from sandq.partition.kv.changes import Watch
 from sandq.partition.log import pieces as delivery
@@ -197,8 +197,8 @@ class ControlSession:
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
-    def topic_record(self, topic: OpenTopic) -> dict[str, Any]:
-        record, leader = topic.record, self._broker.routes.leader
+    def topic_record(self, record: Topic) -> dict[str, Any]:
+        leader = self._broker.routes.leader
         return {
             "name": record.name,
             "number": record.number,
@@ -216,8 +216,8 @@ class ControlSession:
         asked = admin.TopicCreate.parse(frame)
 
         async def create() -> dict[str, Any]:
-            topic = await self._broker.administration.create_topic(*asked)
-            return self.topic_record(self._broker.topic(topic.name))
+            # This node may not have opened it yet: it exists all the same, and must not be made a second time.
+            return self.topic_record(await self._broker.administration.create_topic(*asked))
 
         self._start(frame, create)
 
@@ -225,8 +225,7 @@ class ControlSession:
         asked = admin.TopicUpdate.parse(frame)
 
         async def update() -> dict[str, Any]:
-            await self._broker.administration.update_topic(*asked)
-            return self.topic_record(self._broker.topic(asked.name))
+            return self.topic_record(await self._broker.administration.update_topic(*asked))
 
         self._start(frame, update)
 

@@ -121,7 +121,7 @@ class ClientSession:
         names = r.Metadata.parse(frame).topics
         broker = self._broker
         topics = broker.topics() if names is None else [broker.topic(name) for name in dict.fromkeys(names)]
-        self._reply(frame[1], self._info.nodes(), [self._control.topic_record(topic) for topic in topics])
+        self._reply(frame[1], self._info.nodes(), [self._control.topic_record(topic.record) for topic in topics])
 
     # -- messages -------------------------------------------------------------------------------------------------
 
