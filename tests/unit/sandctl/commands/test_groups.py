@@ -7,7 +7,7 @@ import re
 import shlex
 
 import pytest
-from click import Command, Group
+from click import Command, Context, Group
 from click.testing import CliRunner
 
 from sandctl.main import main
@@ -211,7 +211,8 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
         while isinstance(command, Group) and args:
             path.append(args.pop(0))
             command = command.commands[path[-1]]
-        command.make_context(path[-1], args)
+        # Below the root's context: Click remembers with which names a command's help option was made first.
+        command.make_context(path[-1], args, parent=Context(main, **main.context_settings))
         used.add(tuple(path))
     # Those of the pipeline stand on a page of their own, which `tests/spark/test_spark_page.py` runs.
     used |= {
