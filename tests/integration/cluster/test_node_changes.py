@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,21 @@ from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 NAMES = ("node1", "node2", "node3")
 PARTITIONS = 6
-LONG_S = PATIENCE_S
+
+
+async def node_rows(client: sandq.Client) -> dict[str, dict[str, Any]]:
+    """Ask what the cluster says of each node."""
+    return {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
 
 
 async def until_row(client: sandq.Client, node: str, wanted: dict[str, Any]) -> None:
-    """Until the cluster says this of a node."""
-    with trio.fail_after(LONG_S):
-        while True:
-            rows = {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
-            if wanted.items() <= rows.get(node, {}).items():
-                return
-            await trio.sleep(0.05)
+    """Wait until the cluster says this of a node."""
+    await until_answer(partial(node_rows, client), lambda rows: wanted.items() <= rows.get(node, {}).items())
 
 
 async def until_gone(client: sandq.Client, node: str) -> None:
-    with trio.fail_after(LONG_S):
-        while node in {row["node"] for row in (await client.admin.cluster())["nodes"]}:  # noqa: ASYNC110 - over there
-            await trio.sleep(0.05)
+    """Wait until the cluster does not know a node any more."""
+    await until_answer(partial(node_rows, client), lambda rows: node not in rows)
 
 
 def web_of(nodes: FoundNodes, name: str) -> httpx.AsyncClient:
@@ -129,7 +128,7 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: py
         await until_holds(lambda: nodes.host(leader).group.journal.first_index > 1)  # the log is not enough any more
         await client.admin.update_topic("t", replicas=2)
         seen: list[int] = []
-        with trio.fail_after(LONG_S):
+        with trio.fail_after(PATIENCE_S):
             while not seen or (await client.admin.cluster())["moving"]:
                 if goes.value == 0:
                     goes.release()
@@ -169,15 +168,13 @@ async def test_every_node_answers_over_http(tmp_path: Path) -> None:
             found: list[dict[str, Any]] = (await webs[0].get("/cluster/partitions", topic="t"))["partitions"]
             return found
 
-        with trio.fail_after(LONG_S):
-            while any(row["moving"] or len(row["nodes"]) < 2 for row in await rows()):  # noqa: ASYNC110
-                await trio.sleep(0.05)
-        row = (await rows())[0]
+        row, *_ = await until_answer(
+            rows, lambda found: not any(row["moving"] or len(row["nodes"]) < 2 for row in found)
+        )
         assert row["steps"] == [] and {member["node"] for member in row["members"]} == set(row["nodes"])
         await webs[1].post("/cluster/transfer", {"topic": "t", "partition": 0, "node": row["nodes"][1]}, 204)
-        with trio.fail_after(LONG_S):  # the nodes tell each other who leads
-            while (await rows())[0]["leader"] != row["nodes"][1]:  # noqa: ASYNC110
-                await trio.sleep(0.02)
+        # The nodes tell each other who leads.
+        await until_answer(rows, lambda found: found[0]["leader"] == row["nodes"][1])
         assert await webs[0].post("/cluster/nodes/node3/drain", None, 202) == {
             "node": "node3", "standing": "draining",
         }  # fmt: skip
