@@ -32,7 +32,7 @@ def test_a_key_that_is_taken(with_client: Any) -> None:
 
 def test_a_refused_message_does_not_fail_the_others(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="200ms") as producer:
             receipts = [await producer.send(b"v", unique_key=name) for name in ("a", "b", "a", "c", "b")]
             assert await receipts[0] < await receipts[1]
             with pytest.raises(DuplicateKey) as caught:
