@@ -40,7 +40,7 @@ class CompactedPartition(TimerPartition):
     def __init__(self, partition: int, settings: dict[str, Any]) -> None:
         super().__init__(partition, settings)
         self.keys = KeyTable(self.log.garbage)
-        self.compactor = Compactor(self.log, self.group_state, self.keys)
+        self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
     def write_state(self, view: View) -> None:
         self.keys.write(view)

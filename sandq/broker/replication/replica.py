@@ -99,7 +99,7 @@ class PartitionReplica:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []
         entry = commands.Entry.decode(command)
-        totals = self.machine.group_state.totals
+        totals = self.machine.shared.totals
         counted = totals.counted() if not wanted else None
         results = self.machine.apply(index, entry, self._view)
         if counted is not None:
@@ -126,7 +126,7 @@ class PartitionReplica:
 
     def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
-        for lease in self.machine.group_state.leases_of(group, consumer):
+        for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known:
                 yield self._delivery(lease, repeated=True)
 
@@ -169,7 +169,7 @@ class PartitionReplica:
         ranges = lease.select(lease.live)
         pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
         count = sum(piece.count for piece in pieces)
-        generation = self.machine.group_state.groups[lease.group_id].generation
+        generation = self.machine.groups.by_id[lease.group_id].generation
         return Delivery(
             lease.token,
             lease.consumer,

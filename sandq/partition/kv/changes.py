@@ -61,7 +61,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
         view, offsets.U48_MAX, min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)
     )
     is_behind = reader.head(view) is not None
-    pieces = machine.group_state.reader.pieces(view, ranges)
+    pieces = machine.log.reader.pieces(view, ranges)
     if not asked.every or asked.start or asked.stop is not None:
         pieces = [part for piece in pieces if (part := _wanted(piece, machine, asked, view)) is not None]
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
