@@ -14,6 +14,7 @@ from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.changes import Changes, Watch, changes
+from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.log.pieces import Piece, Reader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
@@ -138,12 +139,11 @@ class PartitionReplica:
         """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
         reaches `max_bytes` (apply thread; a compacted topic's). What is over is not there: by the time of the last
         entry, or by a later one that is given."""
-        machine = self.machine
-        assert isinstance(machine, CompactedPartition)
+        table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
         for key in keys:
-            row = machine.keys.get(key, max(now_ms, machine.now_ms), self._view)
+            row = table.get(key, late_ms, self._view)
             rows.append(row)
             size += len(row or b"")
             if size >= max_bytes:
@@ -154,10 +154,14 @@ class PartitionReplica:
         self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
     ) -> tuple[list[Row], bytes | None]:
         """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's)."""
+        table, late_ms = self._keys(now_ms)
+        return table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+
+    def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
+        """The keys of a compacted topic, and the time by which they are read."""
         machine = self.machine
         assert isinstance(machine, CompactedPartition)
-        late_ms = max(now_ms, machine.now_ms)
-        return machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+        return machine.keys, max(now_ms, machine.now_ms)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
         """As `changes` (apply thread; a compacted topic's)."""
