@@ -19,7 +19,6 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import Subscriber, held_by, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Route, Routes
-from sandq.broker.produce_validation import check_batch
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
@@ -38,6 +37,7 @@ from sandq.model.errors import (
 )
 from sandq.model.names import check_name
 from sandq.partition import commands as c
+from sandq.partition.produce_validation import check_batch
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")

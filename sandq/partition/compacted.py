@@ -23,6 +23,7 @@ from sandq.partition.kv.key_table import KeyTable, Value
 from sandq.partition.kv.writes import Writes
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import decode_fields
+from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 
@@ -61,6 +62,7 @@ class CompactedPartition(TimerPartition):
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
+        check_writes(batch)
         writes = Writes.of(batch)
         self.compactor.appended(self.now_ms, batch.count)
         if command.split:
