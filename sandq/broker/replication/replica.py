@@ -9,13 +9,14 @@ from typing import Any, Protocol
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
+from sandq.model.piece import Piece
 from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.changes import Changes, Watch, changes
 from sandq.partition.kv.key_table import KeyTable
-from sandq.partition.log.pieces import Piece, Reader
+from sandq.partition.log.pieces import Reader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Change, Row, View
@@ -172,14 +173,13 @@ class PartitionReplica:
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
         ranges = lease.select(lease.live)
         pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
-        count = sum(piece.count for piece in pieces)
         generation = self.machine.groups.by_id[lease.group_id].generation
         return Delivery(
             lease.token,
             lease.consumer,
             lease.attempt,
             lease.deadline_ms,
-            count,
+            lease.live.bit_count(),
             lease.due_ms,
             pieces,
             generation,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import HistoryGone
+from sandq.model.piece import Piece
 from sandq.partition.compacted import CompactedPartition
-from sandq.partition.log.pieces import Piece
 from sandq.partition.log.reader import LogReader
 from sandq.partition.view import View
 
@@ -96,7 +96,7 @@ def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View)
     if isinstance(created, bytes):
         created = b"".join([created[8 * at : 8 * at + 8] for at in wanted])
     column = b"".join([_offset(piece, position) for position in wanted])
-    return Piece(column, None, created, None, batch.take(wanted), len(wanted))
+    return Piece(column, None, created, None, batch.take(wanted))
 
 
 def _positions(piece: Piece, count: int) -> Sequence[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
-from sandq.partition.log.pieces import Piece
+from sandq.model.piece import Piece
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
