@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sandq.model.batch_format import count_of
@@ -25,3 +26,16 @@ class Piece(NamedTuple):
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
         """Messages that are meant."""
         return count_of(self.batch) if self.live is None else sum([count for _, count in self.live])
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedPieces:
+    """The messages of a lease, and what their consumer names it by."""
+
+    group_number: int
+    """Of the Raft group of the partition."""
+    partition: int
+    token: int
+    attempt: int
+    deadline_ms: int
+    pieces: Sequence[Piece]

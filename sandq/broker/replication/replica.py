@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
-from sandq.model.piece import Piece
+from sandq.model.piece import LeasedPieces
 from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
@@ -64,17 +64,14 @@ class Replica(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """A lease as it is sent to its consumer."""
+class Delivery(LeasedPieces):
+    """A lease as it is sent to its consumer, and what its sender goes by."""
 
-    token: int
     consumer: str
-    attempt: int
-    deadline_ms: int
     count: int
+    """Messages of all pieces."""
     due_ms: int
     """When the last of it is due: it is not sent before."""
-    pieces: list[Piece]
     generation: int
     """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
     returning: bool
@@ -84,7 +81,11 @@ class Delivery:
 
 
 class PartitionReplica:
-    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any], kind: str = TIMER) -> None:
+    def __init__(
+        self, stores: Stores, store: int, group: int, partition: int, settings: dict[str, Any], kind: str = TIMER
+    ) -> None:
+        """`group`: the number of the partition's Raft group."""
+        self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = Reader()
@@ -171,17 +172,19 @@ class PartitionReplica:
         return changes(machine, watch, max_messages, max_bytes, self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
-        ranges = lease.select(lease.live)
-        pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
+        live = lease.live
+        pieces = self._reader.pieces(self._view, lease.select(live), lease.group_id if lease.kept else None)
         generation = self.machine.groups.by_id[lease.group_id].generation
         return Delivery(
+            self._group,
+            self.machine.partition,
             lease.token,
-            lease.consumer,
             lease.attempt,
             lease.deadline_ms,
-            lease.live.bit_count(),
-            lease.due_ms,
             pieces,
+            lease.consumer,
+            live.bit_count(),
+            lease.due_ms,
             generation,
             lease.attempt > 1 or lease.since_ms < lease.leased_ms,
             repeated,

@@ -28,7 +28,7 @@ def column(times_ms: list[int]) -> Piece:
 
 def delivery(*pieces: Piece, attempt: int = 1, returning: bool = False, repeated: bool = False) -> Delivery:
     count = sum(piece.count for piece in pieces)
-    return Delivery(1, "c", attempt, 0, count, 0, list(pieces), 0, returning, repeated)
+    return Delivery(7, 0, 1, attempt, 0, pieces, "c", count, 0, 0, returning, repeated)
 
 
 def counts(found: Histogram) -> dict[float, int]:
