@@ -8,7 +8,7 @@ from sandq.partition.metrics import Totals
 
 
 class SharedState:
-    """One for all parts of a partition."""
+    """Holds what every part of a partition reads, and counts into."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings

@@ -19,7 +19,7 @@ PAUSE_MS = 100
 
 
 class PartitionTime:
-    """One for each connection."""
+    """Advances the time of partitions for the readers of one connection."""
 
     def __init__(self, clock: GuardedClock) -> None:
         self._clock = clock

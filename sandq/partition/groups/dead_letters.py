@@ -53,7 +53,7 @@ EXPIRED_UNREAD = Death(EXPIRED)
 
 
 class DeadLetters:
-    """Buries messages, and counts them."""
+    """Buries messages of groups, and counts them."""
 
     def __init__(
         self, shared: SharedState, groups: GroupTable, waiting: WaitingTable, kept: KeptMessages, reader: Reader

@@ -16,7 +16,7 @@ from sandq.partition.view import View
 
 
 class GroupState:
-    """The parts, as who changes groups takes them."""
+    """Puts the parts together; whatever changes groups takes those that it needs."""
 
     def __init__(self, shared: SharedState, log_state: LogState, expiring_rows: ExpiringRows, reader: Reader) -> None:
         self.groups = GroupTable()

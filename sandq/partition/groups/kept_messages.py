@@ -14,6 +14,8 @@ from sandq.partition.view import View
 
 
 class KeptMessages:
+    """Deletes these rows once a group is done with their messages."""
+
     def __init__(
         self, shared: SharedState, groups: GroupTable, log_state: LogState, expiring_rows: ExpiringRows
     ) -> None:

@@ -13,6 +13,8 @@ from sandq.partition.view import View
 
 
 class MessageTtl:
+    """Computes expiries from the topic's settings, log entries and kept rows; it stores nothing."""
+
     def __init__(self, shared: SharedState) -> None:
         self.any_own = False
         """Whether any message ever had a ttl of its own."""
