@@ -33,7 +33,7 @@ from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.message_log import MessageLog, Stored
-from sandq.partition.log.pieces import Reader
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.metrics import Counted
 from sandq.partition.shared_state import SharedState
@@ -110,7 +110,7 @@ class TimerPartition:
         self.clock_epoch = 0
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
-        unique, reader, log_state = UniqueKeys(expiring_rows), Reader(), LogState()
+        unique, reader, log_state = UniqueKeys(expiring_rows), MessageReader(), LogState()
         self._group_state = group_state = GroupState(shared, log_state, expiring_rows, reader)
         self.groups, self.leases, self.ttl = group_state.groups, group_state.leases, group_state.ttl
         self.log = MessageLog(partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows)

@@ -16,7 +16,7 @@ from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.changes import Changes, Watch, changes
 from sandq.partition.kv.key_table import KeyTable
-from sandq.partition.log.pieces import Reader
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Change, Row, View
@@ -88,7 +88,7 @@ class PartitionReplica:
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
-        self._reader = Reader()
+        self._reader = MessageReader()
         self.machine = MACHINES[kind].load(partition, settings, self._view)
         self.queries = PartitionQueries(self.machine, self._view)
         """For calls on the apply thread."""

@@ -31,7 +31,7 @@ class GroupAdmin:
         self._jobs = jobs
 
     def open_group(self, command: c.OpenGroup, latest: bytes, now_ms: int, view: View) -> int:
-        """The group's id; made unless it exists. Raises InvalidRequest (limit, a foreign offset)."""
+        """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
         group = self._groups.find(command.group)
         if group is None:
             if len(self._groups.by_id) >= FIXED.groups_per_topic:
@@ -134,7 +134,7 @@ class GroupAdmin:
         now_ms: int,
         view: View,
     ) -> list[Range]:
-        """What of a revoked holding is only in rows of the group's own and comes again; the other rows are deleted."""
+        """Return what is only in rows of the group's own and comes again after a seek, and delete its other rows."""
         if not kept:
             return []
         again: list[Range] = []

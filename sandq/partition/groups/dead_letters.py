@@ -14,7 +14,7 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.waiting_table import WaitingTable
-from sandq.partition.log.pieces import Message, Reader
+from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -56,7 +56,7 @@ class DeadLetters:
     """Buries messages of groups, and counts them."""
 
     def __init__(
-        self, shared: SharedState, groups: GroupTable, waiting: WaitingTable, kept: KeptMessages, reader: Reader
+        self, shared: SharedState, groups: GroupTable, waiting: WaitingTable, kept: KeptMessages, reader: MessageReader
     ) -> None:
         self.buried_bytes = 0
         """Of all that was buried by this process: what a step adds to it bounds the step."""

@@ -10,7 +10,7 @@ from sandq.partition.groups.lease_table import LeaseTable
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.log_state import LogState
-from sandq.partition.log.pieces import Reader
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -18,7 +18,9 @@ from sandq.partition.view import View
 class GroupState:
     """Puts the parts together; whatever changes groups takes those that it needs."""
 
-    def __init__(self, shared: SharedState, log_state: LogState, expiring_rows: ExpiringRows, reader: Reader) -> None:
+    def __init__(
+        self, shared: SharedState, log_state: LogState, expiring_rows: ExpiringRows, reader: MessageReader
+    ) -> None:
         self.groups = GroupTable()
         self.ttl = MessageTtl(shared)
         self.leases = LeaseTable(shared, self.groups)

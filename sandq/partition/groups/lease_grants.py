@@ -65,7 +65,7 @@ class LeaseGrants:
         return granted
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: ranges whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes:
             entry = group.next_waiting()
@@ -115,7 +115,7 @@ class LeaseGrants:
         return count, size
 
     def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: messages that were blocked by their keys, whose turn has come. Bytes taken."""
+        """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""
         taken: list[bytes] = []
         size = 0
         window_ms = self._shared.settings["dedup_window_ms"]
@@ -139,7 +139,7 @@ class LeaseGrants:
         return size
 
     def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: what comes next in the log. Bytes taken."""
+        """Put into the lease what comes next in the log. Bytes taken."""
         window_ms = self._shared.settings["dedup_window_ms"]
 
         def judge(entry: LogEntry) -> bool:

@@ -70,7 +70,7 @@ class LeaseSettlement:
         return _lost(lease, mask & ~fresh, foreign, what)
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
-        """The new deadline (ms), or None when the lease has ended."""
+        """Give a lease another deadline, and return it (ms); None when the lease has ended."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended:
             return None
@@ -102,7 +102,7 @@ class LeaseSettlement:
         return expired
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
-        """What the consumer holds is ready again at once, the attempt not counted. Messages given back."""
+        """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
         self._groups.named(command.group)
         released = 0
         for lease in self._leases.live_of(command.group, command.consumer):
@@ -115,7 +115,7 @@ class LeaseSettlement:
     def _retry_or_bury(
         self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
     ) -> None:
-        """What a lease names in `mask` waits for its next attempt, or is dead after its last."""
+        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last."""
         group = self._groups.by_id[lease.group_id]
         last = group.setting("max_attempts", self._shared.settings)
         if last is not None and lease.attempt >= last:
@@ -140,7 +140,7 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
     ) -> None:
-        """What a lease names in `mask` waits until `due_ms`."""
+        """Let what a lease names in `mask` wait until `due_ms`."""
         group = self._groups.by_id[lease.group_id]
         for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
@@ -157,7 +157,7 @@ class LeaseSettlement:
     def _with_history(
         self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
     ) -> list[tuple[list[Range], History]]:
-        """The messages of `mask` by what their attempts were, this one included (unless it is not counted)."""
+        """Group the messages of `mask` by their attempts, this one included (unless it is not counted)."""
         ranges = lease.select(mask)
         now: tuple[Attempt, ...] = ()
         if reason is not None:

@@ -23,7 +23,7 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
-from sandq.partition.log.pieces import Message, Reader, decode_fields, load_message
+from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
@@ -69,7 +69,7 @@ class MessageLog:
         partition: int,
         shared: SharedState,
         state: LogState,
-        reader: Reader,
+        reader: MessageReader,
         groups: GroupTable,
         ttl: MessageTtl,
         unique: UniqueKeys,

@@ -34,7 +34,7 @@ class _BatchRow(NamedTuple):
     raw: bytes
 
 
-class Reader:
+class MessageReader:
     """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
 
     def __init__(self) -> None:

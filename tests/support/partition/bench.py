@@ -13,7 +13,7 @@ from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import Message, Reader
+from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import Status, TimerPartition
 from sandq.partition.view import View
@@ -204,7 +204,7 @@ class Bench:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def read(self, ranges: Sequence[Range], kept_of: int | None = None) -> list[Message]:
-        return list(Reader().messages(self.view, ranges, kept_of))
+        return list(MessageReader().messages(self.view, ranges, kept_of))
 
     def messages(self, lease: Lease) -> list[Message]:
         """What a lease brings to its consumer."""
