@@ -14,12 +14,11 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
-from sandq.broker.delivery.lease_once import LeaseOnce, Taken, Taker, release
+from sandq.broker.delivery.lease_once import LeaseOnce, Taker, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import Subscriber, held_by, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Route, Routes
-from sandq.broker.produce_validation import check_batch
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
@@ -38,6 +37,7 @@ from sandq.model.errors import (
 )
 from sandq.model.names import check_name
 from sandq.partition import commands as c
+from sandq.partition.produce_validation import check_batch
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class Broker:
     async def subscribe(
         self,
         asked: Subscriber,
-        push: Callable[[int, int, Delivery], None],
+        push: Callable[[Delivery], None],
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
     ) -> tuple[Subscription, list[int]]:
@@ -190,8 +190,9 @@ class Broker:
             delivery.attach(subscription)
         return subscription, sorted(delivery.partition for delivery in deliveries)
 
-    async def take(self, asked: Taker, congested: Callable[[], bool]) -> list[Taken]:
-        """Lease what is due, once, without a subscription. Raises UnknownTopic, InvalidRequest, NotLeader.
+    async def take(self, asked: Taker, congested: Callable[[], bool]) -> list[Delivery]:
+        """Lease what is due, once, without a subscription, to be sent at once. Raises UnknownTopic, InvalidRequest,
+        NotLeader.
 
         Whoever is cancelled meanwhile has leased nothing: it is given back.
         """
@@ -206,10 +207,12 @@ class Broker:
             taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
             await trio.lowlevel.checkpoint_if_cancelled()
-            return taken
         except BaseException:
             self.give_back(asked)
             raise
+        for leader, delivery in taken:
+            leader.stats.delivered(delivery, self.clock.now_s())
+        return [delivery for _, delivery in taken]
 
     def give_back(self, asked: Taker) -> None:
         """Nobody is there any more to get what was leased, or is being leased."""

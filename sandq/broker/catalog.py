@@ -13,7 +13,6 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.metadata_barrier import ANSWER_S, MetadataBarrier, Unsure
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.peers.routes import Routes
-from sandq.broker.produce_validation import Place
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
@@ -29,6 +28,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.partition import commands as c
+from sandq.partition.produce_validation import Place
 
 READY_POLL_S = 0.002
 

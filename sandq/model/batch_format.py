@@ -148,6 +148,11 @@ def peek(data: bytes | memoryview) -> Header:
     return Header(count, flags, least, greatest, size)
 
 
+def count_of(raw: bytes) -> int:
+    """The messages of a batch that was checked before."""
+    return int.from_bytes(raw[12:16], "little")
+
+
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
     """Little-endian int32 or int64; struct.error when one does not fit. Measured: quicker than array's."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)

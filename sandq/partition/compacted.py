@@ -23,6 +23,7 @@ from sandq.partition.kv.key_table import KeyTable, Value
 from sandq.partition.kv.writes import Writes
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import decode_fields
+from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 
@@ -40,7 +41,7 @@ class CompactedPartition(TimerPartition):
     def __init__(self, partition: int, settings: dict[str, Any]) -> None:
         super().__init__(partition, settings)
         self.keys = KeyTable(self.log.garbage)
-        self.compactor = Compactor(self.log, self.group_state, self.keys)
+        self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
     def write_state(self, view: View) -> None:
         self.keys.write(view)
@@ -61,6 +62,7 @@ class CompactedPartition(TimerPartition):
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
+        check_writes(batch)
         writes = Writes.of(batch)
         self.compactor.appended(self.now_ms, batch.count)
         if command.split:

@@ -93,8 +93,8 @@ class PartitionMetrics:
         """Heap of (first message, a number that makes it unique, holding); as it was when it was put there."""
         self._number = 0
 
-    def see_lease(self, lease: Lease) -> None:
-        """It is new, or some of it is not live any more."""
+    def count_lease(self, lease: Lease) -> None:
+        """Count a lease that is new, or some of which is not live any more."""
         live = lease.live.bit_count()
         if live == lease.counted:
             return
@@ -106,8 +106,8 @@ class PartitionMetrics:
             self._holdings -= 1
         lease.counted = live
 
-    def see_waiting(self, entry: Waiting) -> None:
-        """It is new, or has fewer messages (none: it is gone)."""
+    def count_waiting(self, entry: Waiting) -> None:
+        """Count a waiting entry that is new, or has fewer messages (none: it is gone)."""
         count = sum([r.length for r in entry.ranges])
         if count == entry.counted:
             return
@@ -127,7 +127,7 @@ class PartitionMetrics:
                 self._note(first, entry)
 
     def ripen(self, now_ms: int, waiting: Mapping[int, Waiting]) -> None:
-        """The time has come to `now_ms`."""
+        """Count what is due by `now_ms` as ready."""
         while self._unripe and self._unripe[0][0] <= now_ms:
             entry = waiting.get(heapq.heappop(self._unripe)[1])
             if entry is not None:

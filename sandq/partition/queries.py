@@ -59,7 +59,7 @@ class PartitionQueries:
 
     def _get_own(self, offset: bytes) -> Shown | None:
         """A message that is only in a row of a group's own any more."""
-        for group in self._machine.group_state.groups.values():
+        for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
                 message = Message(offset, *rows.unpack(row)[:3])
@@ -76,7 +76,7 @@ class PartitionQueries:
         if shown is None:
             return None
         shown["value"] = None
-        shown["groups"] = [self._in_group(group, shown) for group in self._machine.group_state.groups.values()]
+        shown["groups"] = [self._in_group(group, shown) for group in self._machine.groups.by_id.values()]
         return shown
 
     def _in_group(self, group: Group, shown: Shown) -> Shown:
@@ -113,7 +113,7 @@ class PartitionQueries:
             told |= {"attempt": buried.attempts, "error": buried.error}
             told["history"] = [list(one) for one in buried.history]
         elif state == ACKED:
-            ended = self._machine.group_state.ended_lease_of(group, offset)
+            ended = self._machine.leases.acked_under(group, offset)
             if ended is not None:
                 told |= {"attempt": ended.attempt, "consumer": ended.consumer}
         told["reason"] = self._reason(group, told, shown)
@@ -142,12 +142,12 @@ class PartitionQueries:
                 )
             case "acked":
                 return "it was acked"
-        if group.paused() is not None:
-            return f"the group is stopped: {group.paused()}"
+        if group.pause_reason() is not None:
+            return f"the group is stopped: {group.pause_reason()}"
         if offset in group.order.blocked:
             return "it waits for an earlier message of its key"
-        if group.stalled() is not None:
-            return f"the group takes nothing new: {group.stalled()}"
+        if group.stall_reason() is not None:
+            return f"the group takes nothing new: {group.stall_reason()}"
         return "it waits for a consumer with room"
 
     # -- pages ----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class PartitionQueries:
     ) -> tuple[list[Range], bytes | None]:
         """The next ranges of the log in the window, and where they end unless that is the end of it."""
         machine = self._machine
-        cursors = [group.cursor for group in machine.group_state.groups.values()]
+        cursors = [group.cursor for group in machine.groups.by_id.values()]
         if state == DELAYED:
             from_ms = max(from_ms, machine.now_ms + 1)
         elif state == READY:
@@ -201,7 +201,7 @@ class PartitionQueries:
     def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[Range], bytes | None]:
         """Ranges that some group has leased, or that wait; the window and the page are for the caller to cut."""
         held: set[bytes] = set()
-        for group in self._machine.group_state.groups.values():
+        for group in self._machine.groups.by_id.values():
             found = [r for lease in group.leases.values() for r in lease.select(lease.live)]
             if state == WAITING:
                 found = [r for entry in group.waiting.values() for r in entry.ranges]
@@ -214,14 +214,14 @@ class PartitionQueries:
 
     def _load(self, ranges: list[Range], from_ms: int, until_ms: int) -> Iterator[Message]:
         """One by one: a page ends when it is full, and what lies behind is not read."""
-        reader, view = self._machine.group_state.reader, self._view
+        reader, view = self._machine.log.reader, self._view
         for one in ranges:
             if not from_ms <= offsets.deliver_ms(one.base) < until_ms:
                 continue
             if one.base > self._machine.log.state.trimmed:
                 yield from reader.messages(view, [one])
                 continue
-            for group in self._machine.group_state.groups.values():
+            for group in self._machine.groups.by_id.values():
                 if view.get(rows.of_group(rows.KEPT, group.group_id, one.base)) is not None:
                     yield from reader.messages(view, [one], group.group_id)
                     break
@@ -230,7 +230,7 @@ class PartitionQueries:
         self, group_name: str, reason: str | None, limit: int, after: bytes | None, values: bool
     ) -> tuple[list[Shown], bytes | None]:
         """Dead messages of a group in the order of their offsets; and the offset to go on behind, if any."""
-        group = self._machine.group_state.group(group_name)
+        group = self._machine.groups.named(group_name)
         found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view)
         shown: list[Shown] = []
         size = 0
@@ -259,7 +259,7 @@ class PartitionQueries:
     def group_rows(self) -> list[Shown]:
         counts, now_s = self._machine.log.counts, self._machine.now_ms // 1000
         told = []
-        for group in self._machine.group_state.groups.values():
+        for group in self._machine.groups.by_id.values():
             second, taken = max(group.reader.taken, self._machine.log.state.gone)
             second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
             ready = counts.between(second, now_s + 1, self._view) - taken + len(group.order.blocked)
@@ -283,7 +283,7 @@ class PartitionQueries:
                     "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
                     "settings": group.settings or None,
                     "touched_ms": group.touched_ms,
-                    "reason": group.stalled(),
+                    "reason": group.stall_reason(),
                 }
             )
         return told

@@ -148,6 +148,11 @@ def all_rows(view: View, tag: bytes) -> list[Row]:
     return view.scan(start, stop, limit=_ALL, max_bytes=_ALL)
 
 
+def all_of_group(view: View, tag: bytes, group_id: int) -> list[Row]:
+    start, stop = group_bounds(tag, group_id)
+    return view.scan(start, stop, limit=_ALL, max_bytes=_ALL)
+
+
 _pack = msgpack.Packer(use_bin_type=True).pack
 """One for all: to make one takes twice as long as to pack a small row. It keeps nothing, also when it raises."""
 

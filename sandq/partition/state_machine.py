@@ -31,9 +31,12 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.holds import Hold, Holds
-from sandq.partition.log.message_log import LogState, MessageLog, Stored
+from sandq.partition.log.log_state import LogState
+from sandq.partition.log.message_log import MessageLog, Stored
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.metrics import Counted
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 _STATE_VERSION = 1
@@ -105,18 +108,20 @@ class TimerPartition:
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
-        self.expiring_rows = ExpiringRows()
-        unique = UniqueKeys(self.expiring_rows)
-        self.group_state = GroupState(settings, unique, self.expiring_rows)
-        self.log = MessageLog(partition, self.group_state, unique, self.expiring_rows)
-        self.jobs = Jobs(self.log, self.group_state)
-        self.pending = Pending(self.log, self.group_state, unique)
+        self.shared = shared = SharedState(settings)
+        self.expiring_rows = expiring_rows = ExpiringRows()
+        unique, reader, log_state = UniqueKeys(expiring_rows), MessageReader(), LogState()
+        self._group_state = group_state = GroupState(shared, log_state, expiring_rows, reader)
+        self.groups, self.leases, self.ttl = group_state.groups, group_state.leases, group_state.ttl
+        self.log = MessageLog(partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows)
+        self.jobs = Jobs(shared, group_state, self.log)
+        self.pending = Pending(self.groups, self.log, unique)
         self.producers = Producers(partition)
-        self._lease_grants = LeaseGrants(self.group_state)
-        self._settlement = LeaseSettlement(self.group_state)
-        self._admin = GroupAdmin(self.log, self.group_state, self.jobs)
+        self._lease_grants = LeaseGrants(shared, group_state, unique)
+        self._settlement = LeaseSettlement(shared, group_state, unique)
+        self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
-        self._trimmer = Trimmer(self.log, self.group_state, self.holds)
+        self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -124,19 +129,18 @@ class TimerPartition:
         """Put the state row. The host calls it once for each set of changes it writes."""
         self.log.counts.write(view)
         self.producers.write(view)
-        log = self.log.state
         state = (
             _STATE_VERSION,
             self.applied_index,
             self.now_ms,
             self.floor_ms,
             self.clock_epoch,
-            (log.messages, log.trimmed, log.bytes, log.gone),
+            self.log.state.fields(),
             self.log.counts.state(),
             self.expiring_rows.state(),
             self._trimmer.state(),
-            (self.group_state.next_group, self.group_state.next_seq, self.group_state.own_ttl),
-            self.group_state.settings,
+            (self.groups.next_id, self.shared.next_seq, self.ttl.any_own),
+            self.shared.settings,
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
 
@@ -147,14 +151,14 @@ class TimerPartition:
         row = view.get(rows.STATE_KEY)
         if row is not None:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
-            log, counts, expiring_rows, trimmer, group_state = parts
-            self.log.state = LogState(log[0], log[1], log[2], (log[3][0], log[3][1]))
+            log, counts, expiring_rows, trimmer, numbers = parts
+            self.log.state.load(log)
             self.log.counts.load(counts)
             self.expiring_rows.load(expiring_rows)
             self._trimmer.load(trimmer)
-            self.group_state.next_group, self.group_state.next_seq, self.group_state.own_ttl = group_state
-            self.group_state.settings = stored
-            self.group_state.load(view)
+            self.groups.next_id, self.shared.next_seq, self.ttl.any_own = numbers
+            self.shared.settings = stored
+            self._group_state.load(view)
             self.jobs.load(view)
             self.producers.load(view)
             self.holds.load(view)
@@ -164,25 +168,25 @@ class TimerPartition:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.group_state.settings
+        return self.shared.settings
 
     def status(self, view: View) -> Status:
         return Status(
             self.applied_index,
             self.now_ms,
             self.floor_ms,
-            self.group_state.next_expiry_ms(view),
+            self._group_state.next_expiry_ms(view),
             self._upkeep_ms(),
             self.log.state.messages,
             self.log.counts.later,
             self.log.state.trimmed,
             self.log.state.bytes,
-            sum(group.dead.total() for group in self.group_state.groups.values()),
+            sum(group.dead.total() for group in self.groups.by_id.values()),
             self.log.garbage.rows,
             self.log.garbage.bytes,
-            self.group_state.settings,
-            tuple([self._group_status(group, view) for group in self.group_state.groups.values()]),
-            self.group_state.totals.counted(),
+            self.shared.settings,
+            tuple([self._group_status(group, view) for group in self.groups.by_id.values()]),
+            self.shared.totals.counted(),
             *self._keys_status,
             self.holds.all,
         )
@@ -196,13 +200,13 @@ class TimerPartition:
         in_log, head = self._in_log(group, view)
         metrics, blocked = group.metrics, len(group.order.blocked)
         metrics.ripen(self.now_ms, group.waiting)
-        firsts = (head, metrics.oldest(), group.order.first() if blocked else None)
+        firsts = (head, metrics.oldest(), group.order.lowest() if blocked else None)
         oldest = min((first for first in firsts if first is not None), default=None)
         return GroupStatus(
             group.group_id,
             group.name,
             next_ms,
-            group.stalled(),
+            group.stall_reason(),
             group.generation,
             in_log + blocked + metrics.ripe,
             metrics.leased,
@@ -280,7 +284,7 @@ class TimerPartition:
         stored = self._store(index, place, command, view)
         if command.producer_id:
             self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
-        self._trimmer.appended(self.now_ms)
+        self._trimmer.note_appended(self.now_ms)
         return stored, stored.count if isinstance(stored, Stored) else stored[1]
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
@@ -290,15 +294,15 @@ class TimerPartition:
         settlement, admin, now_ms = self._settlement, self._admin, self.now_ms
         match command:
             case c.Ack():
-                self._trimmer.settled(now_ms)
+                self._trimmer.note_settled(now_ms)
                 return [settlement.ack(token, what, now_ms, view) for token, what in command.items]
             case c.Nack():
-                self._trimmer.settled(now_ms)
+                self._trimmer.note_settled(now_ms)
                 return [settlement.nack(item, now_ms, view) for item in command.items]
             case c.Extend():
                 return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
             case c.Expire():
-                self._trimmer.settled(now_ms)
+                self._trimmer.note_settled(now_ms)
                 return settlement.expire(now_ms, view)
             case c.Release():
                 return settlement.release(command, now_ms, view)
@@ -310,10 +314,10 @@ class TimerPartition:
             case c.OpenGroup():
                 return admin.open_group(command, self._latest(index, place), now_ms, view)
             case c.Seek():
-                self._trimmer.settled(now_ms)
+                self._trimmer.note_settled(now_ms)
                 return admin.seek(command, self._latest(index, place), index, now_ms, view)
             case c.DropGroup():
-                self._trimmer.settled(now_ms)
+                self._trimmer.note_settled(now_ms)
                 return admin.drop(command.group, index, now_ms, view)
             case c.ConfigureGroup():
                 return admin.configure(command.group, command.settings, view)
@@ -326,8 +330,8 @@ class TimerPartition:
             case c.Hold():
                 return self._hold(command, view)
             case c.Configure():
-                self.group_state.settings = command.settings
-                self._trimmer.settled(now_ms)
+                self.shared.settings = command.settings
+                self._trimmer.note_settled(now_ms)
         return None
 
     def _latest(self, index: int, place: int) -> bytes:
@@ -337,13 +341,13 @@ class TimerPartition:
         return ((self.floor_ms << 80) + (index << 32) + (place << 12) - 1).to_bytes(16, "big")
 
     def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
-        group = self.group_state.group(command.group)
+        group = self.groups.named(command.group)
         dead = group.dead.total()
         leases = self._lease_grants.grant(index, place, command, self.now_ms, view)
-        self.group_state.totals.leases += len(leases)
+        self.shared.totals.leases += len(leases)
         self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
-            self._trimmer.settled(self.now_ms)
+            self._trimmer.note_settled(self.now_ms)
         return leases
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
@@ -357,18 +361,18 @@ class TimerPartition:
         before = self.holds.lowest
         self.holds.change(command, self.now_ms, view)
         if self.holds.lowest > before:
-            self._trimmer.settled(self.now_ms)
+            self._trimmer.note_settled(self.now_ms)
         return self.log.state.trimmed
 
     def _upkeep(self, index: int, place: int, view: View) -> int:
         """A bounded part of all that is to be done. The places it used."""
         while self._admin.drop_idle(index, self.now_ms, view):
-            self._trimmer.settled(self.now_ms)
+            self._trimmer.note_settled(self.now_ms)
         self.expiring_rows.sweep(self.now_ms, view)
         self.producers.forget(self.now_ms, view)
         if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
             self.holds.drop(self.now_ms, view)
-            self._trimmer.settled(self.now_ms)
+            self._trimmer.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
 
@@ -376,12 +380,12 @@ class TimerPartition:
 def _next_ms(group: Group, view: View) -> int | None:
     if group.seeking:
         return None
-    waiting = group.first_waiting()
+    waiting = group.next_waiting()
     times = [waiting.due_ms] if waiting else []
     free = group.order.first_free()
-    if free is not None and group.paused() is None:
+    if free is not None and group.pause_reason() is None:
         times.append(offsets.deliver_ms(free))
-    if group.stalled() is None:
+    if group.stall_reason() is None:
         head = group.reader.head(view)
         if head is not None:
             times.append(offsets.deliver_ms(head.first))

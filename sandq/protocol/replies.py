@@ -47,11 +47,12 @@ newer broker's and are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import ProtocolError
+from sandq.model.piece import LeasedPieces
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX, Field, Shape
 from sandq.protocol.frames import Frame, Type, encode_with_tail
 from sandq.protocol.requests import RANGE_MESSAGES
@@ -268,44 +269,33 @@ class Deliver(NamedTuple):
         return cls._make(frame[1:13])
 
 
-def encode_deliver(
-    subscription_id: int,
-    group_number: int,
-    partition: int,
-    token: int,
-    attempt: int,
-    deadline_ms: int,
-    offsets: bytes,
-    ids: bytes | None,
-    created_ms: int | bytes,
-    live: Sequence[Sequence[int]] | None,
-    batch: bytes | bytearray | memoryview,
-    *,
-    last: bool = False,
-) -> bytes:
-    """The bytes of a DELIVER push; the batch goes in as it is, copied once.
+def encode_deliver(subscription_id: int, lease: LeasedPieces, *, last: bool = True) -> Iterator[bytes]:
+    """Encode the DELIVER pushes of a lease, one for each piece; the batches go in as they are, copied once.
 
     `last`: no further frame of this lease follows. Only then can a client ack a lease as a whole, in one
     small item; so leave it False when in doubt: such an ack is for all of the lease, what was never sent
     included.
     """
-    return encode_with_tail(
-        (
-            Type.DELIVER,
-            subscription_id,
-            group_number,
-            partition,
-            token,
-            attempt,
-            deadline_ms,
-            offsets,
-            ids,
-            created_ms,
-            live,
-            last,
-        ),
-        batch,
-    )
+    left = len(lease.pieces)
+    for offsets, ids, created_ms, live, batch in lease.pieces:
+        left -= 1
+        yield encode_with_tail(
+            (
+                Type.DELIVER,
+                subscription_id,
+                lease.group_number,
+                lease.partition,
+                lease.token,
+                lease.attempt,
+                lease.deadline_ms,
+                offsets,
+                ids,
+                created_ms,
+                live,
+                last and not left,
+            ),
+            batch,
+        )
 
 
 def results(frame: Frame, count: int) -> list[Any]:

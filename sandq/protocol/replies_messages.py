@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgpack
 
 from sandq.model.errors import ProtocolError
+from sandq.model.piece import Piece
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX, Field, Shape, check_offset, kind_name
 from sandq.protocol.frames import LENGTH, Frame
 from sandq.protocol.replies import PIECE, check_piece
@@ -56,16 +57,6 @@ _NIL = type(None)
 
 def _shape(name: str, *fields: Field) -> Shape:
     return Shape(name, *fields, exact=False, error=ProtocolError)
-
-
-class Piece(NamedTuple):
-    """A batch and what the broker knows of its messages; the fields are those of DELIVER."""
-
-    offsets: bytes
-    ids: bytes | None
-    created_ms: int | bytes
-    live: Sequence[Sequence[int]] | None
-    batch: bytes
 
 
 _PIECE = _shape("reply, piece", *PIECE)

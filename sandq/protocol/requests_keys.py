@@ -21,9 +21,10 @@ from typing import Final, NamedTuple
 
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.offsets import PARTITION_MAX
+from sandq.model.piece import Piece
 from sandq.protocol.fields import OFFSET_BYTES, Field, Shape, check_offset
 from sandq.protocol.frames import Frame, Type, encode_frame
-from sandq.protocol.replies_messages import Piece, parse_pieces
+from sandq.protocol.replies_messages import parse_pieces
 
 KEYS_MOST: Final = 10_000
 """Of one request."""

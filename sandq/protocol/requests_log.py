@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sandq.model.errors import ProtocolError
+from sandq.model.piece import Piece
 from sandq.protocol.fields import PARTITION_MAX, U32_MAX, U48_MAX, Field, Shape, check_offset
 from sandq.protocol.frames import Frame, Type, encode_frame
-from sandq.protocol.replies_messages import Piece, parse_pieces
+from sandq.protocol.replies_messages import parse_pieces
 
 _TOPIC: Final = Field("topic", str)
 _PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)

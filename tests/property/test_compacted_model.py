@@ -179,7 +179,7 @@ class Walk(RuleBasedStateMachine):
     @rule(number=numbers, how=st.sampled_from(["ack", "nack", "look"]))
     def settle(self, number: int, how: str) -> None:
         token = list(self.held)[number % len(self.held)]
-        live = self.bench.machine.group_state.leases.get(token)
+        live = self.bench.machine.leases.by_token.get(token)
         if live is not None and not live.ended and how == "look":
             texts = [
                 m.fields[Column.VALUE].decode() if Column.VALUE in m.fields else None for m in self.bench.messages(live)

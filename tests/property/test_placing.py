@@ -159,7 +159,7 @@ class Placing(RuleBasedStateMachine):
 
     @rule(group=st.sampled_from(GROUPS), consumer=st.sampled_from(["c0", "c1"]))
     def release(self, group: str, consumer: str) -> None:
-        tokens = {lease.token for lease in self.bench.machine.group_state.leases_of(group, consumer)}
+        tokens = {lease.token for lease in self.bench.machine.leases.live_of(group, consumer)}
         self.bench.release(consumer, at=self.at, group=group)
         for key, (token, _) in list(self.model.holder.items()):
             if token in tokens:
@@ -179,7 +179,7 @@ class Placing(RuleBasedStateMachine):
     def leased_is_what_is_held(self) -> None:
         for group in GROUPS:
             held = {name for (of, name) in self.model.holder if of == group}
-            leases = self.bench.machine.group_state.group(group).leases.values()
+            leases = self.bench.machine.groups.named(group).leases.values()
             assert sum(lease.live.bit_count() for lease in leases) == len(held)
 
     def teardown(self) -> None:

@@ -78,7 +78,7 @@ def test_the_size_of_a_rest(restart: bool) -> None:
     bench.append(*[f"next {at}" for at in range(500)])
     if restart:
         bench.restart()
-    head = bench.machine.group_state.group("g").reader.head(bench.view)
+    head = bench.machine.groups.named("g").reader.head(bench.view)
     assert head is not None
     assert (head.length, head.size) == (10, 10 * (size // 11))
 

@@ -17,7 +17,6 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.produce_validation import Place
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
@@ -29,6 +28,7 @@ from sandq.metadata.records import Partition, Topic
 from sandq.model.config import NodeConfig
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.settings import COMPACTED
+from sandq.partition.produce_validation import Place
 from sandq.raft import Members
 
 log = structlog.get_logger("sandq.broker")

@@ -279,7 +279,7 @@ class PartitionLeader:
             to.credit -= delivery.count  # it was taken off the one that is gone
         if group.generation == delivery.generation:
             self.stats.delivered(delivery, self._clock.now_s())
-            to.push(self.host.number, self.partition, delivery)
+            to.push(delivery)
         else:
             # A seek came before: the lease is over, nobody hears of it, and it takes no room.
             to.credit += delivery.count

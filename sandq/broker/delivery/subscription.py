@@ -17,11 +17,11 @@ class Subscription:
         consumer: str,
         credit: int,
         lease_ms: int,
-        push: Callable[[int, int, Delivery], None],
+        push: Callable[[Delivery], None],
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
     ) -> None:
-        """`push(group number, partition, delivery)` sends; `congested()`: its connection takes nothing now;
+        """`push(delivery)` sends; `congested()`: its connection takes nothing now;
         `ended(error)`: the topic was deleted."""
         self.group = group
         self.consumer = consumer

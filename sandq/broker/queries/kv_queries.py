@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
+from sandq.model.errors import InvalidRequest
 from sandq.model.settings import COMPACTED
-from sandq.partition import commands as c
 from sandq.partition.kv.changes import Changes, Watch
 from sandq.partition.view import Row
 
@@ -21,6 +19,7 @@ T = TypeVar("T")
 class KvQueries:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._time = PartitionTime(broker.clock)
 
     async def get(
         self, topic: str, partition: int, stale: bool, each: Sequence[Sequence[bytes]], max_bytes: int
@@ -62,16 +61,8 @@ class KvQueries:
         host, reads, clock = self._broker.partition(topic, partition).host, self._broker.reads, self._broker.clock
         if stale:
             return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
-        await self._tell_the_time(host)
+        await self._time.advance_for_values(host)
         return await reads.ask(host, lambda replica: question(replica, 0), requests), 0
-
-    async def _tell_the_time(self, host: RaftGroup) -> None:
-        """A value is gone for readers when it is for who swaps it: by the time in the log. By the clock a reader would
-        see it gone before a swap of it that is under way, and stands before its end, succeeds."""
-        status, now_ms = host.status, self._broker.clock.now_ms()
-        if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
-            with suppress(Overloaded, StorageFailed):  # reading goes on without it
-                await host.call(c.Clock())
 
     def _check_kind(self, topic: str) -> None:
         kind = self._broker.topic(topic).record.kind

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
+from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model import offsets
 from sandq.model.errors import (
@@ -16,8 +16,6 @@ from sandq.model.errors import (
     InvalidRequest,
     InvalidTime,
     NotFound,
-    Overloaded,
-    StorageFailed,
     UnknownGroup,
     UnknownPartition,
 )
@@ -31,21 +29,17 @@ from sandq.partition.queries import UNITS_S, PartitionQueries
 
 T = TypeVar("T")
 
-CLOCK_PAUSE_MS = 100
-"""A partition's closed time is moved for a reader at most this often."""
-
 
 class MessageQueries:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._clocked_ms: dict[int, int] = {}
-        """When a partition's closed time was last moved for a reader of this connection."""
+        self._time = PartitionTime(broker.clock)
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
     def cancel(self, topic: str, partition: int, targets: Sequence[c.Target], done: Done) -> None:
         """`done` gets an outcome for each target."""
-        host = self._broker.partition(topic, partition).host
+        host = self._host(topic, partition)
         host.submit(c.Cancel(targets), done, size=64 + 96 * len(targets))
 
     def move(self, topic: str, partition: int, items: Sequence[Any], done: Done) -> None:
@@ -53,15 +47,15 @@ class MessageQueries:
         for position, (_, at_ms, relative) in enumerate(items):
             if not relative and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
-        host = self._broker.partition(topic, partition).host
+        host = self._host(topic, partition)
         host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
 
     async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
-        await self._know_the_time(topic, partition)
+        await self._time.advance_for_states(self._host(topic, partition))
         return _found(await self._ask(topic, partition, lambda queries: queries.get(target)))
 
     async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
-        await self._know_the_time(topic, partition)
+        await self._time.advance_for_states(self._host(topic, partition))
         told = _found(await self._ask(topic, partition, lambda queries: queries.why(target)))
         delivery = self._broker.partition(topic, partition)
         for group in told["groups"]:
@@ -72,7 +66,7 @@ class MessageQueries:
 
     async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
         """`asked`: as `PartitionQueries.page` takes it."""
-        await self._know_the_time(topic, partition)
+        await self._time.advance_for_states(self._host(topic, partition))
         return await self._ask(topic, partition, lambda queries: queries.page(*asked))
 
     async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -82,7 +76,7 @@ class MessageQueries:
         self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
     ) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
-        await self._close(topic, partition, start, end)
+        await self._close_log(topic, partition, start, end)
         return self._broker.topic(topic).record.number, await self._ask(
             topic, partition, lambda queries: queries.fetch(start, end, most, max_bytes, pending)
         )
@@ -91,38 +85,23 @@ class MessageQueries:
         self, topic: str, partition: int, start: bytes, end: bytes | None, most: int | None, pending: bool
     ) -> tuple[int, Extent]:
         """The topic's number, and how much there is of what `fetch` gives."""
-        await self._close(topic, partition, start, end)
+        await self._close_log(topic, partition, start, end)
         return self._broker.topic(topic).record.number, await self._ask(
             topic, partition, lambda queries: queries.measure(start, end, most, pending)
         )
 
-    async def _close(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
-        """Let the closed time of a partition come up to now, where that is asked for."""
-        host = self._broker.partition(topic, partition).host
+    async def _close_log(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
+        """Close the log for who reads from `start` up to `end`. Raises InvalidRequest, Overloaded, StorageFailed."""
+        host = self._host(topic, partition)
         parts = offsets.unpack(start)
         if parts.place and parts.partition != partition:
             raise InvalidRequest(
                 f"offset {offsets.to_text(start)} is of partition {parts.partition}, not of {partition}"
             )
-        now_ms = until_ms = self._broker.clock.now_ms()
-        if end is not None:
-            until_ms = min(until_ms, offsets.deliver_ms(end) + 1)
-        if until_ms > host.status.now_ms:
-            await self._move_clock(host, now_ms)
+        await self._time.advance_for_log(host, None if end is None else offsets.deliver_ms(end) + 1)
 
-    async def _know_the_time(self, topic: str, partition: int) -> None:
-        """In a partition in which nothing happens it is as late as at the last entry: what came due since would be
-        shown as delayed."""
-        host = self._broker.partition(topic, partition).host
-        now_ms = self._broker.clock.now_ms()
-        if now_ms - host.status.now_ms >= CLOCK_PAUSE_MS and (host.status.messages or host.status.dead):
-            with suppress(Overloaded, StorageFailed):  # reading goes on without it
-                await self._move_clock(host, now_ms)
-
-    async def _move_clock(self, host: RaftGroup, now_ms: int) -> None:
-        if now_ms - self._clocked_ms.get(host.number, 0) >= CLOCK_PAUSE_MS:
-            self._clocked_ms[host.number] = now_ms
-            await host.call(c.Clock())
+    def _host(self, topic: str, partition: int) -> RaftGroup:
+        return self._broker.partition(topic, partition).host
 
     async def forecast(self, topic: str, unit: str, count: int) -> tuple[int, list[tuple[int, int]], int]:
         """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""
@@ -130,7 +109,7 @@ class MessageQueries:
         total: dict[int, int] = {}
         later = 0
         for partition in [delivery.partition for delivery in self._broker.led(topic)]:
-            await self._know_the_time(topic, partition)
+            await self._time.advance_for_states(self._host(topic, partition))
             buckets, more = await self._ask(
                 topic, partition, lambda queries: queries.forecast(UNITS_S[unit], count, now_ms)
             )
@@ -146,7 +125,7 @@ class MessageQueries:
     ) -> dict[str, Any]:
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
-        host = self._broker.partition(topic, partition).host
+        host = self._host(topic, partition)
         job: dict[str, Any] = await host.call(c.StartJob(job_id, kind, dict(arguments)))
         return job
 
@@ -163,7 +142,7 @@ class MessageQueries:
         rows: list[dict[str, Any]] = []
         for delivery in self._broker.led(topic):
             partition = delivery.partition
-            await self._know_the_time(topic, partition)
+            await self._time.advance_for_states(self._host(topic, partition))
             for row in await self._ask(topic, partition, lambda queries: queries.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
                 rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
@@ -208,7 +187,7 @@ class MessageQueries:
 
     async def hold(self, topic: str, partition: int, name: str, offset: bytes | None, ttl_ms: int | None) -> bytes:
         """Up to where the log is trimmed by now."""
-        host = self._broker.partition(topic, partition).host
+        host = self._host(topic, partition)
         trimmed: bytes = await host.call(c.Hold(check_name("hold", name), offset, ttl_ms or 0))
         return trimmed
 
@@ -236,7 +215,7 @@ class MessageQueries:
     async def _ask(self, topic: str, partition: int, question: Callable[[PartitionQueries], T]) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before."""
-        host = self._broker.partition(topic, partition).host
+        host = self._host(topic, partition)
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries))
 
 

@@ -126,9 +126,10 @@ class NodeLog:
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
         """Run the local replica of a partition, which was installed before."""
+        group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
-            topic.partitions[partition].group,
-            lambda store: PartitionReplica(self.stores, store, partition, topic.first_settings, topic.kind),
+            group,
+            lambda store: PartitionReplica(self.stores, store, group, partition, settings, topic.kind),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 

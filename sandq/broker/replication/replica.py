@@ -9,12 +9,14 @@ from typing import Any, Protocol
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
+from sandq.model.piece import LeasedPieces
 from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.changes import Changes, Watch, changes
-from sandq.partition.log.pieces import Piece, Reader
+from sandq.partition.kv.key_table import KeyTable
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Change, Row, View
@@ -62,17 +64,14 @@ class Replica(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """A lease as it is sent to its consumer."""
+class Delivery(LeasedPieces):
+    """A lease as it is sent to its consumer, and what its sender goes by."""
 
-    token: int
     consumer: str
-    attempt: int
-    deadline_ms: int
     count: int
+    """Messages of all pieces."""
     due_ms: int
     """When the last of it is due: it is not sent before."""
-    pieces: list[Piece]
     generation: int
     """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
     returning: bool
@@ -82,10 +81,14 @@ class Delivery:
 
 
 class PartitionReplica:
-    def __init__(self, stores: Stores, store: int, partition: int, settings: dict[str, Any], kind: str = TIMER) -> None:
+    def __init__(
+        self, stores: Stores, store: int, group: int, partition: int, settings: dict[str, Any], kind: str = TIMER
+    ) -> None:
+        """`group`: the number of the partition's Raft group."""
+        self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
-        self._reader = Reader()
+        self._reader = MessageReader()
         self.machine = MACHINES[kind].load(partition, settings, self._view)
         self.queries = PartitionQueries(self.machine, self._view)
         """For calls on the apply thread."""
@@ -99,7 +102,7 @@ class PartitionReplica:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []
         entry = commands.Entry.decode(command)
-        totals = self.machine.group_state.totals
+        totals = self.machine.shared.totals
         counted = totals.counted() if not wanted else None
         results = self.machine.apply(index, entry, self._view)
         if counted is not None:
@@ -126,7 +129,7 @@ class PartitionReplica:
 
     def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
-        for lease in self.machine.group_state.leases_of(group, consumer):
+        for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known:
                 yield self._delivery(lease, repeated=True)
 
@@ -138,12 +141,11 @@ class PartitionReplica:
         """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
         reaches `max_bytes` (apply thread; a compacted topic's). What is over is not there: by the time of the last
         entry, or by a later one that is given."""
-        machine = self.machine
-        assert isinstance(machine, CompactedPartition)
+        table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
         for key in keys:
-            row = machine.keys.get(key, max(now_ms, machine.now_ms), self._view)
+            row = table.get(key, late_ms, self._view)
             rows.append(row)
             size += len(row or b"")
             if size >= max_bytes:
@@ -154,10 +156,14 @@ class PartitionReplica:
         self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
     ) -> tuple[list[Row], bytes | None]:
         """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's)."""
+        table, late_ms = self._keys(now_ms)
+        return table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+
+    def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
+        """The keys of a compacted topic, and the time by which they are read."""
         machine = self.machine
         assert isinstance(machine, CompactedPartition)
-        late_ms = max(now_ms, machine.now_ms)
-        return machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+        return machine.keys, max(now_ms, machine.now_ms)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
         """As `changes` (apply thread; a compacted topic's)."""
@@ -166,18 +172,19 @@ class PartitionReplica:
         return changes(machine, watch, max_messages, max_bytes, self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
-        ranges = lease.select(lease.live)
-        pieces = self._reader.pieces(self._view, ranges, lease.group_id if lease.kept else None)
-        count = sum(piece.count for piece in pieces)
-        generation = self.machine.group_state.groups[lease.group_id].generation
+        live = lease.live
+        pieces = self._reader.pieces(self._view, lease.select(live), lease.group_id if lease.kept else None)
+        generation = self.machine.groups.by_id[lease.group_id].generation
         return Delivery(
+            self._group,
+            self.machine.partition,
             lease.token,
-            lease.consumer,
             lease.attempt,
             lease.deadline_ms,
-            count,
-            lease.due_ms,
             pieces,
+            lease.consumer,
+            live.bit_count(),
+            lease.due_ms,
             generation,
             lease.attempt > 1 or lease.since_ms < lease.leased_ms,
             repeated,

@@ -26,8 +26,8 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader_for_ever
 from sandq.model.errors import ClosedError, ProtocolError, SandqError, Unavailable, UnknownTopic
 from sandq.model.partitioning import partition_for
+from sandq.model.piece import Piece
 from sandq.protocol.replies import TopicRecord
-from sandq.protocol.replies_messages import Piece
 from sandq.protocol.requests_keys import KvChanges, KvWatch
 
 ANSWERS_AHEAD: Final = 2

@@ -14,8 +14,8 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, ProtocolError, UnknownPartition
+from sandq.model.piece import Piece
 from sandq.protocol.fields import PARTITION_MAX
-from sandq.protocol.replies_messages import Piece
 from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 
 PAGE_MESSAGES = 10_000

@@ -33,8 +33,8 @@ class ExpiringRows:
         view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)
 
-    def leave(self, message_id: bytes, now_ms: int, view: View) -> None:
-        """A message that had been moved is nowhere any more: where it was is remembered for a while."""
+    def expire_move(self, message_id: bytes, now_ms: int, view: View) -> None:
+        """Remember only for a while where a message had been moved, for it is nowhere any more."""
         key = rows.MOVED + message_id
         row = view.get(key)
         if row is not None:

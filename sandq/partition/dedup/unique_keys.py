@@ -47,12 +47,20 @@ class UniqueKeys:
         """The message of this id is pending under the key."""
         view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, sender, None))
 
-    def delivered(self, extra: Extra, now_ms: int, window_ms: int, view: View) -> None:
-        """A message is pending no longer: a group leased it, or it died there."""
-        self._end(extra, DELIVERED, now_ms, window_ms, view)
+    def mark_delivered(self, extra: Extra | None, now_ms: int, window_ms: int, view: View) -> None:
+        """Refuse others for `window_ms` still: the message of a log entry is pending no longer, for a group leased it,
+        or it died there."""
+        if extra is not None:
+            self._end(extra, DELIVERED, now_ms, window_ms, view)
 
-    def cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
+    def mark_cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
+        """Free the key, and remember it so that a repeated cancel is answered likewise."""
         self._end(extra, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+
+    def release(self, extra: Extra | None, view: View) -> None:
+        """Free the key of a message that leaves the log, if no group ever leased it (a seek passed it)."""
+        if extra is not None:
+            self._end(extra, DELIVERED, 0, 0, view)
 
     def _end(self, extra: Extra, state: int, now_ms: int, window_ms: int, view: View) -> None:
         if extra.unique_key is None:

@@ -16,42 +16,45 @@ from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import cursor_before
 from sandq.partition.rows import Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 
 class GroupAdmin:
-    def __init__(self, log: MessageLog, group_state: GroupState, jobs: Jobs) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog, jobs: Jobs) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._kept = group_state.kept
         self._log = log
-        self._group_state = group_state
         self._jobs = jobs
 
     def open_group(self, command: c.OpenGroup, latest: bytes, now_ms: int, view: View) -> int:
-        """The group's id; made unless it exists. Raises InvalidRequest (limit, a foreign offset)."""
-        group = self._group_state.find_group(command.group)
+        """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
+        group = self._groups.find(command.group)
         if group is None:
-            if len(self._group_state.groups) >= FIXED.groups_per_topic:
-                raise InvalidRequest(f"the topic has {len(self._group_state.groups)} groups, which is the limit")
-            group = Group(self._group_state.next_group, command.group, self._cursor(command.start, latest))
-            self._group_state.next_group += 1
-            self._group_state.add_group(group)
+            if len(self._groups.by_id) >= FIXED.groups_per_topic:
+                raise InvalidRequest(f"the topic has {len(self._groups.by_id)} groups, which is the limit")
+            group = self._groups.create(command.group, self._cursor(command.start, latest))
         group.touched_ms = now_ms
-        self._group_state.put_group(group, view)
+        self._groups.store(group, view)
         return group.group_id
 
     def seek(self, command: c.Seek, latest: bytes, index: int, now_ms: int, view: View) -> bytes:
         """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
-        group = self._group_state.group(command.group)
+        group = self._groups.named(command.group)
         if group.seeking:
             raise InvalidRequest(f"group {group.name!r} is being put elsewhere already; wait until that is done")
         above = self._cursor(command.to, latest, clamped=False)
         cursor = max(above, self._log.state.trimmed)
         gone: list[Range] = []
         for lease in list(group.leases.values()):
-            gone += self._own(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
-            self._group_state.revoke(lease, view)
+            gone += self._take_kept(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
+            self._leases.revoke(lease, view)
         for entry in list(group.waiting.values()):
-            gone += self._own(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
-            self._group_state.shrink(group, entry, [], view)
+            gone += self._take_kept(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
+            self._waiting.reduce(group, entry, [], view)
         for offset in list(group.order.blocked):
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
         group.order.clear()
@@ -59,45 +62,47 @@ class GroupAdmin:
         group.generation += 1
         if gone:
             # Their log rows were trimmed: the group has the only ones.
-            self._group_state.wait(group, Waiting(now_ms, 0, 0, None, sorted(gone), now_ms, kept=True), view)
-            if self._group_state.ordered:
-                self._group_state.start_keys(group, gone, True, view)
+            self._waiting.add(group, Waiting(now_ms, 0, 0, None, sorted(gone), now_ms, kept=True), view)
+            if self._shared.is_ordered:
+                group.start_keys(gone, True, view)
         if group.dead.total():
             group.seeking = True
             self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
-        self._group_state.put_group(group, view)
+        self._groups.store(group, view)
         return cursor
 
     def drop(self, name: str, index: int, now_ms: int, view: View) -> None:
-        group = self._group_state.group(name)
-        self._group_state.remove_group(group, view)
+        group = self._groups.named(name)
+        for lease in list(group.leases.values()):
+            self._leases.revoke(lease, view)
+        self._groups.remove(group, view)
         self._jobs.start_own("drop", {"group_id": group.group_id}, index, now_ms, view)
 
     def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
-        group = self._group_state.group(name)
+        group = self._groups.named(name)
         group.settings = settings
-        self._group_state.put_group(group, view)
+        self._groups.store(group, view)
 
     def touch(self, names: list[str], now_ms: int, view: View) -> None:
         for name in names:
-            group = self._group_state.find_group(name)
+            group = self._groups.find(name)
             if group is not None:
                 group.touched_ms = now_ms
-                self._group_state.put_group(group, view)
+                self._groups.store(group, view)
 
     def idle_ms(self) -> int | None:
         """When the first group goes because it has no consumers."""
-        ttl_ms = self._group_state.settings["group_ttl_ms"]
+        ttl_ms = self._shared.settings["group_ttl_ms"]
         if ttl_ms is None:
             return None
-        return min((group.touched_ms + ttl_ms for group in self._group_state.groups.values()), default=None)
+        return min((group.touched_ms + ttl_ms for group in self._groups.by_id.values()), default=None)
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
         """Drop one group that nobody used for `group_ttl`. Whether there was one."""
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
-        group = min(self._group_state.groups.values(), key=lambda group: (group.touched_ms, group.group_id))
+        group = min(self._groups.by_id.values(), key=lambda group: (group.touched_ms, group.group_id))
         self.drop(group.name, index, now_ms, view)
         return True
 
@@ -119,7 +124,7 @@ class GroupAdmin:
             raise InvalidRequest(f"{to!r} is no place: earliest, latest, an instant or an offset is expected")
         return min(max(cursor, self._log.state.trimmed) if clamped else cursor, latest)
 
-    def _own(
+    def _take_kept(
         self,
         group: Group,
         ranges: list[Range],
@@ -129,7 +134,7 @@ class GroupAdmin:
         now_ms: int,
         view: View,
     ) -> list[Range]:
-        """What of a revoked holding is only in rows of the group's own and comes again; the other rows are deleted."""
+        """Return what is only in rows of the group's own and comes again after a seek, and delete its other rows."""
         if not kept:
             return []
         again: list[Range] = []
@@ -138,5 +143,5 @@ class GroupAdmin:
                 if above < offset <= cursor:
                     again.append(Range(offset, 1))
                 else:
-                    self._group_state.drop_kept(group, offset, now_ms, view)
+                    self._kept.drop(group, offset, now_ms, view)
         return again

@@ -9,9 +9,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sandq.partition import rows
-from sandq.partition.groups.leases import History, load_history
-from sandq.partition.log.pieces import Message
-from sandq.partition.rows import Fields
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.kept_messages import KeptMessages
+from sandq.partition.groups.leases import History, Waiting, load_history
+from sandq.partition.groups.waiting_table import WaitingTable
+from sandq.partition.log.pieces import Message, MessageReader
+from sandq.partition.rows import Fields, Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 NACKED, LEASE_EXPIRED, EXPIRED = "nacked", "lease_expired", "expired"
@@ -34,18 +39,65 @@ class DeadMessage(NamedTuple):
         return rows.kept_row(self.id, self.created_ms, self.fields, immortal=True)
 
 
-def bury(
-    group_id: int,
-    messages: Iterable[Message],
-    attempts: int,
-    reason: str,
-    error: str | None,
-    history: History,
-    now_ms: int,
-    view: View,
-) -> tuple[int, int]:
+class Death(NamedTuple):
+    """What messages died of together."""
+
+    reason: str
+    attempts: int = 0
+    error: str | None = None
+    history: History = ()
+
+
+EXPIRED_UNREAD = Death(EXPIRED)
+"""No attempt was made."""
+
+
+class DeadLetters:
+    """Buries messages of groups, and counts them."""
+
+    def __init__(
+        self, shared: SharedState, groups: GroupTable, waiting: WaitingTable, kept: KeptMessages, reader: MessageReader
+    ) -> None:
+        self.buried_bytes = 0
+        """Of all that was buried by this process: what a step adds to it bounds the step."""
+        self._shared = shared
+        self._groups = groups
+        self._waiting = waiting
+        self._kept = kept
+        self._reader = reader
+
+    def bury(self, group: Group, ranges: list[Range], kept: bool, death: Death, now_ms: int, view: View) -> None:
+        """Put messages into rows of dead messages. `kept`: they are in rows of the group's own until now."""
+        messages = self._reader.messages(view, ranges, group.group_id if kept else None)
+        count, size = put_rows(group.group_id, messages, death, now_ms, view)
+        group.dead[death.reason] += count
+        self._count(death.reason, count)
+        self.buried_bytes += size
+        self._kept.finish(group, ranges, kept, now_ms, view)
+        self._groups.store(group, view)
+
+    def bury_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> bool:
+        """Bury what has expired of a waiting entry. Whether there was any."""
+        expired = self._waiting.remove_expired(group, entry, now_ms, view)
+        if expired:
+            death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
+            self.bury(group, expired, entry.kept, death, now_ms, view)
+        return bool(expired)
+
+    def _count(self, reason: str, count: int) -> None:
+        totals = self._shared.totals
+        if reason == EXPIRED:
+            totals.dead_expired += count
+        elif reason == NACKED:
+            totals.dead_nacked += count
+        else:
+            totals.dead_lease_expired += count
+
+
+def put_rows(group_id: int, messages: Iterable[Message], death: Death, now_ms: int, view: View) -> tuple[int, int]:
     """Put the rows of messages that died together. How many there were, and their bytes."""
     count = size = 0
+    reason, attempts, error, history = death
     for message in messages:
         row = rows.pack(attempts, reason, error, now_ms, message.id, message.created_ms, message.fields, history)
         view.put(rows.of_group(rows.DEAD, group_id, message.offset), row)

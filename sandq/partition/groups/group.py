@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sandq.model import offsets
@@ -17,12 +17,14 @@ from sandq.model.limits import FIXED
 from sandq.partition import rows
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.log.reader import LogReader
+from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
+from sandq.partition.rows import Range
+from sandq.partition.view import View
 
 
 class Group:
-    """State of one group; its row is written by `GroupState`."""
+    """State of one group; `GroupTable` writes its row, and the tables of leases and of what waits fill it."""
 
     def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
         self.group_id = group_id
@@ -33,12 +35,12 @@ class Group:
         """By seq; `_queue` orders it by time."""
         self._queue: list[tuple[int, int]] = []
         """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
-        self._deaths: list[tuple[int, int]] = []
+        self._expiries: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder()
         self.metrics = PartitionMetrics()
-        self.gaps = 0
-        """Ranges that wait."""
+        self.waiting_ranges = 0
+        """Ranges of all that waits."""
         self.dead: Counter[str] = Counter()
         """By reason."""
         self.touched_ms = 0
@@ -67,31 +69,38 @@ class Group:
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
         return group
 
-    def queue(self, entry: Waiting) -> None:
+    def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
+        """A setting of the topic, unless the group overrides it."""
+        return self.settings[name] if name in self.settings else topic[name]
+
+    # -- what waits -----------------------------------------------------------------------------------------------
+
+    def add_waiting(self, entry: Waiting) -> None:
+        """Keep an entry until its messages are leased again, or expire."""
         self.waiting[entry.seq] = entry
-        self.gaps += len(entry.ranges)
-        self.metrics.see_waiting(entry)
+        self.waiting_ranges += len(entry.ranges)
+        self.metrics.count_waiting(entry)
         heapq.heappush(self._queue, (entry.due_ms, entry.seq))
-        self.watch(entry)
-        self.changed()
+        self.watch_expiry(entry)
+        self.forget_holders()
 
-    def watch(self, entry: Waiting) -> None:
-        """The `expires_ms` of a waiting entry is new."""
+    def watch_expiry(self, entry: Waiting) -> None:
+        """Note when a waiting entry expires, after that has changed."""
         if entry.expires_ms is not None:
-            heapq.heappush(self._deaths, (entry.expires_ms, entry.seq))
+            heapq.heappush(self._expiries, (entry.expires_ms, entry.seq))
 
-    def first_death(self) -> Waiting | None:
-        """What dies next of what waits."""
-        while self._deaths:
-            expires_ms, seq = self._deaths[0]
+    def next_to_expire(self) -> Waiting | None:
+        """The waiting entry that expires first."""
+        while self._expiries:
+            expires_ms, seq = self._expiries[0]
             entry = self.waiting.get(seq)
             if entry is not None and entry.expires_ms == expires_ms:
                 return entry
-            heapq.heappop(self._deaths)
+            heapq.heappop(self._expiries)
         return None
 
-    def first_waiting(self) -> Waiting | None:
-        """What comes back next."""
+    def next_waiting(self) -> Waiting | None:
+        """The waiting entry whose next attempt comes first."""
         while self._queue:
             entry = self.waiting.get(self._queue[0][1])
             if entry is not None:
@@ -99,22 +108,28 @@ class Group:
             heapq.heappop(self._queue)
         return None
 
-    def paused(self) -> str | None:
-        """Why nothing new is leased, if so."""
+    # -- what stops it --------------------------------------------------------------------------------------------
+
+    def pause_reason(self) -> str | None:
+        """Why nothing new is leased; None when it is."""
         if self.seeking:
             return "a seek is under way"
-        if self.gaps > FIXED.max_gaps:
-            return f"{self.gaps} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
+        if self.waiting_ranges > FIXED.max_gaps:
+            return (
+                f"{self.waiting_ranges} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
+            )
         return None
 
-    def stalled(self) -> str | None:
-        """Why nothing new is taken from the log, if so."""
+    def stall_reason(self) -> str | None:
+        """Why nothing new is taken from the log; None when it is."""
         if len(self.order.blocked) >= FIXED.key_window:
             return (
                 f"{len(self.order.blocked)} messages wait for earlier ones of their keys (limit {FIXED.key_window}): "
                 f"nothing new is leased"
             )
-        return self.paused()
+        return self.pause_reason()
+
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def is_pending(self, offset: bytes) -> bool:
         """No attempt of this message was made."""
@@ -138,9 +153,38 @@ class Group:
             at -= 1
         return None
 
-    def changed(self) -> None:
-        """There is a lease or a waiting entry more, or less, or one that has other messages."""
+    def forget_holders(self) -> None:
+        """Look for holders anew, for there is another lease or waiting entry, or one has other messages."""
         self._holders = None
+
+    # -- the order of its keys ------------------------------------------------------------------------------------
+
+    def load_key_order(self, view: View) -> None:
+        """Find out which keys are busy with what is leased or waits, and load which messages they block."""
+        for lease in self.leases.values():
+            self.start_keys(lease.select(lease.live), lease.kept, view)
+        for entry in self.waiting.values():
+            self.start_keys(entry.ranges, entry.kept, view)
+        for key, value in rows.all_of_group(view, rows.BLOCKED, self.group_id):
+            self.order.load(key[5:], rows.unpack(value)[0])
+
+    def start_keys(self, ranges: list[Range], kept: bool, view: View) -> None:
+        """Make the keys of messages busy. `kept`: they are in rows of the group's own."""
+        for base, length in ranges:
+            # In the log a message with a key has a row and so a range of its own; not among what was redriven.
+            for offset in offsets.run(base, length if kept else 1):
+                if (key := self._ordering_key(offset, kept, view)) is not None:
+                    self.order.start(offset, key)
+
+    def _ordering_key(self, offset: bytes, kept: bool, view: View) -> int | None:
+        """The ordering hash of a message of its own row, if it has a key."""
+        if kept:
+            row = view.get(rows.of_group(rows.KEPT, self.group_id, offset))
+            return None if row is None else rows.order_of(rows.unpack(row)[2])
+        entry = single_row_entry(view, offset)
+        return None if entry.extra is None else entry.extra.order
+
+    # -- what it is done with -------------------------------------------------------------------------------------
 
     def first_unacked(self) -> bytes | None:
         """The lowest offset at or below the cursor that keeps the log: leased, waiting or blocked, and not in a row
@@ -148,7 +192,7 @@ class Group:
         firsts: Iterable[bytes | None] = (
             *(lease.first_live() for lease in self.leases.values() if not lease.kept),
             *(min(entry.ranges).base for entry in self.waiting.values() if not entry.kept),
-            self.order.first(),
+            self.order.lowest(),
         )
         return min((first for first in firsts if first is not None), default=None)
 

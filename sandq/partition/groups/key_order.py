@@ -92,7 +92,7 @@ class KeyOrder:
         del self._turn[key]
         self.start(offset, key)
 
-    def first(self) -> bytes | None:
+    def lowest(self) -> bytes | None:
         """The lowest blocked message."""
         while self._lowest:
             if self._lowest[0] in self.blocked:

@@ -6,11 +6,14 @@ from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.groups.dead_letters import EXPIRED
+from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting, split
+from sandq.partition.log.reader import single_row_entry, whole_row_entry
 from sandq.partition.rows import LogEntry, Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 MAX_LEASE_AHEAD_MS = 50
@@ -19,14 +22,21 @@ LEASE_BYTES = 8 << 20
 
 
 class LeaseGrants:
-    def __init__(self, group_state: GroupState) -> None:
-        self._group_state = group_state
+    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
+        self._kept = group_state.kept
+        self._dead = group_state.dead
+        self._unique = unique
 
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
-        group = self._group_state.group(command.group)
+        group = self._groups.named(command.group)
         group.touched_ms = now_ms
-        self._group_state.put_group(group, view)
+        self._groups.store(group, view)
         if group.seeking:
             return []
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
@@ -35,38 +45,37 @@ class LeaseGrants:
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages)
             while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
-                if self._group_state.held(group, grant.consumer) >= FIXED.leases_per_consumer:
+                if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
                 size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
-                if not lease.ranges and group.paused() is None:
+                if not lease.ranges and group.pause_reason() is None:
                     size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)
-                if not lease.ranges and group.stalled() is None:
+                if not lease.ranges and group.stall_reason() is None:
                     size = self._take_log(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges:
                     break
                 lease.reindex()
                 limit -= lease.total
                 left_bytes -= size
-                self._group_state.add_lease(group, lease)
-                view.put(rows.token_key(rows.LEASE, token), lease.row())
+                self._leases.add(group, lease, view)
                 granted.append(lease)
-        self._group_state.put_group(group, view)
+        self._groups.store(group, view)
         return granted
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: ranges whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes:
-            entry = group.first_waiting()
+            entry = group.next_waiting()
             if entry is None or entry.due_ms > horizon_ms:
                 break
             if entry.dies_waiting and entry.due_ms > lease.leased_ms:
                 break  # not ahead of a time that does not come
             if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
                 break
-            if self._group_state.bury_expired(group, entry, lease.leased_ms, view):
+            if self._dead.bury_expired(group, entry, lease.leased_ms, view):
                 continue
             count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
             ranges, rest = split(entry.ranges, count)
@@ -77,7 +86,7 @@ class LeaseGrants:
             lease.ranges += ranges
             if entry.history:
                 lease.past.append((ranges, entry.history))
-            self._group_state.shrink(group, entry, rest, view)
+            self._waiting.reduce(group, entry, rest, view)
         lease.ranges.sort()
         return taken_bytes
 
@@ -90,13 +99,13 @@ class LeaseGrants:
             if entry.kept:
                 for offset in offsets.run(base, min(length, limit - count)):
                     count += 1
-                    size += self._group_state.kept_bytes(group, offset, view)
+                    size += self._kept.size(group, offset, view)
                     if size >= max_bytes:
                         return count, size
             else:
                 behind = offsets.distance(row.first, base) if row is not None else None
                 if row is None or behind is None or not 0 <= behind < row.length:
-                    row = self._group_state.row_entry(base, view)
+                    row = whole_row_entry(view, base)
                 unit = row.unit or row.size
                 fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
                 count += fits
@@ -106,20 +115,21 @@ class LeaseGrants:
         return count, size
 
     def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: messages that were blocked by their keys, whose turn has come. Bytes taken."""
+        """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""
         taken: list[bytes] = []
         size = 0
+        window_ms = self._shared.settings["dedup_window_ms"]
         while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
             if offsets.deliver_ms(offset) > horizon_ms:
                 break  # a lease that looked further ahead passed it
-            entry = self._group_state.entry_at(offset, view)
-            expires_ms = self._group_state.expires_ms(entry)
+            entry = single_row_entry(view, offset)
+            expires_ms = self._ttl.entry_expires_ms(entry)
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            self._group_state.delivered(entry, lease.leased_ms, view)
+            self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
             size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
-                self._group_state.bury(group, 0, EXPIRED, None, [Range(offset, 1)], (), False, lease.leased_ms, view)
+                self._dead.bury(group, [Range(offset, 1)], False, EXPIRED_UNREAD, lease.leased_ms, view)
             else:
                 group.order.take(offset)
                 taken.append(offset)
@@ -129,14 +139,15 @@ class LeaseGrants:
         return size
 
     def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
-        """Into the lease: what comes next in the log. Bytes taken."""
+        """Put into the lease what comes next in the log. Bytes taken."""
+        window_ms = self._shared.settings["dedup_window_ms"]
 
         def judge(entry: LogEntry) -> bool:
-            expires_ms = self._group_state.expires_ms(entry)
+            expires_ms = self._ttl.entry_expires_ms(entry)
             if expires_ms is not None and expires_ms <= lease.leased_ms:
-                self._group_state.delivered(entry, lease.leased_ms, view)
+                self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
                 messages = [Range(entry.first, entry.length)]
-                self._group_state.bury(group, 0, EXPIRED, None, messages, (), False, lease.leased_ms, view)
+                self._dead.bury(group, messages, False, EXPIRED_UNREAD, lease.leased_ms, view)
                 return False
             key = entry.extra.order if entry.extra is not None else None
             if key is not None:
@@ -145,10 +156,10 @@ class LeaseGrants:
                     view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
                     return False
                 group.order.start(entry.first, key)
-            self._group_state.delivered(entry, lease.leased_ms, view)
+            self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
             return True
 
-        topic_ttl = self._group_state.settings["ttl_ms"] is not None
+        topic_ttl = self._shared.settings["ttl_ms"] is not None
         lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=topic_ttl)
         if lease.ranges:
             lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)

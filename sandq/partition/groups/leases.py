@@ -50,7 +50,7 @@ class Lease:
     ended: int = 0
     """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
     counted: int = 0
-    """Of the live ones, how many the group's tally knows of."""
+    """How many of its live messages the group's metrics have counted."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
 
@@ -200,7 +200,7 @@ class Waiting:
     """When the ttl of the first of them has passed."""
     history: History = ()
     counted: int = 0
-    """How many of its messages the group's tally knows of, ..."""
+    """How many of its messages the group's metrics have counted, ..."""
     first: bytes = b""
     """... the lowest of them, ..."""
     ripe: bool = False

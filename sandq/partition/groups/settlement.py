@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import retry
-from sandq.partition.groups.dead_letters import EXPIRED, LEASE_EXPIRED, NACKED
+from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, Death
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
 from sandq.partition.rows import Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 EXPIRE_MESSAGES = 10_000
@@ -27,22 +27,29 @@ Lost = list[list[Any]] | None
 
 
 class LeaseSettlement:
-    def __init__(self, group_state: GroupState) -> None:
-        self._group_state = group_state
+    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
+        self._kept = group_state.kept
+        self._dead = group_state.dead
+        self._unique = unique
 
     def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
-        lease = self._group_state.leases.get(token)
+        lease = self._leases.by_token.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
-            self._group_state.totals.acked += fresh.bit_count()
-            group = self._group_state.groups[lease.group_id]
-            if lease.kept or group.order.blocked or self._group_state.ordered:
-                self._group_state.finish(group, lease.select(fresh), lease.kept, now_ms, view)
+            self._shared.totals.acked += fresh.bit_count()
+            group = self._groups.by_id[lease.group_id]
+            if lease.kept or group.order.blocked or self._shared.is_ordered:
+                self._kept.finish(group, lease.select(fresh), lease.kept, now_ms, view)
             lease.acked |= fresh
-            self._group_state.progress(lease, view)
+            self._leases.store_progress(lease, view)
         if what is None and lease.acked and not lease.revoked:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
@@ -50,84 +57,79 @@ class LeaseSettlement:
     def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
         """`item`: one of a Nack."""
         token, what, delay_ms, error, *begun = item
-        lease = self._group_state.leases.get(token)
+        lease = self._leases.by_token.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh and begun == [False]:
-            self._return(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
+            self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh:
-            self._group_state.totals.nacked += fresh.bit_count()
-            self._give_back(lease, fresh, delay_ms, NACKED, error, now_ms, view)
+            self._shared.totals.nacked += fresh.bit_count()
+            self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view)
         return _lost(lease, mask & ~fresh, foreign, what)
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
-        """The new deadline (ms), or None when the lease has ended."""
-        lease = self._group_state.leases.get(token)
+        """Give a lease another deadline, and return it (ms); None when the lease has ended."""
+        lease = self._leases.by_token.get(token)
         if lease is None or lease.ended:
             return None
-        lease.deadline_ms = now_ms + lease_ms
-        heapq.heappush(self._group_state.deadlines, (lease.deadline_ms, token))
-        view.put(rows.token_key(rows.LEASE, token), lease.row())
+        self._leases.extend(lease, now_ms + lease_ms, view)
         return lease.deadline_ms
 
     def expire(self, now_ms: int, view: View) -> int:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
         expired = 0
-        enough_bytes = self._group_state.buried_bytes + EXPIRE_BYTES
+        enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            return expired >= EXPIRE_MESSAGES or self._group_state.buried_bytes >= enough_bytes
+            return expired >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
-        while self._group_state.deadlines and self._group_state.deadlines[0][0] <= now_ms and not is_enough():
-            deadline_ms, token = heapq.heappop(self._group_state.deadlines)
-            if not self._group_state.stale(deadline_ms, token):
-                lease = self._group_state.leases[token]
-                live = lease.live
-                expired += live.bit_count()
-                self._group_state.totals.lease_expired += live.bit_count()
-                lease.revoked = True
-                self._give_back(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
-        if self._group_state.mortal:
-            for group in self._group_state.groups.values():
+        while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
+            live = lease.live
+            expired += live.bit_count()
+            self._shared.totals.lease_expired += live.bit_count()
+            lease.revoked = True
+            self._retry_or_bury(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
+        if self._ttl.any_expires:
+            for group in self._groups.by_id.values():
                 while not is_enough():
-                    at_ms = self._group_state.next_death_ms(group, view)
+                    at_ms = self._ttl.next_expiry_ms(group, view)
                     if at_ms is None or at_ms > now_ms:
                         break
-                    expired += self._bury_first(group, now_ms, view)
+                    expired += self._bury_first_expired(group, now_ms, view)
         return expired
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
-        """What the consumer holds is ready again at once, the attempt not counted. Messages given back."""
-        self._group_state.group(command.group)
+        """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
+        self._groups.named(command.group)
         released = 0
-        for lease in self._group_state.leases_of(command.group, command.consumer):
+        for lease in self._leases.live_of(command.group, command.consumer):
             released += lease.live.bit_count()
             lease.revoked = True
-            self._return(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
-        self._group_state.totals.released += released
+            self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        self._shared.totals.released += released
         return released
 
-    def _give_back(
+    def _retry_or_bury(
         self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
     ) -> None:
-        """What a lease names in `mask` waits for its next attempt, or is dead after its last."""
-        group = self._group_state.groups[lease.group_id]
-        last = self._group_state.setting(group, "max_attempts")
+        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last."""
+        group = self._groups.by_id[lease.group_id]
+        last = group.setting("max_attempts", self._shared.settings)
         if last is not None and lease.attempt >= last:
             for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
-                self._group_state.bury(group, lease.attempt, reason, error, ranges, history, lease.kept, now_ms, view)
+                self._dead.bury(group, ranges, lease.kept, Death(reason, lease.attempt, error, history), now_ms, view)
             lease.left |= mask
-            self._group_state.progress(lease, view)
+            self._leases.store_progress(lease, view)
             return
         if delay_ms is None:
-            backoff = self._group_state.setting(group, "backoff")
+            backoff = group.setting("backoff", self._shared.settings)
             delay_ms = retry.delay_ms(backoff, lease.attempt, lease.first_of(mask), group.group_id)
-        self._return(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view)
+        self._requeue(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view)
 
-    def _return(
+    def _requeue(
         self,
         lease: Lease,
         mask: int,
@@ -138,8 +140,8 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
     ) -> None:
-        """What a lease names in `mask` waits until `due_ms`."""
-        group = self._group_state.groups[lease.group_id]
+        """Let what a lease names in `mask` wait until `due_ms`."""
+        group = self._groups.by_id[lease.group_id]
         for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
             for waiting in ranges:
@@ -148,14 +150,14 @@ class LeaseSettlement:
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
                 entry = Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, history=history)
-                self._group_state.wait(group, entry, view)
+                self._waiting.add(group, entry, view)
         lease.left |= mask
-        self._group_state.progress(lease, view)
+        self._leases.store_progress(lease, view)
 
     def _with_history(
         self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
     ) -> list[tuple[list[Range], History]]:
-        """The messages of `mask` by what their attempts were, this one included (unless it is not counted)."""
+        """Group the messages of `mask` by their attempts, this one included (unless it is not counted)."""
         ranges = lease.select(mask)
         now: tuple[Attempt, ...] = ()
         if reason is not None:
@@ -174,18 +176,18 @@ class LeaseSettlement:
                 by_history.setdefault(history, []).append(Range(found[0], len(found)))
         return [(found, (*history, *now)[-HISTORY_ATTEMPTS:]) for history, found in by_history.items()]
 
-    def _bury_first(self, group: Group, now_ms: int, view: View) -> int:
-        """Bury what `_next_death_ms` saw. Messages buried."""
-        waiting = group.first_death()
+    def _bury_first_expired(self, group: Group, now_ms: int, view: View) -> int:
+        """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
+        waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
             count = sum(r.length for r in waiting.ranges)
-            self._group_state.bury_expired(group, waiting, now_ms, view)
+            self._dead.bury_expired(group, waiting, now_ms, view)
             return count - sum(r.length for r in waiting.ranges)
         head = group.reader.head(view)
         assert head is not None
-        self._group_state.delivered(head, now_ms, view)
+        self._unique.mark_delivered(head.extra, now_ms, self._shared.settings["dedup_window_ms"], view)
         group.reader.pass_head()
-        self._group_state.bury(group, 0, EXPIRED, None, [Range(head.first, head.length)], (), False, now_ms, view)
+        self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
         return head.length
 
 

@@ -21,6 +21,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting, merged
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 STEP_MESSAGES = 1000
@@ -68,9 +69,12 @@ class Job:
 
 
 class Jobs:
-    def __init__(self, log: MessageLog, group_state: GroupState) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._waiting = group_state.waiting
+        self._kept = group_state.kept
         self._log = log
-        self._group_state = group_state
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
         self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
@@ -91,7 +95,7 @@ class Jobs:
         for job in sorted(found, key=lambda job: job.seq):
             self._jobs[job.job_id] = job
             if job.kind == "seek" and job.state == RUNNING:
-                group = self._group_state.groups.get(job.arguments["group_id"])
+                group = self._groups.by_id.get(job.arguments["group_id"])
                 if group is not None:
                     group.seeking = True
 
@@ -105,7 +109,7 @@ class Jobs:
         if known is not None:
             return known
         if kind in ("redrive", "purge_dead"):
-            arguments = arguments | {"group_id": self._group_state.group(arguments["group"]).group_id}
+            arguments = arguments | {"group_id": self._groups.named(arguments["group"]).group_id}
         elif kind not in KINDS:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
         if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
@@ -114,14 +118,12 @@ class Jobs:
 
     def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         """Begin a job of the partition itself."""
-        job_id = OWN_IDS + self._group_state.next_seq.to_bytes(8, "big")
+        job_id = OWN_IDS + self._shared.next_seq.to_bytes(8, "big")
         return self._begin(job_id, kind, arguments, index, now_ms, view)
 
     def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
-        job = self._jobs[job_id] = Job(
-            job_id, kind, arguments, index, self._group_state.next_seq, now_ms, next_ms=now_ms
-        )
-        self._group_state.next_seq += 1
+        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, self._shared.next_seq, now_ms, next_ms=now_ms)
+        self._shared.next_seq += 1
         view.put(rows.JOB + job_id, job.row())
         return job
 
@@ -184,7 +186,7 @@ class Jobs:
         blind = prefix is None and job.kind == "cancel"
         ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
         if prefix is not None:
-            messages = self._group_state.reader.messages(view, ranges)
+            messages = self._log.reader.messages(view, ranges)
             chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
         else:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
@@ -218,7 +220,7 @@ class Jobs:
     def _dead(self, job: Job, index: int, place: int, view: View) -> bool:
         """Redrive or purge dead messages of a group, by reason and time of death."""
         arguments = job.arguments
-        group = self._group_state.groups.get(arguments["group_id"])
+        group = self._groups.by_id.get(arguments["group_id"])
         if group is None:
             return True
         if group.seeking:
@@ -253,7 +255,7 @@ class Jobs:
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return STEP_MESSAGES
-        if group.gaps >= WAITING_RANGES:
+        if group.waiting_ranges >= WAITING_RANGES:
             job.next_ms = self._now_ms + PAUSE_MS
             return 0
         if rate is None:
@@ -270,22 +272,22 @@ class Jobs:
             group.dead[message.reason] -= 1
             if again:
                 view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
-                order = rows.order_of(message.fields) if self._group_state.ordered else None
+                order = rows.order_of(message.fields) if self._shared.is_ordered else None
                 if order is not None:
                     group.order.start(message.offset, order)
             else:
-                self._group_state.left(message.offset, message.id, self._now_ms, view)
+                self._kept.expire_move(message.offset, message.id, self._now_ms, view)
         if again:
             ranges = merged([message.offset for message in messages])
-            self._group_state.wait(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
-        self._group_state.put_group(group, view)
+            self._waiting.add(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
+        self._groups.store(group, view)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _seek(self, job: Job, index: int, place: int, view: View) -> bool:
         """What died above the new place of a group is ready again: from the log, or, where that was trimmed, from its
         own row."""
-        group = self._group_state.groups.get(job.arguments["group_id"])
+        group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
             return True
         found = dead_letters.scan(
@@ -311,7 +313,7 @@ class Jobs:
                 view.delete(key)
             for key, value in found if tag in (rows.DEAD, rows.KEPT) else ():
                 message_id = dead_letters.load(key, value).id if tag == rows.DEAD else rows.unpack(value)[0]
-                self._group_state.left(key[5:], message_id, self._now_ms, view)
+                self._kept.expire_move(key[5:], message_id, self._now_ms, view)
             if found:
                 # From there on: a scan from the group's first key would walk over every row deleted so far.
                 job.position = rows.after(found[-1][0])

@@ -14,7 +14,7 @@ from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.log.message_log import CANCELLED, Found, MessageLog
 from sandq.partition.view import View
@@ -27,9 +27,9 @@ _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
 
 
 class Pending:
-    def __init__(self, log: MessageLog, group_state: GroupState, unique: UniqueKeys) -> None:
+    def __init__(self, groups: GroupTable, log: MessageLog, unique: UniqueKeys) -> None:
+        self._groups = groups
         self._log = log
-        self._group_state = group_state
         self._unique = unique
 
     # -- commands -------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Pending:
         # A group that has it yet to take does not count.
         states = {
             LEASED if group.holder_of(found.offset) is not None else self.state_in(group, found.offset, now_ms, view)
-            for group in self._group_state.groups.values()
+            for group in self._groups.by_id.values()
         }
         return None, ["too_late", next(state for state in _TOO_LATE if state in states)]
 
@@ -94,7 +94,7 @@ class Pending:
 
     def state_of(self, offset: bytes, now_ms: int, view: View) -> str:
         """What all groups made of a message that is in the log."""
-        states = {self.state_in(group, offset, now_ms, view) for group in self._group_state.groups.values()}
+        states = {self.state_in(group, offset, now_ms, view) for group in self._groups.by_id.values()}
         if not states:
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         return next(state for state in _FIRST_OF if state in states)
@@ -116,9 +116,9 @@ class Pending:
 
     def own_rows_state(self, offset: bytes, view: View) -> str | None:
         """`leased` or `dead` for a message that is only in rows of groups' own any more."""
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
                 return LEASED
-        if any(dead_letters.find(group.group_id, offset, view) for group in self._group_state.groups.values()):
+        if any(dead_letters.find(group.group_id, offset, view) for group in self._groups.by_id.values()):
             return DEAD
         return None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import HistoryGone
+from sandq.model.piece import Piece
 from sandq.partition.compacted import CompactedPartition
-from sandq.partition.log.pieces import Piece
 from sandq.partition.log.reader import LogReader
 from sandq.partition.view import View
 
@@ -61,7 +61,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
         view, offsets.U48_MAX, min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)
     )
     is_behind = reader.head(view) is not None
-    pieces = machine.group_state.reader.pieces(view, ranges)
+    pieces = machine.log.reader.pieces(view, ranges)
     if not asked.every or asked.start or asked.stop is not None:
         pieces = [part for piece in pieces if (part := _wanted(piece, machine, asked, view)) is not None]
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
@@ -96,7 +96,7 @@ def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View)
     if isinstance(created, bytes):
         created = b"".join([created[8 * at : 8 * at + 8] for at in wanted])
     column = b"".join([_offset(piece, position) for position in wanted])
-    return Piece(column, None, created, None, batch.take(wanted), len(wanted))
+    return Piece(column, None, created, None, batch.take(wanted))
 
 
 def _positions(piece: Piece, count: int) -> Sequence[int]:

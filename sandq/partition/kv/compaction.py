@@ -18,13 +18,14 @@ from itertools import accumulate
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import rows
-from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import Writes
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.pieces import decode_fields, load_message
 from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import Row, View
 
 STEP_ROWS = 1000
@@ -54,7 +55,7 @@ AGAIN_MS = 60_000
 
 
 class Compactor:
-    def __init__(self, log: MessageLog, group_state: GroupState, keys: KeyTable) -> None:
+    def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, keys: KeyTable) -> None:
         self.due_ms: int | None = None
         """When to look next."""
         self.forgotten = offsets.FIRST
@@ -63,7 +64,8 @@ class Compactor:
         self.removed = offsets.FIRST
         """The same, of any write."""
         self._log = log
-        self._group_state = group_state
+        self._shared = shared
+        self._groups = groups
         self._keys = keys
         self._wrote_ms = 0
         self._at: bytes | None = None
@@ -137,11 +139,11 @@ class Compactor:
 
     @property
     def _history_ms(self) -> int:
-        return int(self._group_state.settings["history_ms"])
+        return int(self._shared.settings["history_ms"])
 
     @property
     def _retention_ms(self) -> int:
-        return int(self._group_state.settings["tombstone_retention_ms"])
+        return int(self._shared.settings["tombstone_retention_ms"])
 
     def _begins(self, now_ms: int, view: View) -> bool:
         """Whether a pass is worth it; then it begins."""
@@ -205,7 +207,7 @@ class Compactor:
     def _pass_on(self, now_ms: int, view: View) -> None:
         assert self._at is not None
         stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
-        held = _Held(self._group_state)
+        held = _Held(self._groups)
         most, self._fresh = min(STEP_MESSAGES + STEP_FACTOR * self._fresh, STEP_MOST), 0
         seen = 0
         while seen < most:
@@ -267,7 +269,7 @@ class Compactor:
         self._log.counts.add(made_ms, -len(gone))
         state.messages -= len(gone)
         state.bytes += size - entry.size
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             reader = group.reader
             reader.look_anew(rows.last_of(entry))
             passed = sum([offset <= group.cursor for offset in gone])
@@ -275,7 +277,7 @@ class Compactor:
                 reader.passed -= passed
             if passed and reader.taken[0] == made_ms // 1000:
                 reader.taken = reader.taken[0], reader.taken[1] - passed
-                self._group_state.put_group(group, view)
+                self._groups.store(group, view)
 
 
 def _risen(mark: bytes, offset: bytes) -> bytes:
@@ -286,9 +288,9 @@ def _risen(mark: bytes, offset: bytes) -> bytes:
 class _Held:
     """What is leased, or waits, in any group."""
 
-    def __init__(self, group_state: GroupState) -> None:
+    def __init__(self, groups: GroupTable) -> None:
         holders: list[Lease | Waiting] = []
-        for group in group_state.groups.values():
+        for group in groups.by_id.values():
             holders += [*group.leases.values(), *group.waiting.values()]
         spans = sorted((base, offsets.shift(base, n - 1)) for holder in holders for base, n in holder.ranges)
         self._firsts = [first for first, _ in spans]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
-from sandq.partition.log.pieces import Piece
+from sandq.model.piece import Piece
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
@@ -58,9 +58,8 @@ def fetch(
     following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
-    return Fetched(
-        machine.group_state.reader.pieces(view, ranges, rows_read=reader.rows_read), following, closed_ms, trimmed
-    )
+    pieces = machine.log.reader.pieces(view, ranges, rows_read=reader.rows_read)
+    return Fetched(pieces, following, closed_ms, trimmed)
 
 
 def measure(

@@ -9,7 +9,6 @@ silently under a reader.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from sandq.model import offsets
@@ -20,27 +19,18 @@ from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
 from sandq.partition.dedup.unique_keys import HELD, Named, Sender, UniqueKeys
 from sandq.partition.garbage import Garbage
-from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.log.counts import Counts
-from sandq.partition.log.pieces import Message, decode_fields, load_message
+from sandq.partition.log.log_state import LogState
+from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
-
-
-@dataclass(slots=True)
-class LogState:
-    """What the log keeps of itself beside its rows; in this order in the partition's state row."""
-
-    messages: int = 0
-    trimmed: bytes = offsets.FIRST
-    """Nothing is left in the log at or below this offset."""
-    bytes: int = 0
-    gone: tuple[int, int] = (0, 0)
-    """The second in which `trimmed` stands, and how many of its messages were trimmed."""
 
 
 class Stored(NamedTuple):
@@ -75,16 +65,26 @@ class Found(NamedTuple):
 
 class MessageLog:
     def __init__(
-        self, partition: int, group_state: GroupState, unique: UniqueKeys, expiring_rows: ExpiringRows
+        self,
+        partition: int,
+        shared: SharedState,
+        state: LogState,
+        reader: MessageReader,
+        groups: GroupTable,
+        ttl: MessageTtl,
+        unique: UniqueKeys,
+        expiring_rows: ExpiringRows,
     ) -> None:
         self.partition = partition
-        self.state = LogState()
+        self.state = state
+        self.reader = reader
         self.counts = Counts()
         self.garbage = Garbage()
-        self.taken_out: Callable[[int], None] = lambda now_ms: None
+        self.on_taken_out: Callable[[int], None] = lambda now_ms: None
         """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
-        self._group_state = group_state
-        group_state.is_trimmed = lambda offset: offset <= self.state.trimmed
+        self._shared = shared
+        self._groups = groups
+        self._ttl = ttl
         self._unique = unique
         self._expiring_rows = expiring_rows
 
@@ -94,7 +94,7 @@ class MessageLog:
         self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View
     ) -> tuple[bytes, int] | Stored:
         header = peek(command.batch)
-        self._group_state.totals.stored_bytes += len(command.batch)
+        self._shared.totals.stored_bytes += len(command.batch)
         latest_ms = header.max_deliver_ms + (now_ms if header.relative else 0)
         if latest_ms <= floor_ms and not command.split:
             base = offsets.pack(floor_ms, index, place, self.partition)
@@ -102,7 +102,7 @@ class MessageLog:
             view.put(rows.log_key(base), row)
             self.counts.add(floor_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
-            self._group_state.totals.stored += header.count
+            self._shared.totals.stored += header.count
             return base, header.count
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
@@ -115,7 +115,7 @@ class MessageLog:
         else:
             self._append_plain(column, decode_fields(batch), now_ms, view)
             self.counts.add_each(times)
-            self._group_state.totals.stored += batch.count
+            self._shared.totals.stored += batch.count
         return Stored(b"".join(column), refused)
 
     def _append_plain(self, column: list[bytes], messages: list[Fields], now_ms: int, view: View) -> None:
@@ -131,7 +131,7 @@ class MessageLog:
         view.put_all(stored)
         self.state.messages += len(stored)
         self.state.bytes += sum([len(row) for _, row in stored])
-        groups = self._group_state.groups.values()
+        groups = self._groups.by_id.values()
         # Most of them are far ahead of what anybody looks at.
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
         added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
@@ -163,17 +163,17 @@ class MessageLog:
                         refused.append((at, self._state_of(other, now_ms, view)))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
-            light = rows.needed_of(fields, self._group_state.ordered)
-            self._group_state.own_ttl = self._group_state.own_ttl or Column.TTL_MS in light
+            light = rows.needed_of(fields, self._shared.is_ordered)
+            self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
             self.counts.add(offsets.deliver_ms(offset), 1)
-            self._group_state.totals.stored += 1
+            self._shared.totals.stored += 1
             self._added([self._put(offset, now_ms, fields, light, view)])
         return refused
 
     def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
         """Store a message in a row of its own, at an offset above all others."""
         self.counts.add(offsets.deliver_ms(offset), 1)
-        self._group_state.totals.stored += 1
+        self._shared.totals.stored += 1
         self._added([self._put(offset, now_ms, fields, {}, view)])
 
     def _put(self, offset: bytes, now_ms: int, fields: Fields, light: Fields, view: View) -> LogEntry:
@@ -209,7 +209,7 @@ class MessageLog:
         """`entries`: in the order of the log."""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             group.reader.insert(entries)
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -236,25 +236,25 @@ class MessageLog:
 
     def is_pending(self, offset: bytes) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
-        return all(group.is_pending(offset) for group in self._group_state.groups.values())
+        return all(group.is_pending(offset) for group in self._groups.by_id.values())
 
     def load(self, found: Found, view: View) -> Message:
         """The message itself."""
         if found.alone:
             return load_message(view, found.offset, found.value)
-        return next(self._group_state.reader.messages(view, [rows.Range(found.offset, 1)]))
+        return next(self.reader.messages(view, [rows.Range(found.offset, 1)]))
 
     # -- out ------------------------------------------------------------------------------------------------------
 
     def cancel(self, found: Found, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
         """Take a pending message out. `remember`: for a while, so that a repeated cancel is answered likewise."""
         entry = self._entry(found)
-        self._group_state.totals.cancelled += 1
+        self._shared.totals.cancelled += 1
         self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
         if found.alone and rows.is_apart(found.value):
             view.delete(rows.PAYLOAD + found.id)
         if entry.extra is not None:
-            self._unique.cancelled(entry.extra, now_ms, view)
+            self._unique.mark_cancelled(entry.extra, now_ms, view)
         if found.moves:
             # Where it had been moved leads to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
@@ -270,7 +270,7 @@ class MessageLog:
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            light = rows.needed_of(message.fields, self._group_state.ordered)
+            light = rows.needed_of(message.fields, self._shared.is_ordered)
             stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, light)
             for key, value in stored:
                 view.put(key, value)
@@ -278,7 +278,7 @@ class MessageLog:
         view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
-        self._group_state.totals.moved += 1
+        self._shared.totals.moved += 1
         return offset
 
     def delete_row(self, key: bytes, size: int, view: View) -> None:
@@ -310,14 +310,14 @@ class MessageLog:
             self.delete_row(found.key, len(found.value), view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
-            self.taken_out(now_ms)
+            self.on_taken_out(now_ms)
         elif remember:
             self._expiring_rows.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1
         self.state.bytes -= entry.size
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             if offset > group.cursor:
                 group.reader.remove(offset)
             elif offset in group.order.blocked:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import Corruption
+from sandq.model.piece import Piece
 from sandq.partition import rows
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, Range
@@ -18,23 +18,6 @@ PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A batch and what only the broker knows of its messages (formats.md, "Delivery envelope")."""
-
-    offsets: bytes
-    """16 bytes: base of a run; else 16 bytes a message."""
-    ids: bytes | None
-    """16 bytes a message where they differ from the offsets."""
-    created_ms: int | bytes
-    """One for all, or little-endian int64 a message."""
-    live: list[tuple[int, int]] | None
-    """[(first position, count), ...] that are delivered; None: all."""
-    batch: bytes
-    count: int
-    """Messages delivered."""
 
 
 class Message(NamedTuple):
@@ -51,7 +34,7 @@ class _BatchRow(NamedTuple):
     raw: bytes
 
 
-class Reader:
+class MessageReader:
     """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
 
     def __init__(self) -> None:
@@ -167,17 +150,17 @@ class Reader:
     def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
         count = sum(n for _, n in picked)
         if count == row.length:
-            return Piece(row.base, None, row.created_ms, None, row.raw, count)
+            return Piece(row.base, None, row.created_ms, None, row.raw)
         if 2 * count >= row.length:
-            return Piece(row.base, None, row.created_ms, picked, row.raw, count)
+            return Piece(row.base, None, row.created_ms, picked, row.raw)
         batch = self._parsed(row)
         if len(picked) == 1:
             start, n = picked[0]
             sliced = batch.slice(start, start + n)
-            return Piece(offsets.shift(row.base, start), None, row.created_ms, None, sliced, n)
+            return Piece(offsets.shift(row.base, start), None, row.created_ms, None, sliced)
         positions = [start + at for start, n in picked for at in range(n)]
         column = b"".join([offsets.shift(row.base, position) for position in positions])
-        return Piece(column, None, row.created_ms, None, batch.take(positions), count)
+        return Piece(column, None, row.created_ms, None, batch.take(positions))
 
 
 def decode_fields(batch: Batch) -> list[Fields]:
@@ -265,5 +248,4 @@ def from_messages(messages: list[Message]) -> Piece:
         b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
         None,
         encode(columns),
-        len(messages),
     )

@@ -202,6 +202,18 @@ def row_holding(view: View, offset: bytes) -> Row | None:
     return found[0] if behind is not None and 0 <= behind < entry.length else None
 
 
+def single_row_entry(view: View, offset: bytes) -> LogEntry:
+    """The entry of a message that has a log row of its own."""
+    row = view.get(rows.log_key(offset))
+    return LogEntry(offset, 1, 0) if row is None else rows.log_entry(rows.log_key(offset), row)
+
+
+def whole_row_entry(view: View, offset: bytes) -> LogEntry:
+    """The entry of the whole log row that holds a message."""
+    row = row_holding(view, offset)
+    return rows.log_entry(*row) if row is not None else LogEntry(offset, 1, 1)
+
+
 def cursor_before(offset: bytes) -> bytes:
     """A cursor right before a message: the place before it, within a batch, or the number before it."""
     if offsets.unpack(offset).place:

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 
 from sandq.model import offsets
 from sandq.partition import rows
+from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
@@ -19,6 +20,7 @@ from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.rows import LogEntry
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 TRIM_ROWS = 1000
@@ -33,12 +35,19 @@ LEAST_PAUSE_MS = 1000
 
 
 class Trimmer:
-    def __init__(self, log: MessageLog, group_state: GroupState, holds: Holds) -> None:
+    def __init__(
+        self, shared: SharedState, group_state: GroupState, log: MessageLog, holds: Holds, unique: UniqueKeys
+    ) -> None:
         self.due_ms: int | None = None
         """When to trim next."""
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._kept = group_state.kept
+        self._unique = unique
         self._log = log
-        log.taken_out = self.settled
-        self._group_state = group_state
+        log.on_taken_out = self.note_settled
         self._holds = holds
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
@@ -49,14 +58,14 @@ class Trimmer:
     def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
         self.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
 
-    def settled(self, now_ms: int) -> None:
-        """Groups may be done with more than before."""
+    def note_settled(self, now_ms: int) -> None:
+        """Trim soon, for groups may be done with more than before."""
         due_ms = now_ms + (self._pause_ms if self._keeps else 0)
         if self._trims and (self.due_ms is None or self.due_ms > due_ms):
             self.due_ms = due_ms
 
-    def appended(self, now_ms: int) -> None:
-        """There is more than before, which its age alone, or others' size, may remove."""
+    def note_appended(self, now_ms: int) -> None:
+        """Trim in a while, for there is more than before, which its age alone, or others' size, may remove."""
         if self._keeps and not self._settings["delete_on_ack"] and self.due_ms is None:
             self.due_ms = now_ms + self._pause_ms
 
@@ -71,7 +80,7 @@ class Trimmer:
                 self.due_ms = now_ms
                 return
             self.due_ms = self._next_pin_ms()
-        if self._keeps and (self._group_state.groups or not self._settings["delete_on_ack"]):
+        if self._keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
             # Time alone may let the first row go, but not before its time has come.
             start = rows.after(rows.log_key(self._log.state.trimmed))
             first = view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
@@ -82,7 +91,7 @@ class Trimmer:
 
     @property
     def _settings(self) -> dict[str, object]:
-        return self._group_state.settings
+        return self._shared.settings
 
     @property
     def _trims(self) -> bool:
@@ -105,7 +114,7 @@ class Trimmer:
 
     def _limit(self, now_ms: int) -> bytes | None:
         """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
-        done = self._group_state.done_below()
+        done = self._groups.done_below()
         settings = self._settings
         if not settings["delete_on_ack"]:
             if not self._keeps:
@@ -161,7 +170,7 @@ class Trimmer:
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
             self._delete(key, value, entry, here, now_ms, view)
-            self._group_state.forget_key(entry, view)
+            self._unique.release(entry.extra, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
@@ -189,21 +198,21 @@ class Trimmer:
         if value[0] == rows.KIND_MESSAGE:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
             view.delete(rows.PAYLOAD + message_id)
-            self._group_state.left(entry.first, message_id, now_ms, view)
+            self._kept.expire_move(entry.first, message_id, now_ms, view)
 
     # -- what pins it ---------------------------------------------------------------------------------------------
 
     def _next_pin_ms(self) -> int | None:
         """When the first of the messages that keep the log gets a row of its own."""
         holders: list[Lease | Waiting] = []
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             holders += [*group.leases.values(), *group.waiting.values()]
         return min((holder.since_ms + PIN_MS for holder in holders if not holder.kept), default=None)
 
     def _unpin(self, now_ms: int, view: View) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
         messages = size = 0
-        for group in self._group_state.groups.values():
+        for group in self._groups.by_id.values():
             holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
             for holder in holders:
                 if holder.kept or holder.since_ms + PIN_MS > now_ms:
@@ -219,13 +228,16 @@ class Trimmer:
         """How many messages were copied, and their bytes: at most those of one lease."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
         count = size = 0
-        for message in self._group_state.reader.messages(view, ranges):
+        for message in self._log.reader.messages(view, ranges):
             row = rows.kept_row(message.id, message.created_ms, message.fields)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
             size += len(row)
         holder.kept = True
-        self._group_state.put_holder(group, holder, view)
+        if isinstance(holder, Lease):
+            self._leases.store(holder, view)
+        else:
+            self._waiting.store(group, holder, view)
         return count, size
 
 

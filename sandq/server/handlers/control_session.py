@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandq.broker.broker import Broker
@@ -11,13 +11,12 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.metadata.records import Topic
 from sandq.model.errors import SandqError
 from sandq.partition.kv.changes import Watch
-from sandq.partition.log import pieces as delivery
 from sandq.protocol import requests_admin as admin
 from sandq.protocol import requests_keys as k
 from sandq.protocol import requests_log as r
 from sandq.protocol import requests_messages as m
 from sandq.protocol.frames import Frame, Type, encode_reply
-from sandq.protocol.replies_messages import Piece, encode_pieces
+from sandq.protocol.replies_messages import encode_pieces
 from sandq.server.connection import Connection
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
@@ -123,7 +122,7 @@ class ControlSession:
 
         async def fetch() -> bytes:
             number, found = await self._control.fetch(*asked)
-            return encode_pieces(frame[1], (found.next, found.closed_ms, found.trimmed, number), _sent(found.pieces))
+            return encode_pieces(frame[1], (found.next, found.closed_ms, found.trimmed, number), found.pieces)
 
         self._connection.start(frame[1], fetch)
 
@@ -159,7 +158,7 @@ class ControlSession:
             found = await self._kv_queries.changes(
                 asked.topic, asked.partition, watch, asked.max_messages, asked.max_bytes, asked.wait_ms
             )
-            return encode_pieces(frame[1], (found.through, found.mark), _sent(found.pieces))
+            return encode_pieces(frame[1], (found.through, found.mark), found.pieces)
 
         self._connection.start(frame[1], changes)
 
@@ -269,7 +268,3 @@ class ControlSession:
     def _transfer(self, frame: Frame) -> None:
         asked = admin.Transfer.parse(frame)
         self._start(frame, lambda: self._broker.administration.transfer(*asked))
-
-
-def _sent(pieces: Sequence[delivery.Piece]) -> list[Piece]:
-    return [Piece(p.offsets, p.ids, p.created_ms, p.live, p.batch) for p in pieces]

@@ -9,7 +9,6 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.lease_once import Taker
-from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import Subscriber
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
@@ -188,8 +187,8 @@ class ClientSession:
     async def _subscribed(self, request_id: int, subscription_id: int, asked: Subscriber) -> bytes:
         connection = self._connection
 
-        def push(group_number: int, partition: int, delivery: Delivery) -> None:
-            self._deliver(subscription_id, group_number, partition, delivery)
+        def push(delivery: Delivery) -> None:
+            self._deliver(subscription_id, delivery)
 
         def ended(error: SandqError) -> None:
             self._subscriptions.pop(subscription_id, None)
@@ -199,23 +198,9 @@ class ClientSession:
         self._subscriptions[subscription_id] = (asked.topic, subscription)
         return encode_reply(request_id, partitions)
 
-    def _deliver(self, number: int, group_number: int, partition: int, delivery: Delivery) -> None:
+    def _deliver(self, number: int, delivery: Delivery) -> None:
         """Push a lease to a subscription or a LEASE request."""
-        for at, piece in enumerate(delivery.pieces, 1):
-            frame = encode_deliver(
-                number,
-                group_number,
-                partition,
-                delivery.token,
-                delivery.attempt,
-                delivery.deadline_ms,
-                piece.offsets,
-                piece.ids,
-                piece.created_ms,
-                piece.live,
-                piece.batch,
-                last=at == len(delivery.pieces),
-            )
+        for frame in encode_deliver(number, delivery):
             self._connection.send(frame)
 
     def _lease(self, frame: Frame) -> None:
@@ -226,7 +211,7 @@ class ClientSession:
         taker = Taker(*asked)
 
         async def work() -> bytes:
-            taken: list[tuple[PartitionLeader, Delivery]] = []
+            taken: list[Delivery] = []
             try:
                 with scope:
                     taken = await self._broker.take(taker, lambda: self._connection.congested)
@@ -236,10 +221,9 @@ class ClientSession:
                 self._taken[request_id] = taker
                 if len(self._taken) > TAKEN_KEPT:
                     del self._taken[next(iter(self._taken))]
-            for partition, delivery in taken:
-                partition.stats.delivered(delivery, self._broker.clock.now_s())
-                self._deliver(request_id, partition.host.number, partition.partition, delivery)
-            return encode_reply(request_id, sum(delivery.count for _, delivery in taken))
+            for delivery in taken:
+                self._deliver(request_id, delivery)
+            return encode_reply(request_id, sum(delivery.count for delivery in taken))
 
         scope = self._takes[request_id] = trio.CancelScope()
         try:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import HistoryGone, InvalidRequest
+from sandq.model.piece import Piece
 from sandq.model.sequence import RESENT
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets, TopicRecord
-from sandq.protocol.replies_messages import Piece, encode_pieces
+from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.requests import Produce
 from sandq.protocol.requests_keys import FLAG_HEADERS, VALUE_HEADER, KvGet, KvScan, KvWatch
 

@@ -10,6 +10,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import NotFound, UnknownGroup
+from sandq.model.piece import Piece
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets, Partition, TopicRecord
 from sandq.protocol.replies_messages import (
@@ -25,7 +26,6 @@ from sandq.protocol.replies_messages import (
     JobRecord,
     MessageRecord,
     Outcome,
-    Piece,
     encode_pieces,
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce

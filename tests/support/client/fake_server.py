@@ -18,6 +18,7 @@ import anyio.abc
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, TopicExists, UnknownTopic
+from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
@@ -336,22 +337,10 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         pushed = len(values) if live is None else sum(count for _, count in live)
         subscribed.credit -= pushed
         subscribed.tokens.append(token)
-        subscribed.connection.send(
-            encode_deliver(
-                subscribed.request.subscription_id,
-                GROUP_NUMBER + partition,
-                partition,
-                token,
-                attempt,
-                self.clock_ms() + lease_ms,
-                column or base,
-                ids,
-                created_ms,
-                live,
-                batch,
-                last=last,
-            )
-        )
+        piece = Piece(column or base, ids, created_ms, live, batch)
+        lease = LeasedPieces(GROUP_NUMBER + partition, partition, token, attempt, self.clock_ms() + lease_ms, [piece])
+        for frame in encode_deliver(subscribed.request.subscription_id, lease, last=last):
+            subscribed.connection.send(frame)
         return base
 
     def push_ready(self) -> None:

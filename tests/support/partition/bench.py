@@ -13,7 +13,7 @@ from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import Message, Reader
+from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import Status, TimerPartition
 from sandq.partition.view import View
@@ -204,7 +204,7 @@ class Bench:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def read(self, ranges: Sequence[Range], kept_of: int | None = None) -> list[Message]:
-        return list(Reader().messages(self.view, ranges, kept_of))
+        return list(MessageReader().messages(self.view, ranges, kept_of))
 
     def messages(self, lease: Lease) -> list[Message]:
         """What a lease brings to its consumer."""
@@ -225,7 +225,7 @@ class Bench:
 
     def dead(self, group: str = "g") -> list[dead_letters.DeadMessage]:
         """The dead of a group, and their counts as its row has them."""
-        found = self.machine.group_state.group(group)
+        found = self.machine.groups.named(group)
         listed = dead_letters.scan(found.group_id, None, ALL, ALL, self.view)
         assert +found.dead == {r: n for r in found.dead if (n := sum(m.reason == r for m in listed))}
         return listed
@@ -233,8 +233,7 @@ class Bench:
     def state_of(self, offset: bytes, group: str = "g") -> str:
         """delayed, ready, leased, waiting, acked, dead or gone; from what the partition holds, not from what it
         answered."""
-        group_state = self.machine.group_state
-        found = group_state.group(group)
+        found = self.machine.groups.named(group)
         for lease in found.leases.values():
             mask, foreign = lease.mask_of([[offset, 1]])
             if not foreign and mask & lease.live:

@@ -144,7 +144,7 @@ class Bed(RuleBasedStateMachine):
 
     def _group_agrees(self, name: str, next_ms: int | None) -> None:
         model, group = self.model, self.model.groups[name]
-        found = self.bench.machine.group_state.group(name)
+        found = self.bench.machine.groups.named(name)
         at = {model.messages[n].offset: held for n, held in group.held.items()}
         leased = [(o, lease.token) for lease in found.leases.values() for o in _each(lease.select(lease.live))]
         assert sorted(leased) == sorted((o, held.token) for o, held in at.items() if held.state == "leased")
@@ -171,7 +171,7 @@ class Bed(RuleBasedStateMachine):
     def _tally_agrees(self, state: GroupStatus) -> None:
         """What is counted as things change is what one finds by looking."""
         machine = self.bench.machine
-        group, now_ms = machine.group_state.group(state.name), machine.now_ms
+        group, now_ms = machine.groups.named(state.name), machine.now_ms
         now_s, at_s = now_ms // 1000, offsets.deliver_ms(group.cursor) // 1000
         leased = [o for lease in group.leases.values() for o in _each(lease.select(lease.live))]
         waiting = [o for entry in group.waiting.values() if entry.due_ms > now_ms for o in _each(entry.ranges)]

@@ -122,7 +122,7 @@ class Consumer:
         if connection is self._connection:
             self._connection = None
 
-    def _pushed(self, connection: Connection, number: int, partition: int, delivery: Delivery) -> None:
+    def _pushed(self, connection: Connection, delivery: Delivery) -> None:
         if connection is not self._connection:
             return
         clock: Any = self._oracle.clock

@@ -15,7 +15,7 @@ from sandq.partition.compacted import CompactedPartition
 from sandq.partition.kv import compaction, key_table
 from sandq.partition.kv.key_table import Value
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import Reader
+from sandq.partition.log.pieces import MessageReader
 from sandq.partition.view import View
 from sandq.raft import core
 from sandq.storage.stores import MemoryStores
@@ -160,7 +160,7 @@ def log_of(node: ClusterNode) -> list[tuple[bytes, bytes, bytes | None]]:
     view = View(node.replica._rows)
     entries = [rows.log_entry(*row) for row in view.scan(*rows.tag_bounds(rows.LOG), limit=ALL, max_bytes=ALL)]
     ranges = [rows.Range(entry.first, entry.length) for entry in entries]
-    messages = Reader().messages(view, ranges, None)
+    messages = MessageReader().messages(view, ranges, None)
     return [(m.offset, m.fields[Column.KEY], m.fields.get(Column.VALUE)) for m in messages]
 
 

@@ -88,7 +88,7 @@ class Node(Stepped):
             self.delivery.push(subscription, delivery)
 
     def _attach(self, group: str, consumer: str) -> Subscription:
-        def push(number: int, partition: int, delivery: Delivery) -> None:
+        def push(delivery: Delivery) -> None:
             self.held.append(Held(group, delivery.token, self.oracle.delivered(group, delivery)))
 
         subscription = Subscription(group, consumer, 20, LEASE_MS, push, lambda: False, lambda error: None)

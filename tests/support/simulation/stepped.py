@@ -164,14 +164,14 @@ class Stepped:
         live = replica.machine
         loaded = type(live).load(0, {}, View(rows))
         view = View(rows)
-        for group in live.group_state.groups.values():
+        for group in live.groups.by_id.values():
             group.generation = 0  # of the process, not of the state
         live.log.garbage.take()  # likewise
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
         assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
-        for group_id, group in live.group_state.groups.items():
-            twin = loaded.group_state.groups[group_id]
+        for group_id, group in live.groups.by_id.items():
+            twin = loaded.groups.by_id[group_id]
             assert twin.row() == group.row()
             assert {t: lease.row() for t, lease in twin.leases.items()} == {
                 t: lease.row() for t, lease in group.leases.items()

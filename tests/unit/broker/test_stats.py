@@ -10,25 +10,25 @@ import pytest
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import LATENESS, Histogram, NodeStats, TopicStats
 from sandq.model import offsets
-from sandq.partition.log.pieces import Piece
+from sandq.model.piece import Piece
 
 NOW_MS = 1_800_000_000_000
 
 
 def run(due_ms: int, count: int) -> Piece:
     """Messages of one instant, as a batch has them."""
-    return Piece(offsets.pack(due_ms, 7, 0, 0), None, 0, None, b"x" * 10, count)
+    return Piece(offsets.pack(due_ms, 7, 0, 0), None, 0, [(0, count)], b"x" * 10)
 
 
 def column(times_ms: list[int]) -> Piece:
     """Messages with an instant each."""
     packed = [offsets.pack(at, 7, place, 0) for place, at in enumerate(times_ms)]
-    return Piece(b"".join(packed), None, 0, None, b"x" * 10, len(times_ms))
+    return Piece(b"".join(packed), None, 0, [(0, len(times_ms))], b"x" * 10)
 
 
 def delivery(*pieces: Piece, attempt: int = 1, returning: bool = False, repeated: bool = False) -> Delivery:
     count = sum(piece.count for piece in pieces)
-    return Delivery(1, "c", attempt, 0, count, 0, list(pieces), 0, returning, repeated)
+    return Delivery(7, 0, 1, attempt, 0, pieces, "c", count, 0, 0, returning, repeated)
 
 
 def counts(found: Histogram) -> dict[float, int]:

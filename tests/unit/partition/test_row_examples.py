@@ -20,7 +20,7 @@ from sandq.partition.compacted import COMPACTION, CompactedPartition
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
-from sandq.partition.groups.dead_letters import bury
+from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Lease, Waiting
@@ -126,7 +126,7 @@ def test_unique_keys() -> None:
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
     assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
     unique.hold(b"k", OFFSET, None, view)
-    unique.delivered(EXTRA, T, 600_000, view)
+    unique.mark_delivered(EXTRA, T, 600_000, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
     assert unique.find(b"k", T + 599_999, view) == Named(DELIVERED, OFFSET, None)
     assert unique.find(b"k", T + 600_000, view) is None
@@ -153,7 +153,7 @@ def test_waiting() -> None:
 
 def test_dead_and_kept() -> None:
     view = view_of()
-    bury(1, [Message(OFFSET, OFFSET, T, HI)], 1, "nacked", "boom", HISTORY, T + 500, view)
+    put_rows(1, [Message(OFFSET, OFFSET, T, HI)], Death("nacked", 1, "boom", HISTORY), T + 500, view)
     key = rows.of_group(rows.DEAD, 1, OFFSET)
     assert view.get(key) == example("dead-row")
     dead = load_dead(key, example("dead-row"))
@@ -212,7 +212,7 @@ def test_state() -> None:
     assert (log.messages, log.trimmed, log.bytes, log.gone) == (3, OFFSET, 123, (T // 1000, 2))
     assert loaded.log.counts.state() == (T // 1000 + 5, 1, 500_000, 4)
     assert loaded.expiring_rows.state() == (T + 600_000, 0)
-    assert (loaded.group_state.next_group, loaded.group_state.next_seq, loaded.group_state.own_ttl) == (2, 6, True)
+    assert (loaded.groups.next_id, loaded.shared.next_seq, loaded.ttl.any_own) == (2, 6, True)
     assert loaded.settings == {"ordering": "none"}
     again = view_of()
     loaded.write_state(again)

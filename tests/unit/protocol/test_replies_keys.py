@@ -8,9 +8,10 @@ import pytest
 
 from sandq.model.batch import Column, encode
 from sandq.model.errors import ProtocolError
+from sandq.model.piece import Piece
 from sandq.partition.kv.key_table import Value
 from sandq.protocol.frames import FrameReader, encode_reply
-from sandq.protocol.replies_messages import Piece, encode_pieces
+from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.requests_keys import KeyValue, KvChanges, KvPage, KvValues
 
 VERSION, MARK = b"v" * 16, b"m" * 16

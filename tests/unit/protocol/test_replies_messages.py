@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sandq.model.errors import ProtocolError
 from sandq.model.offsets import pack
+from sandq.model.piece import Piece
 from sandq.protocol.frames import FrameReader, encode_reply
 from sandq.protocol.replies_messages import (
     DeadRecord,
@@ -19,7 +20,6 @@ from sandq.protocol.replies_messages import (
     JobRecord,
     MessageRecord,
     Outcome,
-    Piece,
     encode_pieces,
     outcomes,
     page,

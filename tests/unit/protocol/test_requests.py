@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import pack
+from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol import requests, requests_admin, requests_keys
 from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
@@ -341,12 +343,16 @@ def test_replies() -> None:
 
 @pytest.mark.parametrize("last", [True, False])
 def test_deliver(last: bool) -> None:
-    data = encode_deliver(4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], b"batch", last=last)
+    lease = LeasedPieces(7, 1, 5 << 16, 2, 99, [Piece(BASE, None, 1234, [[0, 1]], b"batch")])
+    (data,) = encode_deliver(4, lease, last=last)
     (frame,) = FrameReader().feed(data)
     deliver = Deliver.parse(frame)
     assert deliver == (4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], last, b"batch")
     created = bytes(16)
-    (frame,) = FrameReader().feed(encode_deliver(4, 7, 1, 5, 2, 99, BASE * 2, BASE * 2, created, None, b"batch"))
+    pieces = [Piece(BASE, None, 1234, None, b"first"), Piece(BASE * 2, BASE * 2, created, None, b"batch")]
+    frames = FrameReader().feed(b"".join(encode_deliver(4, replace(lease, pieces=pieces), last=last)))
+    assert [Deliver.parse(one).last for one in frames] == [False, last]
+    frame = frames[1]
     assert Deliver.parse(frame).created_ms == created
     for place, value, words in (
         (7, b"short", "offsets"),

@@ -15,6 +15,7 @@ from benchmarks.peers import beanstalkd, nats, postgres, rabbitmq, redis, sandq_
 from benchmarks.peers.loop import Flow, drain, drive, value
 from benchmarks.peers.peer import Consumer, Lines, Link, PeerError
 from benchmarks.peers.workloads import PREFETCH
+from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol.frames import encode_frame
 from sandq.protocol.replies import encode_deliver
 from sandq.protocol.requests import Ack, Credit
@@ -230,7 +231,8 @@ def test_sandq_names_every_message_in_its_ack() -> None:
     batch = sandq_node.encode({sandq_node.Column.VALUE: [VALUE] * 3})
     base = sandq_node.offsets.pack(1_700_000_000_000, 5, 0, 2)
     now_ms = 1_700_000_000_000
-    stream = encode_deliver(1_000_000, 4, 2, 77, 1, now_ms + 60_000, base, None, now_ms, None, batch, last=True)
+    lease = LeasedPieces(4, 2, 77, 1, now_ms + 60_000, [Piece(base, None, now_ms, None, batch)])
+    (stream,) = encode_deliver(1_000_000, lease)
     column = sandq_node.offsets.run(base, 3)
     expected = Ack(4, 2, [[77, [[offset, 1] for offset in column]]]).frame(2) + Credit(1_000_000, 3).frame()
     assert consumer.receive(stream) == expected

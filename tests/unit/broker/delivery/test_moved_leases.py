@@ -67,7 +67,7 @@ class Bed(Stepped):
     def subscription(self, name: str) -> Subscription:
         """Of the same consumer, whatever its name."""
 
-        def push(number: int, partition: int, delivery: Delivery) -> None:
+        def push(delivery: Delivery) -> None:
             self.pushed.append((name, delivery.token))
 
         return Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)

@@ -19,7 +19,7 @@ def apply(replica: PartitionReplica, index: int, *commands: c.Command, wanted: b
 
 
 def test_entries_that_nobody_here_waits_for_are_not_counted() -> None:
-    replica = PartitionReplica(MemoryStores(), 1, 0, parse_settings({}).record())
+    replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
     batch = encode({Column.VALUE: [b"a", b"b", b"c"]})
     apply(replica, 1, c.Append(batch), c.OpenGroup("g", "earliest"), wanted=False)
     assert replica.status().counted == Counted()
@@ -34,7 +34,7 @@ def test_entries_that_nobody_here_waits_for_are_not_counted() -> None:
 
 
 def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
-    replica = PartitionReplica(MemoryStores(), 1, 0, parse_settings({}).record())
+    replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
     apply(replica, 1, c.Append(encode({Column.VALUE: [b"a"]})), c.OpenGroup("g", "earliest"), wanted=True)
 
     def lease(index: int) -> Any:

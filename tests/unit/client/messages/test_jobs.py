@@ -26,9 +26,10 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from sandq.model.piece import Piece
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies import Node
-from sandq.protocol.replies_messages import Piece, encode_pieces
+from sandq.protocol.replies_messages import encode_pieces
 from tests.support.client.fake_server import CUT, NOW_MS, FakeServer
 from tests.support.client.helpers import QUICK
 

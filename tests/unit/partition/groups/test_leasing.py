@@ -8,7 +8,7 @@ from sandq.model import offsets
 from sandq.model.errors import UnknownGroup
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition.groups.group_state import ENDED_LEASES
+from sandq.partition.groups.lease_table import ENDED_LEASES
 from sandq.partition.log import trim
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T

@@ -150,7 +150,7 @@ class TestUnpin:
             bench.restart()
         assert bench.state_of(base) == held
         if held == "leased":
-            assert bench.values([bench.machine.group_state.leases[first.token]]) == ["long"]
+            assert bench.values([bench.machine.leases.by_token[first.token]]) == ["long"]
             bench.expire(at=HOUR)
         again = bench.one(at=HOUR + 1000)
         assert (again.attempt, bench.values([again])) == (2, ["long"])

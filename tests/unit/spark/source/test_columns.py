@@ -16,7 +16,7 @@ from sandq.client.messages.fetch import open_piece
 from sandq.errors import InvalidRequest, ProtocolError
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack
-from sandq.protocol.replies_messages import Piece
+from sandq.model.piece import Piece
 from sandq.protocol.requests_log import FetchReply
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, schema
 from sandq.spark.source.options import PLAIN, Extra

@@ -12,7 +12,7 @@ import pytest
 from sandq.errors import ConnectionLost, HistoryGone, Unavailable
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.protocol.replies_messages import Piece
+from sandq.model.piece import Piece
 from sandq.protocol.requests_log import FetchReply
 from sandq.spark.source.planning import Task
 from sandq.spark.source.reading import read_pages

@@ -1,7 +1,12 @@
-"""What a batch must be like to be taken."""
+"""What a batch must be like to be taken.
+
+The leader checks a batch before it proposes it. A compacted partition checks its writes once more as it applies them:
+that must not change, or replicas of several versions would come apart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sandq.model import offsets
@@ -10,12 +15,13 @@ from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS
-from sandq.partition.kv.writes import Writes
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
 TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
 """And those of a compacted topic."""
+_NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KEY)
+"""Columns with which a message is no write to a key."""
 _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that the log keeps message by message."""
 
@@ -41,7 +47,7 @@ PLAIN_SINGLE = Checked(1, False)
 
 
 def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
-    """Raises InvalidRequest, TooLarge, InvalidTime."""
+    """Check a batch that a producer sends to a partition. Raises InvalidRequest, TooLarge, InvalidTime."""
     value_bytes = None if place.compacted else plain_single(raw)
     if value_bytes is not None and value_bytes <= limits.message_bytes:
         return PLAIN_SINGLE
@@ -61,7 +67,8 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
     if place.compacted:
-        return _check_writes(batch, place)
+        _check_places(check_writes(batch), place)
+        return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
     _check_values(batch)
     if Column.UNIQUE_KEY in batch.columns:
         _check_unique_keys(batch, place)
@@ -80,17 +87,30 @@ def _check_values(batch: Batch) -> None:
             )
 
 
-def _check_writes(batch: Batch, place: Place) -> Checked:
-    """A key has its value where all look for it."""
-    writes = Writes.of(batch)
-    if place.initial_partitions > 1:
-        for position, key in enumerate(writes.keys):
-            wanted = partition_for(key, place.initial_partitions)
-            if wanted != place.partition:
-                raise InvalidRequest(
-                    f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"
-                )
-    return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
+def check_writes(batch: Batch) -> Sequence[bytes]:
+    """Check that each message of a batch is a write to a key, and return the keys. Raises InvalidRequest."""
+    foreign = [column.name.lower() for column in _NO_WRITE if column in batch.columns]
+    if foreign:
+        raise InvalidRequest(f"a message of a compacted topic has no {foreign[0]}: it is a write, and is done at once")
+    keys = batch.bytes_column(Column.KEY)
+    if keys is None or not all(keys):
+        raise InvalidRequest("every message of a compacted topic has a key, of one byte at least")
+    versions = batch.bytes_column(Column.EXPECTED_VERSION) or ()
+    if any(version and len(version) != offsets.OFFSET_BYTES for version in versions):
+        raise InvalidRequest(f"a version has {offsets.OFFSET_BYTES} bytes; none at all mean that there is no value yet")
+    return keys  # type: ignore[return-value]  # none of them is None
+
+
+def _check_places(keys: Sequence[bytes], place: Place) -> None:
+    """Check that each key has its value where all look for it."""
+    if place.initial_partitions == 1:
+        return
+    for position, key in enumerate(keys):
+        wanted = partition_for(key, place.initial_partitions)
+        if wanted != place.partition:
+            raise InvalidRequest(
+                f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"
+            )
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:

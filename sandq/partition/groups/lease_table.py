@@ -1,0 +1,145 @@
+"""The leases of a partition: live ones with their deadlines, and those that ended lately.
+
+Each change is put into rows at once, so that a table loaded from rows goes on exactly as the one that wrote them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.leases import Lease, contains
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+ENDED_LEASES = 1024
+ENDED_RANGES = 65_536
+
+
+class LeaseTable:
+    """Owns the rows of leases and of their progress."""
+
+    def __init__(self, shared: SharedState, groups: GroupTable) -> None:
+        self.by_token: dict[int, Lease] = {}
+        """Live leases, and ended ones as long as a repeated ack is answered."""
+        self._shared = shared
+        self._groups = groups
+        self._live_count: Counter[tuple[int, str]] = Counter()
+        """Live leases by (group, consumer)."""
+        self._ended: OrderedDict[int, Lease] = OrderedDict()
+        """In the order in which they ended."""
+        self._ended_ranges = 0
+        self._deadlines: list[tuple[int, int]] = []
+        """Heap of (deadline_ms, token); stale entries are skipped when met."""
+
+    def load(self, view: View) -> None:
+        progress = {key[1:]: value for key, value in rows.all_rows(view, rows.PROGRESS)}
+        ended: list[Lease] = []
+        for key, value in rows.all_rows(view, rows.LEASE):
+            lease = Lease.load(int.from_bytes(key[1:], "big"), value, progress.get(key[1:]))
+            if lease.ended:
+                self.by_token[lease.token] = lease
+                ended.append(lease)
+            else:
+                self._add(self._groups.by_id[lease.group_id], lease)
+        for lease in sorted(ended, key=lambda lease: lease.ended):
+            self._ended[lease.token] = lease
+            self._ended_ranges += len(lease.ranges)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def live_of(self, group_name: str, consumer: str) -> list[Lease]:
+        """Live leases of a consumer, in the order of their tokens; none when the group is not there."""
+        group = self._groups.find(group_name)
+        held = group.leases.values() if group else ()
+        return sorted((lease for lease in held if lease.consumer == consumer), key=lambda lease: lease.token)
+
+    def live_count(self, group: Group, consumer: str) -> int:
+        """How many live leases the consumer has."""
+        return self._live_count[group.group_id, consumer]
+
+    def acked_under(self, group: Group, offset: bytes) -> Lease | None:
+        """The lease under which a message was acked, if that is still known."""
+        for lease in reversed(self._ended.values()):
+            if lease.group_id == group.group_id and contains(lease.select(lease.acked), offset):
+                return lease
+        return None
+
+    def next_deadline_ms(self) -> int | None:
+        """When the first live lease runs out."""
+        while self._deadlines and self._is_stale(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_stale(self, deadline_ms: int, token: int) -> bool:
+        lease = self.by_token.get(token)
+        return lease is None or lease.ended != 0 or lease.deadline_ms != deadline_ms
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def add(self, group: Group, lease: Lease, view: View) -> None:
+        """Store a lease that was just granted."""
+        self._add(group, lease)
+        view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
+
+    def _add(self, group: Group, lease: Lease) -> None:
+        group.leases[lease.token] = self.by_token[lease.token] = lease
+        group.metrics.count_lease(lease)
+        group.forget_holders()
+        self._live_count[group.group_id, lease.consumer] += 1
+        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
+
+    def store(self, lease: Lease, view: View) -> None:
+        """Put the row of a lease that has changed in more than its progress."""
+        view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
+
+    def extend(self, lease: Lease, deadline_ms: int, view: View) -> None:
+        """Give a live lease another deadline."""
+        lease.deadline_ms = deadline_ms
+        heapq.heappush(self._deadlines, (deadline_ms, lease.token))
+        self.store(lease, view)
+
+    def pop_overdue(self, now_ms: int) -> Lease | None:
+        """Return a live lease whose deadline has come, once; the caller ends it."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline_ms, token = heapq.heappop(self._deadlines)
+            if not self._is_stale(deadline_ms, token):
+                return self.by_token[token]
+        return None
+
+    def revoke(self, lease: Lease, view: View) -> None:
+        """End a lease; the caller says what becomes of its messages."""
+        lease.left |= lease.live
+        lease.revoked = True
+        self.store_progress(lease, view)
+
+    def store_progress(self, lease: Lease, view: View) -> None:
+        """Put what became of a lease's messages; when none of them is live it ends, and is kept for a while."""
+        group = self._groups.by_id.get(lease.group_id)
+        if group is not None:
+            group.metrics.count_lease(lease)
+        if not lease.live:
+            if lease.ended:
+                return
+            lease.ended = self._shared.next_seq
+            self._shared.next_seq += 1
+            if group is not None:
+                group.leases.pop(lease.token, None)
+                group.forget_holders()
+            self._live_count[lease.group_id, lease.consumer] -= 1
+            if not self._live_count[lease.group_id, lease.consumer]:
+                del self._live_count[lease.group_id, lease.consumer]
+            self._ended[lease.token] = lease
+            self._ended_ranges += len(lease.ranges)
+            while len(self._ended) > ENDED_LEASES or self._ended_ranges > ENDED_RANGES:
+                token, oldest = self._ended.popitem(last=False)
+                self._ended_ranges -= len(oldest.ranges)
+                del self.by_token[token]
+                view.delete(rows.token_key(rows.LEASE, token))
+                view.delete(rows.token_key(rows.PROGRESS, token))
+                if oldest is lease:
+                    return
+        view.put(rows.token_key(rows.PROGRESS, lease.token), lease.progress_row())

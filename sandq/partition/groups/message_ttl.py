@@ -1,0 +1,56 @@
+"""When messages expire: by a ttl of their own, else by the topic's."""
+
+from __future__ import annotations
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.log.reader import single_row_entry
+from sandq.partition.rows import LogEntry
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+
+class MessageTtl:
+    """Computes expiries from the topic's settings, log entries and kept rows; it stores nothing."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self.any_own = False
+        """Whether any message ever had a ttl of its own."""
+        self._shared = shared
+
+    @property
+    def any_expires(self) -> bool:
+        """Whether any message may have a ttl."""
+        return self.any_own or self._shared.settings["ttl_ms"] is not None
+
+    def entry_expires_ms(self, entry: LogEntry) -> int | None:
+        """When the messages of a log entry expire; None: never."""
+        ttl_ms: int | None = entry.extra.ttl_ms if entry.extra is not None else None
+        if ttl_ms is None:
+            ttl_ms = self._shared.settings["ttl_ms"]
+        return None if ttl_ms is None else offsets.deliver_ms(entry.first) + ttl_ms
+
+    def range_expires_ms(self, group: Group, base: bytes, kept: bool, view: View) -> int | None:
+        """When the messages of a range expire. One with a ttl of its own is alone in its row and range."""
+        if kept:
+            row = view.get(rows.of_group(rows.KEPT, group.group_id, base))
+            assert row is not None
+            _, _, fields, immortal = rows.unpack(row)
+            extra = rows.Extra(base, fields.get(Column.TTL_MS), None, None)
+            return None if immortal else self.entry_expires_ms(LogEntry(base, 1, 0, extra))
+        if self.any_own:
+            return self.entry_expires_ms(single_row_entry(view, base))
+        ttl_ms = self._shared.settings["ttl_ms"]
+        return None if ttl_ms is None else offsets.deliver_ms(base) + ttl_ms
+
+    def next_expiry_ms(self, group: Group, view: View) -> int | None:
+        """When the first of a group's messages expires, of what waits and of the log's head."""
+        if group.seeking:
+            return None
+        waiting, head = group.next_to_expire(), group.reader.head(view)
+        times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []
+        if head is not None and (expires_ms := self.entry_expires_ms(head)) is not None:
+            times.append(expires_ms)
+        return min(times, default=None)

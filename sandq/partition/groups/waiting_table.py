@@ -1,0 +1,74 @@
+"""Messages of all groups that wait for another attempt.
+
+Each change is put into rows at once, so that a table loaded from rows goes on exactly as the one that wrote them.
+"""
+
+from __future__ import annotations
+
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.message_ttl import MessageTtl
+from sandq.partition.rows import Range
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+
+class WaitingTable:
+    """Owns the rows of waiting entries. The entries themselves are kept by their groups, in order of time."""
+
+    def __init__(self, shared: SharedState, groups: GroupTable, ttl: MessageTtl) -> None:
+        self._shared = shared
+        self._groups = groups
+        self._ttl = ttl
+
+    def load(self, view: View) -> None:
+        # In the order in which they came, as they are kept in memory.
+        for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
+            group = self._groups.by_id.get(int.from_bytes(key[1:5], "big"))
+            if group is not None:  # else it is being dropped
+                group.add_waiting(Waiting.load(key, value))
+
+    def add(self, group: Group, entry: Waiting, view: View) -> None:
+        """Store an entry; it gets its sequence number, and when the first of its messages expires."""
+        if self._ttl.any_expires:
+            expiries = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+            entry.expires_ms = min((at for at in expiries if at is not None), default=None)
+        entry.seq = self._shared.next_seq
+        self._shared.next_seq += 1
+        group.add_waiting(entry)
+        self.store(group, entry, view)
+
+    def store(self, group: Group, entry: Waiting, view: View) -> None:
+        """Put the row of an entry that is new or has changed."""
+        view.put(rows.waiting_key(group.group_id, entry.due_ms, entry.seq), entry.row())
+
+    def reduce(self, group: Group, entry: Waiting, rest: list[Range], view: View) -> None:
+        """Take all but `rest` out of an entry; without any left it is deleted."""
+        group.waiting_ranges += len(rest) - len(entry.ranges)
+        key = rows.waiting_key(group.group_id, entry.due_ms, entry.seq)
+        entry.ranges = rest
+        group.metrics.count_waiting(entry)
+        group.forget_holders()
+        if rest:
+            view.put(key, entry.row())
+        else:
+            view.delete(key)
+            del group.waiting[entry.seq]
+
+    def remove_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> list[Range]:
+        """Take what has expired out of an entry, and return it."""
+        if not self._ttl.any_expires:
+            return []
+        expiries = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+        is_expired = [expires_ms is not None and expires_ms <= now_ms for expires_ms in expiries]
+        to_come = [expires_ms for expires_ms in expiries if expires_ms is not None and expires_ms > now_ms]
+        expired = [waiting for waiting, is_over in zip(entry.ranges, is_expired, strict=True) if is_over]
+        rest = [waiting for waiting, is_over in zip(entry.ranges, is_expired, strict=True) if not is_over]
+        first_ms = min(to_come, default=None)
+        if expired or first_ms != entry.expires_ms:
+            entry.expires_ms = first_ms
+            self.reduce(group, entry, rest, view)
+            group.watch_expiry(entry)
+        return expired

@@ -1,0 +1,23 @@
+"""What all parts of a partition go by: the topic's settings, the next sequence number, what was counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.partition.metrics import Totals
+
+
+class SharedState:
+    """Holds what every part of a partition reads, and counts into."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        """The topic's, replaced as a whole."""
+        self.next_seq = 1
+        """For what comes in an order of its own: waiting entries, ends of leases, jobs."""
+        self.totals = Totals()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether messages of one key are delivered one after the other."""
+        return bool(self.settings["ordering"] == "key")
