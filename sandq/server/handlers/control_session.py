@@ -97,10 +97,12 @@ class ControlSession:
     # -- stored messages ------------------------------------------------------------------------------------------
 
     def _cancel(self, frame: Frame) -> None:
-        self._control.cancel(*m.Cancel.parse(frame), self._done(frame[1]))
+        asked = m.Cancel.parse(frame)
+        self._control.cancel(asked.topic, asked.partition, asked.targets, self._done(frame[1]))
 
     def _move(self, frame: Frame) -> None:
-        self._control.move(*m.Move.parse(frame), self._done(frame[1]))
+        asked = m.Move.parse(frame)
+        self._control.move(asked.topic, asked.partition, asked.items, self._done(frame[1]))
 
     def _get(self, frame: Frame) -> None:
         asked = m.Get.parse(frame)

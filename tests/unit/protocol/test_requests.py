@@ -27,6 +27,7 @@ from sandq.protocol.replies import (
     lost_ranges,
     results,
 )
+from sandq.protocol.request import REQUESTS
 from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
@@ -43,6 +44,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, 1_700_000_000_000, [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])),
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
+    (Type.LEASE, requests.Lease("t", "g", "me-1", 1000, 60_000, None, BASE, True)),
+    (Type.LEASE, requests.Lease("t", "g", "me-1", 1, 0, 30_000, "earliest", False)),
     (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),
@@ -106,6 +109,10 @@ def test_what_is_written_is_read(kind: int, request_: Any) -> None:
     if len(frame) > 2:
         with pytest.raises(InvalidRequest, match=rf"{Type(kind).name} field {len(frame) - 2} \(\w+\): missing"):
             type(request_).parse(frame[:-1])
+
+
+def test_every_request_has_an_example_here() -> None:
+    assert {kind for kind, _ in EVERY} | {Type.CREDIT} == REQUESTS.keys()
 
 
 def test_credit_has_no_request_id() -> None:
