@@ -24,6 +24,7 @@ from typing import (
     Any,
     ClassVar,
     NamedTuple,
+    Protocol,
     Self,
     Union,
     dataclass_transform,
@@ -156,6 +157,18 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         def _make(cls, fields: Iterable[Any]) -> Self: ...
 
         def _replace(self, **fields: Any) -> Self: ...
+
+
+class PartitionRequest(Protocol):
+    """A request about one partition of a topic."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    def frame(self, request_id: int) -> bytes: ...
 
 
 _KINDS: Mapping[Any, type] = {
