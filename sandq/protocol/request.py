@@ -159,16 +159,20 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         def _replace(self, **fields: Any) -> Self: ...
 
 
-class PartitionRequest(Protocol):
-    """A request about one partition of a topic."""
+class TopicRequest(Protocol):
+    """A request about a topic."""
 
     @property
     def topic(self) -> str: ...
 
+    def frame(self, request_id: int) -> bytes: ...
+
+
+class PartitionRequest(TopicRequest, Protocol):
+    """A request about one partition of a topic."""
+
     @property
     def partition(self) -> int: ...
-
-    def frame(self, request_id: int) -> bytes: ...
 
 
 _KINDS: Mapping[Any, type] = {
