@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import re
 
 import pytest
 
-from sandq import protocol
 from sandq.model import errors
 from sandq.model.batch import Batch
 from sandq.protocol import requests_log
 from sandq.protocol.fields import U32_MAX
-from sandq.protocol.frames import Frame, FrameReader, Type, decode_error
+from sandq.protocol.frames import Type, decode_error
 from sandq.protocol.replies import Deliver, HelloReply, Offsets
 from sandq.protocol.replies_messages import (
     ForecastReply,
@@ -24,19 +21,9 @@ from sandq.protocol.replies_messages import (
     page,
 )
 from sandq.protocol.request import REQUESTS
-from tests.support.paths import ROOT
+from tests.support.protocol_document import DOCUMENT, EXAMPLES, HEX, KINDS, decode, parsed
 
-for module in pkgutil.iter_modules(protocol.__path__):
-    importlib.import_module(f"{protocol.__name__}.{module.name}")
-KINDS = [kind for kind in Type if kind not in (Type.REPLY, Type.ERROR, Type.DELIVER)]
-DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
-HEX = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
 DECODED = dict(re.findall(r"```python ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
-
-
-def decode(name: str) -> Frame:
-    (frame,) = FrameReader().feed(bytes.fromhex(HEX[name]))
-    return frame
 
 
 @pytest.mark.parametrize("name", HEX)
@@ -44,10 +31,13 @@ def test_examples_decode(name: str) -> None:
     assert decode(name) == ast.literal_eval(DECODED[name])
 
 
-@pytest.mark.parametrize("name", [name for name in HEX if decode(name)[0] in REQUESTS])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_requests_are_what_the_client_sends(name: str) -> None:
-    frame = decode(name)
-    assert REQUESTS[frame[0]].parse(frame).frame(frame[1]) == bytes.fromhex(HEX[name])
+    assert parsed(name).frame(decode(name)[1]) == bytes.fromhex(HEX[name])
+
+
+def test_every_request_has_an_example() -> None:
+    assert {decode(name)[0] for name in EXAMPLES} == {*KINDS}
 
 
 def row_of(kind: Type) -> list[str]:

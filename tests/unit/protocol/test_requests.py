@@ -27,7 +27,6 @@ from sandq.protocol.replies import (
     lost_ranges,
     results,
 )
-from sandq.protocol.request import REQUESTS
 from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
@@ -109,10 +108,6 @@ def test_what_is_written_is_read(kind: int, request_: Any) -> None:
     if len(frame) > 2:
         with pytest.raises(InvalidRequest, match=rf"{Type(kind).name} field {len(frame) - 2} \(\w+\): missing"):
             type(request_).parse(frame[:-1])
-
-
-def test_every_request_has_an_example_here() -> None:
-    assert {kind for kind, _ in EVERY} | {Type.CREDIT} == REQUESTS.keys()
 
 
 def test_credit_has_no_request_id() -> None:
