@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 import trio
@@ -14,9 +14,9 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
-from sandq.broker.delivery.lease_once import LeaseOnce, Taker, release
+from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import Subscriber, held_by, open_group
+from sandq.broker.delivery.subscribe import held_by, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Route, Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -28,6 +28,7 @@ from sandq.broker.replication.replica import Delivery, MetadataView
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
+from sandq.model.caller import Caller
 from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
@@ -38,6 +39,7 @@ from sandq.model.errors import (
 from sandq.model.names import check_name
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import check_batch
+from sandq.protocol.requests import Ack, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -126,41 +128,32 @@ class Broker:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def produce(
-        self,
-        topic: str,
-        partition: int,
-        batch: bytes,
-        producer_id: int,
-        epoch: int,
-        sequence: int,
-        on_conflict: int,
-        done: Done,
-        *,
-        requests: int = 1,
-    ) -> None:
+    def produce(self, request: Produce, caller: Caller, done: Done, *, requests: int = 1) -> None:
         """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer."""
-        delivery = self.partition(topic, partition)
-        where = self.catalog.topics[topic].places[partition]
+        batch = request.batch
+        delivery = self.partition(request.topic, request.partition)
+        where = self.catalog.topics[request.topic].places[request.partition]
         messages, split = check_batch(batch, self.clock.now_ms(), self.limits, where)
-        command = c.Append(batch, producer_id, epoch, sequence, on_conflict, split)
+        command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
 
-    def settle(self, group_number: int, partition: int, command: c.Ack | c.Nack | c.Extend, done: Done) -> None:
+    def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
-        delivery = self.catalog.of_group(group_number, partition)
-        if isinstance(command, c.Extend):
+        delivery = self.catalog.of_group(request.group_number, request.partition)
+        if isinstance(request, Extend):
             low, high = LEASE_MS_RANGE
-            for _, lease_ms in command.items:
+            for _, lease_ms in request.items:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        command = _SETTLING[type(request)](request.items)
         delivery.host.submit(command, done, size=_size_of(command))
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 
     async def subscribe(
         self,
-        asked: Subscriber,
+        request: Subscribe,
+        caller: Caller,
         push: Callable[[Delivery], None],
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
@@ -169,20 +162,21 @@ class Broker:
 
         Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader.
         """
-        topic = self.topic(asked.topic)
-        check_name("group", asked.group)
-        deliveries = self.led(asked.topic)
+        topic = self.topic(request.topic)
+        check_name("group", request.group)
+        deliveries = self.led(request.topic)
+        lease_ms = self._lease_ms(topic, request.lease_ms)
         subscription = Subscription(
-            asked.group, asked.consumer, asked.credit, self._lease_ms(topic, asked.lease_ms), push, congested, ended
+            request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended
         )
-        await open_group(deliveries, asked.group, asked.start)
+        await open_group(deliveries, request.group, request.start)
         await read_all([delivery.host for delivery in deliveries])
-        lost_pushes = await self._runner.ask(partial(held_by, deliveries, asked, self.limits))
+        lost_pushes = await self._runner.ask(partial(held_by, deliveries, request, self.limits))
         if any(delivery.closed for delivery in deliveries):
-            raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
-        if deliveries != self.led(asked.topic):
+            raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
+        if deliveries != self.led(request.topic):
             # Who subscribes to what is led here now gets what was leased to it there, too.
-            raise NotLeader(f"partitions of topic {asked.topic!r} were moved meanwhile; subscribe again")
+            raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         for delivery, lost_push in lost_pushes:
             subscription.credit -= lost_push.count
             delivery.push(subscription, lost_push)
@@ -190,34 +184,34 @@ class Broker:
             delivery.attach(subscription)
         return subscription, sorted(delivery.partition for delivery in deliveries)
 
-    async def take(self, asked: Taker, congested: Callable[[], bool]) -> list[Delivery]:
+    async def take(self, request: Lease, caller: Caller, congested: Callable[[], bool]) -> list[Delivery]:
         """Lease what is due, once, without a subscription, to be sent at once. Raises UnknownTopic, InvalidRequest,
         NotLeader.
 
         Whoever is cancelled meanwhile has leased nothing: it is given back.
         """
-        topic = self.topic(asked.topic)
-        check_name("group", asked.group)
-        lease_ms = self._lease_ms(topic, asked.lease_ms)
-        deliveries = self.led(asked.topic)
-        await open_group(deliveries, asked.group, asked.start)
+        topic = self.topic(request.topic)
+        check_name("group", request.group)
+        lease_ms = self._lease_ms(topic, request.lease_ms)
+        deliveries = self.led(request.topic)
+        await open_group(deliveries, request.group, request.start)
         self._turn += 1
-        lease_once = LeaseOnce(asked, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
+        lease_once = LeaseOnce(request, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
         try:
             taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            self.give_back(asked)
+            self.give_back(request)
             raise
         for leader, delivery in taken:
             leader.stats.delivered(delivery, self.clock.now_s())
         return [delivery for _, delivery in taken]
 
-    def give_back(self, asked: Taker) -> None:
+    def give_back(self, request: Lease) -> None:
         """Nobody is there any more to get what was leased, or is being leased."""
-        opened = self.catalog.topics.get(asked.topic)
-        release(opened.partitions.values() if opened else (), asked)
+        opened = self.catalog.topics.get(request.topic)
+        release(opened.partitions.values() if opened else (), request)
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
@@ -246,6 +240,9 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions."""
         return await self._runner.ask(question)
+
+
+_SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}
 
 
 async def _at_once(index: int) -> None:

@@ -23,17 +23,22 @@ U64_MAX: Final = 2**64 - 1
 PARTITION_MAX: Final = 4095
 OFFSET_BYTES: Final = 16
 
+Check = Callable[[Any], str | None]
+"""Says what is wrong with a value whose type is right; None: nothing is."""
+
 _NAMES = {int: "int", str: "str", bytes: "bin", list: "array", dict: "map", bool: "bool", type(None): "nil"}
 
 
 class Field(NamedTuple):
-    """One field: its name, its type (or several), whether nil may stand there, and the bounds of an int."""
+    """One field: its name, its type (or several), whether nil may stand there, the bounds of an int, and what else is
+    checked of values of a type."""
 
     name: str
     kind: type | tuple[type, ...]
     optional: bool = False
     maximum: int = U64_MAX
     minimum: int = 0
+    checks: tuple[tuple[type, Check], ...] = ()
 
     @property
     def kinds(self) -> tuple[type, ...]:
@@ -44,7 +49,7 @@ class Field(NamedTuple):
 class Shape:
     """The fields of one frame type, in order; `error` is what a mistake raises (a server: InvalidRequest)."""
 
-    __slots__ = ("_bounds", "_count", "_exact", "_types", "error", "fields", "name")
+    __slots__ = ("_bounds", "_checks", "_exact", "_types", "error", "fields", "name")
 
     def __init__(
         self,
@@ -57,21 +62,25 @@ class Shape:
         self.fields = fields
         self.error = error
         self._exact = exact
-        self._count = len(fields) + 2
         # int and bool are told apart by `type`, not `isinstance`: True is not the number 1 here.
         self._types = [int, int, *(field.kinds[0] for field in fields)]
         self._bounds = [
             (place, field.minimum, field.maximum) for place, field in enumerate(fields, 2) if int in field.kinds
         ]
+        self._checks = [(place, *check) for place, field in enumerate(fields, 2) for check in field.checks]
 
     def check(self, frame: Sequence[Any]) -> None:
-        """Raise `error` unless the frame's fields have these types and bounds."""
+        """Raise `error` unless the frame's fields are as described: first their types, then bounds, then the rest."""
         if [*map(type, frame)] != self._types:
             self._check_each(frame)
         for place, minimum, maximum in self._bounds:
             value = frame[place]
             if type(value) is int and not minimum <= value <= maximum:
                 raise self.wrong(place - 1, f"{value} is not within {minimum}..{maximum}")
+        for place, kind, check in self._checks:
+            value = frame[place]
+            if type(value) is kind and (problem := check(value)) is not None:
+                raise self.wrong(place - 1, problem)
 
     def wrong(self, number: int, problem: str) -> SandqError:
         """The error about field `number` (from 1)."""
@@ -99,25 +108,10 @@ def kind_name(value: object) -> str:
     return _NAMES.get(type(value), type(value).__name__)
 
 
-def check_row(shape: Shape, number: int, row: object, item: int, kinds: Sequence[type], words: str) -> None:
-    """Raise unless `row` (item `item`, from 1, of field `number`) is an array of these types, no int negative."""
-    if type(row) is not list or [*map(type, row)] != kinds:
-        raise shape.wrong(number, f"item {item}: expected {words}")
-    for value in row:
-        if type(value) is int and value < 0:
-            raise shape.wrong(number, f"item {item}: {value} is negative")
-
-
 def check_offset(shape: Shape, number: int, value: bytes | None) -> None:
     """Raise unless the bin in field `number` is nil or an offset."""
     if value is not None and len(value) != OFFSET_BYTES:
         raise shape.wrong(number, f"expected {OFFSET_BYTES} bytes, got {len(value)}")
-
-
-def check_choice(shape: Shape, number: int, value: str | None, choices: Sequence[str]) -> None:
-    """Raise unless the str in field `number` is nil or one of these."""
-    if value is not None and value not in choices:
-        raise shape.wrong(number, f"expected {one_of(choices)}, got {value[:40]!r}")
 
 
 def one_of(choices: Sequence[str]) -> str:

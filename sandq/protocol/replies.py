@@ -1,28 +1,6 @@
 """What a server answers to producers, consumers and administration, and pushes to consumers: the fields after
-`[0, request id]`, and DELIVER. The answers about stored messages are in `replies_messages`.
-
-    HELLO          [server_version str, node_id str, cluster_uuid str, limits map, now_ms]
-    METADATA       [nodes [[node_id, host, port]...], topics [topic record map...]]
-    PRODUCE        [offsets, conflicts]
-    SUBSCRIBE      [partitions array]   those of the topic that this node leads
-    UNSUBSCRIBE    []
-    ACK, NACK      [results array]      one per item: nil (done) | [[base bin16, count]...] lost, []: all
-    EXTEND         [results array]      one per item: new deadline_ms | nil (lost)
-    PING           [now_ms]
-    TOPIC_CREATE   [topic record map]
-    TOPIC_DELETE   []
-    TOPIC_UPDATE   [topic record map]
-    GROUP_LIST     [rows array of maps]
-    TOPIC_STATS    [rows array of maps]
-    GROUP_SEEK     [array of [partition, cursor bin16]]
-    GROUP_DELETE   []
-    GROUP_UPDATE   []
-    HOLD           [trimmed bin16]
-    CLUSTER_INFO   [map]
-    CLUSTER_CLOCK  [map]
-    CLUSTER_INIT   [cluster uuid]
-    NODE_CHANGE    []
-    TRANSFER       []
+`[0, request id]`, and DELIVER. The answers about stored messages are in `replies_messages`; `docs/protocol.md` says
+what each request is answered with.
 
     offsets      = [base bin16, count] | bin of 16 bytes a message
     conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in

@@ -1,30 +1,21 @@
 """Requests about the keys of a compacted topic, and the client's side of the answers. Keys are written by PRODUCE.
 
-    KV_GET      64 [topic, partition, stale, [key...]]
-    KV_SCAN     65 [topic, partition, stale, start, stop | nil, limit, max_bytes]
-    KV_WATCH    66 [topic, partition, after | nil, mark | nil, every, start, stop | nil, max_messages, max_bytes,
-                    wait_ms]
-
-Answers, a value being `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
-then headers and value:
-
-    KV_GET      [stale_ms, [value | nil...]]: of the first keys, one at least; the rest is to be asked for again
-    KV_SCAN     [stale_ms, [key, value, key, value...], next start | nil]
-    KV_WATCH    [through, mark, piece...]: pieces as in FETCH
+A value of an answer is `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
+then headers and value. KV_GET is answered for the first keys, one at least; the rest is to be asked for again.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, Self
 
 from sandq.model.errors import InvalidRequest, ProtocolError
-from sandq.model.offsets import PARTITION_MAX
 from sandq.model.piece import Piece
-from sandq.protocol.fields import OFFSET_BYTES, Field, Shape, check_offset
-from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.fields import OFFSET_BYTES, Field, Shape
+from sandq.protocol.frames import Frame, Type
 from sandq.protocol.replies_messages import parse_pieces
+from sandq.protocol.request import Bounds, Offset, Partition, Request
 
 KEYS_MOST: Final = 10_000
 """Of one request."""
@@ -38,32 +29,8 @@ WAIT_MS_MOST: Final = 30_000
 VALUE_HEADER: Final = struct.Struct("<B3xIq16s")
 FLAG_HEADERS: Final = 1
 
-_TOPIC: Final = Field("topic", str)
-_PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)
-_STALE: Final = Field("stale", bool)
-_RANGE: Final = (Field("start", bytes), Field("stop", bytes, optional=True))
-_GET = Shape("KV_GET", _TOPIC, _PARTITION, _STALE, Field("keys", list))
-_SCAN = Shape(
-    "KV_SCAN",
-    _TOPIC,
-    _PARTITION,
-    _STALE,
-    *_RANGE,
-    Field("limit", int, minimum=1, maximum=KEYS_MOST),
-    Field("max_bytes", int, minimum=1, maximum=ANSWER_BYTES),
-)
-_WATCH = Shape(
-    "KV_WATCH",
-    _TOPIC,
-    _PARTITION,
-    Field("after", bytes, optional=True),
-    Field("mark", bytes, optional=True),
-    Field("every", bool),
-    *_RANGE,
-    Field("max_messages", int, minimum=1, maximum=WATCHED_MOST),
-    Field("max_bytes", int, minimum=1, maximum=ANSWER_BYTES),
-    Field("wait_ms", int, maximum=WAIT_MS_MOST),
-)
+AnswerBytes = Annotated[int, Bounds(1, ANSWER_BYTES)]
+
 _GOT = Shape("KV_GET reply", Field("stale_ms", int), Field("values", list), exact=False, error=ProtocolError)
 _SCANNED = Shape(
     "KV_SCAN reply",
@@ -76,71 +43,49 @@ _SCANNED = Shape(
 _WATCHED = Shape("KV_WATCH reply", Field("through", bytes), Field("mark", bytes), exact=False, error=ProtocolError)
 
 
-class KvGet(NamedTuple):
+class KvGet(Request, type=Type.KV_GET):
     """What keys have. `stale`: as the node that is asked knows it, whether it leads or not."""
 
     topic: str
-    partition: int
+    partition: Partition
     stale: bool
     keys: Sequence[bytes]
 
     @classmethod
-    def parse(cls, frame: Frame) -> KvGet:
-        _GET.check(frame)
-        keys = frame[5]
-        if not 0 < len(keys) <= KEYS_MOST or not all(type(key) is bytes for key in keys):
+    def parse(cls, frame: Frame) -> Self:
+        request = cls.checked(frame)
+        if not 0 < len(request.keys) <= KEYS_MOST or not all(type(key) is bytes for key in request.keys):
             raise InvalidRequest(f"KV_GET: 1 to {KEYS_MOST} keys are asked for, as bytes")
-        return cls._make(frame[2:])
-
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.KV_GET, request_id, *self)
+        return request
 
 
-class KvScan(NamedTuple):
+class KvScan(Request, type=Type.KV_SCAN):
     """Keys from `start` up to, without, `stop` (None: to the last) and what they have, in order."""
 
     topic: str
-    partition: int
+    partition: Partition
     stale: bool
     start: bytes
     stop: bytes | None
-    limit: int
-    max_bytes: int
-
-    @classmethod
-    def parse(cls, frame: Frame) -> KvScan:
-        _SCAN.check(frame)
-        return cls._make(frame[2:])
-
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.KV_SCAN, request_id, *self)
+    limit: Annotated[int, Bounds(1, KEYS_MOST)]
+    max_bytes: AnswerBytes
 
 
-class KvWatch(NamedTuple):
+class KvWatch(Request, type=Type.KV_WATCH):
     """Changes behind `after` (a version; None: from now on, which is answered at once) of the keys from `start` up to,
     without, `stop`. `mark`: that of the answer before. `every`: also what a later write of its key came after. Waits up
     to `wait_ms` for the first."""
 
     topic: str
-    partition: int
-    after: bytes | None
-    mark: bytes | None
+    partition: Partition
+    after: Offset | None
+    mark: Offset | None
     every: bool
     start: bytes
     stop: bytes | None
-    max_messages: int
-    max_bytes: int
-    wait_ms: int
-
-    @classmethod
-    def parse(cls, frame: Frame) -> KvWatch:
-        _WATCH.check(frame)
-        check_offset(_WATCH, 3, frame[4])
-        check_offset(_WATCH, 4, frame[5])
-        return cls._make(frame[2:])
-
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.KV_WATCH, request_id, *self)
+    max_messages: Annotated[int, Bounds(1, WATCHED_MOST)]
+    max_bytes: AnswerBytes
+    wait_ms: Annotated[int, Bounds(0, WAIT_MS_MOST)]
 
 
 class KeyValue(NamedTuple):

@@ -1,27 +1,17 @@
-"""Requests about a stretch of a partition's log, and the client's side of the answers.
-
-    FETCH        8 [topic, partition, start bin16, end bin16 | nil, max_messages u32, max_bytes u32, pending bool]
-    MEASURE     23 [topic, partition, start bin16, end bin16 | nil, max_messages u32 | nil, pending bool]
-
-Answers; a piece is five fields as in DELIVER: offsets, ids, created_ms, live, batch:
-
-    FETCH       [next bin16 | nil, closed_ms, trimmed bin16, number, piece...]       number: the topic's
-    MEASURE     [first bin16 | nil, next bin16 | nil, messages, closed_ms, trimmed bin16, number]
-"""
+"""Requests about a stretch of a partition's log, and the client's side of the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sandq.model.errors import ProtocolError
 from sandq.model.piece import Piece
-from sandq.protocol.fields import PARTITION_MAX, U32_MAX, U48_MAX, Field, Shape, check_offset
-from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.fields import U32_MAX, U48_MAX, Field, Shape, check_offset
+from sandq.protocol.frames import Frame, Type
 from sandq.protocol.replies_messages import parse_pieces
+from sandq.protocol.request import Bounds, Offset, Partition, Request
 
-_TOPIC: Final = Field("topic", str)
-_PARTITION: Final = Field("partition", int, maximum=PARTITION_MAX)
 _CLOSED = (Field("closed_ms", int, maximum=U48_MAX), Field("trimmed", bytes), Field("number", int))
 _FETCH_REPLY = Shape("FETCH reply", Field("next", bytes, optional=True), *_CLOSED, exact=False, error=ProtocolError)
 _MEASURE_REPLY = Shape(
@@ -34,71 +24,29 @@ _MEASURE_REPLY = Shape(
     error=ProtocolError,
 )
 
-_FETCH = Shape(
-    "FETCH",
-    _TOPIC,
-    _PARTITION,
-    Field("start", bytes),
-    Field("end", bytes, optional=True),
-    Field("max_messages", int, minimum=1, maximum=U32_MAX),
-    Field("max_bytes", int, minimum=1, maximum=U32_MAX),
-    Field("pending", bool),
-)
 
-
-class Fetch(NamedTuple):
+class Fetch(Request, type=Type.FETCH):
     """Read from `start` up to, without, `end` (None: all there is); no lease, nothing changes. `pending`: also what is
     not closed, as it stands at the moment."""
 
     topic: str
-    partition: int
-    start: bytes
-    end: bytes | None
-    max_messages: int
-    max_bytes: int
+    partition: Partition
+    start: Offset
+    end: Offset | None
+    max_messages: Annotated[int, Bounds(1, U32_MAX)]
+    max_bytes: Annotated[int, Bounds(1, U32_MAX)]
     pending: bool = False
 
-    @classmethod
-    def parse(cls, frame: Frame) -> Fetch:
-        _FETCH.check(frame)
-        check_offset(_FETCH, 3, frame[4])
-        check_offset(_FETCH, 4, frame[5])
-        return cls._make(frame[2:])
 
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.FETCH, request_id, *self)
-
-
-_MEASURE = Shape(
-    "MEASURE",
-    _TOPIC,
-    _PARTITION,
-    Field("start", bytes),
-    Field("end", bytes, optional=True),
-    Field("max_messages", int, minimum=1, maximum=U32_MAX, optional=True),
-    Field("pending", bool),
-)
-
-
-class Measure(NamedTuple):
+class Measure(Request, type=Type.MEASURE):
     """How many messages FETCH would give of a stretch, and where the first `max_messages` of them end."""
 
     topic: str
-    partition: int
-    start: bytes
-    end: bytes | None = None
-    max_messages: int | None = None
+    partition: Partition
+    start: Offset
+    end: Offset | None = None
+    max_messages: Annotated[int, Bounds(1, U32_MAX)] | None = None
     pending: bool = False
-
-    @classmethod
-    def parse(cls, frame: Frame) -> Measure:
-        _MEASURE.check(frame)
-        check_offset(_MEASURE, 3, frame[4])
-        check_offset(_MEASURE, 4, frame[5])
-        return cls._make(frame[2:])
-
-    def frame(self, request_id: int) -> bytes:
-        return encode_frame(Type.MEASURE, request_id, *self)
 
 
 class FetchReply(NamedTuple):

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
+from sandq.model.caller import NODE, Caller
 from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
@@ -67,7 +68,9 @@ class Connection:
         http_address: str,
         stats: ClientStats | None = None,
         gate: Gate | None = None,
+        caller: Caller = NODE,
     ) -> None:
+        self.caller = caller
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._sender = sender

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sandq.broker.queries.kv_queries import KvQueries
 from sandq.model.errors import SandqError
 from sandq.protocol.frames import Frame, encode_replies
-from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet
+from sandq.protocol.requests_keys import KvGet
 from sandq.server.connection import Connection
 
 TOGETHER: Final = 256
 """Requests of one question: what it holds up is not much."""
-
-_Place = tuple[str, int, bool]
-"""Topic, partition, stale."""
 
 
 class KvGetCoalescer:
@@ -24,7 +21,8 @@ class KvGetCoalescer:
     def __init__(self, connection: Connection, kv_queries: KvQueries) -> None:
         self._connection = connection
         self._kv_queries = kv_queries
-        self._gathered: dict[_Place, list[tuple[int, KvGet]]] = {}
+        self._gathered: dict[tuple[Any, ...], list[tuple[int, KvGet]]] = {}
+        """By topic, partition, stale."""
 
     def add(self, frame: Frame) -> None:
         """Take a request in. Raises InvalidRequest."""
@@ -36,24 +34,24 @@ class KvGetCoalescer:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        for place, requests in gathered.items():
+        for requests in gathered.values():
             first = 0
             while first < len(requests):
                 # What there is no room for is refused one by one.
                 stop = first + max(1, min(TOGETHER, self._connection.room))
-                self._ask(place, requests[first:stop])
+                self._ask(requests[first:stop])
                 first = stop
 
-    def _ask(self, place: _Place, requests: list[tuple[int, KvGet]]) -> None:
+    def _ask(self, requests: list[tuple[int, KvGet]]) -> None:
         ids = [request_id for request_id, _ in requests]
         try:
-            self._connection.start_many(ids, partial(self._answer, place, requests))
+            self._connection.start_many(ids, partial(self._answer, requests))
         except SandqError as error:
             for request_id in ids:
                 self._connection.refuse(request_id, error)
 
-    async def _answer(self, place: _Place, requests: list[tuple[int, KvGet]]) -> bytes:
-        values, stale_ms = await self._kv_queries.get(*place, [asked.keys for _, asked in requests], ANSWER_BYTES)
+    async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
+        values, stale_ms = await self._kv_queries.get([asked for _, asked in requests], self._connection.caller)
         return encode_replies(
             [(request_id, stale_ms, of) for (request_id, _), of in zip(requests, values, strict=True)]
         )

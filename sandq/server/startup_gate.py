@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
 
 from sandq.model.errors import Unavailable
-from sandq.protocol.frames import Frame, Type
+from sandq.protocol.frames import Type
 
-Handlers = dict[int, Callable[[Frame], None]]
+H = TypeVar("H")
 
 ANSWERED: Final = frozenset(
     # Credit gets no answer anyway, and there are no subscriptions that it could be for.
@@ -16,20 +16,20 @@ ANSWERED: Final = frozenset(
 )
 
 
-class StartupGate:
+class StartupGate(Generic[H]):
     """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all.
 
     `waiting()`: why the node does not take part in a cluster yet; None once it does.
     """
 
-    def __init__(self, handlers: Handlers, waiting: Callable[[], str | None]) -> None:
+    def __init__(self, handlers: Mapping[int, H], waiting: Callable[[], str | None]) -> None:
         self._all = handlers
         self._waiting = waiting
-        self.handlers = handlers
+        self.handlers: Mapping[int, H] = handlers
         if waiting() is not None:
             self.handlers = {kind: handler for kind, handler in handlers.items() if kind in ANSWERED}
 
-    def look_again(self, kind: int) -> Callable[[Frame], None] | None:
+    def look_again(self, kind: int) -> H | None:
         """The handler of a request that is not among `handlers`; None when there are no such requests. Raises
         Unavailable."""
         if kind not in self._all:

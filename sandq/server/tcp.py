@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
@@ -64,8 +65,11 @@ class ClientServer:
             return
         stats.accepted += 1
         # Of the task of this connection, and of those it begins.
-        structlog.contextvars.bind_contextvars(connection=stats.accepted, peer=_peer(stream))
-        connection = Connection(stream, self._sender, self._limits, self._http_address, stats, self._gate)
+        caller = Caller(ANONYMOUS, _peer(stream))
+        structlog.contextvars.bind_contextvars(
+            connection=stats.accepted, principal=caller.principal, peer=caller.address
+        )
+        connection = Connection(stream, self._sender, self._limits, self._http_address, stats, self._gate, caller)
         stats.open.add(connection)
         log.debug("a client has connected")
         try:

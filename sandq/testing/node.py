@@ -15,10 +15,12 @@ import trio.testing
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.fan_out import call_all
+from sandq.model.caller import NODE
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
+from sandq.protocol.requests_admin import TopicCreate
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from sandq.testing.quiet import quiet_logs
@@ -246,5 +248,5 @@ class EmbeddedNode:
         raise TimedOut(f"topic {topic!r}, group {group!r}: {found} of {count} consumers have come in {CONSUMERS_S:g} s")
 
     async def create_topic(self, name: str, kind: str, partitions: int, settings: dict[str, Any]) -> None:
-        await self.broker.administration.create_topic(name, kind, partitions, 1, settings)
+        await self.broker.administration.create_topic(TopicCreate(name, kind, partitions, 1, settings), NODE)
         await self._idle()

@@ -39,9 +39,9 @@ async def test_many_messages_take_few_frames(node: Serving, api: sandq.Client, m
     items: list[int] = []
     settle = node.broker.settle
 
-    def counted(group_number: int, partition: int, command: Any, done: Any) -> None:
-        items.append(len(command.items))
-        settle(group_number, partition, command, done)
+    def counted(request: Any, caller: Any, done: Any) -> None:
+        items.append(len(request.items))
+        settle(request, caller, done)
 
     monkeypatch.setattr(node.broker, "settle", counted)
     got: list[bytes] = []

@@ -41,6 +41,7 @@ async def test_a_request_that_is_refused_is_for_those_who_look_for_it(
         "log_level": "debug",
         "node": "node1",
         "connection": 1,
+        "principal": "anonymous",
         "request_id": 2,
         "request": "topic_delete",
         "topic": "nosuch",

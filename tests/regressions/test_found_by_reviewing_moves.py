@@ -18,6 +18,7 @@ from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
 from sandq.raft import Members
 from tests.regressions.test_found_with_moves import NAMES
 from tests.support.nodes import moved
+from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.three import leading
 from tests.support.waiting import until_answer, until_holds
@@ -121,7 +122,7 @@ async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_th
         async def refused() -> str:
             leader = await leading(nodes)
             with pytest.raises((InvalidRequest, NotLeader, TimedOut)) as refusal:
-                await leader.broker.administration.update_topic("t", {}, partitions=2)
+                await Administrator(leader.broker).update_topic("t", {}, partitions=2)
             return str(refusal.value)
 
         await until_answer(refused, lambda why: "3 replicas, and 2 nodes are there to hold them" in why)

@@ -15,6 +15,7 @@ from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.model.errors import Corruption, NotLeader, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.integration.cluster.test_three_nodes import created
+from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.three import ThreeNodes, leading, three_nodes
 from tests.support.nodes.working import take
 from tests.support.waiting import until_answer, until_holds
@@ -141,7 +142,7 @@ async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypat
             async def refused() -> str:
                 leader = await leading(nodes)
                 with pytest.raises((Unavailable, NotLeader)) as refusal:
-                    await leader.broker.administration.create_topic("t", "timer", 1, 3, {})
+                    await Administrator(leader.broker).create_topic("t", "timer", 1, 3, {})
                 return str(refusal.value)
 
             await until_answer(refused, lambda why: "node1, node2, node3 is not registered yet" in why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from sandq.metadata.placement import Candidate, place
 from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Topic
 from sandq.metadata.state import holds
+from sandq.model.caller import Caller
 from sandq.model.errors import (
     Conflict,
     InvalidRequest,
@@ -36,6 +37,7 @@ from sandq.model.members import node_of
 from sandq.model.names import check_name
 from sandq.model.settings import CLASSES, COMPACTED, parse_settings, update_settings
 from sandq.partition import commands as c
+from sandq.protocol.requests_admin import REMOVE, UNDRAIN, NodeChange, TopicCreate, TopicDelete, TopicUpdate, Transfer
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -94,17 +96,16 @@ class Administration:
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
-    async def create_topic(
-        self, name: str, kind: str, partitions: int, replicas: int, settings: Mapping[str, Any]
-    ) -> Topic:
+    async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
         """Returns once the topic takes messages. Raises InvalidRequest, TopicExists."""
+        name, kind, partitions, replicas = request.name, request.kind, request.partitions, request.replicas
         check_name("topic", name)
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
         self._check_partitions(partitions)
         self._check_ready()
         self._check_replicas(replicas)
-        record = parse_settings(settings, kind).record()
+        record = parse_settings(request.settings, kind).record()
 
         async def create() -> Topic:
             if name in self._view.topics:
@@ -117,11 +118,10 @@ class Administration:
 
         return await self._whole(create)
 
-    async def update_topic(
-        self, name: str, settings: Mapping[str, Any], partitions: int | None = None, replicas: int | None = None
-    ) -> Topic:
+    async def update_topic(self, request: TopicUpdate, caller: Caller) -> Topic:
         """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
         InvalidSetting, InvalidRequest."""
+        name, partitions, replicas = request.name, request.partitions, request.replicas
         self._check_ready()
         if partitions is not None:
             self._check_partitions(partitions)
@@ -130,7 +130,7 @@ class Administration:
 
         async def update() -> Topic:
             old = self._catalog.topic(name).record
-            record = update_settings(old.settings, settings, old.kind).record()
+            record = update_settings(old.settings, request.settings, old.kind).record()
             there, copies = len(old.partitions), replicas or old.replicas
             more = (partitions or there) - there
             if more and old.kind == COMPACTED:
@@ -151,13 +151,13 @@ class Administration:
 
         return await self._whole(update)
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
         """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic."""
         self._check_ready()
 
         async def delete() -> None:
-            await self._change(m.DeleteTopic(name))
-            log.info("topic deleted", topic=name)
+            await self._change(m.DeleteTopic(request.name))
+            log.info("topic deleted", topic=request.name)
 
         await self._whole(delete)
 
@@ -196,10 +196,18 @@ class Administration:
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
-    async def drain(self, node: str, *, undo: bool = False) -> None:
-        """Let a node hold nothing, or (`undo`) again. Returns when it is written down: the moves come after. Raises
-        NotFound, Conflict, InvalidRequest when those that remain would be too few."""
+    async def change_node(self, request: NodeChange, caller: Caller) -> None:
+        """Drain a node, let it take part again, or let the cluster forget it. Returns when it is written down. Raises
+        NotFound, Conflict, InvalidRequest."""
         self._check_ready()
+        if request.action == REMOVE:
+            await self._remove(request.node)
+        else:
+            await self._drain(request.node, undo=request.action == UNDRAIN)
+
+    async def _drain(self, node: str, *, undo: bool) -> None:
+        """Let a node hold nothing, or (`undo`) again: the moves come after. InvalidRequest when those that remain would
+        be too few."""
 
         async def change() -> None:
             self._node(node)
@@ -210,10 +218,8 @@ class Administration:
 
         await self._whole(change)
 
-    async def remove(self, node: str) -> None:
-        """Let the cluster forget a node that holds nothing, or that has failed. Returns when it is written down: it is
-        forgotten once nothing depends on it. Raises NotFound, Conflict."""
-        self._check_ready()
+    async def _remove(self, node: str) -> None:
+        """Let the cluster forget a node that holds nothing, or that has failed, once nothing depends on it."""
 
         async def change() -> None:
             record = self._node(node)
@@ -224,9 +230,10 @@ class Administration:
 
         await self._whole(change)
 
-    async def transfer(self, topic: str, partition: int, node: str) -> None:
+    async def transfer(self, request: Transfer, caller: Caller) -> None:
         """Let a node that holds a partition lead it. Returns when it does. Raises UnknownTopic, UnknownPartition,
         InvalidRequest when it does not hold it; TimedOut when it does not come to lead it."""
+        topic, partition, node = request.topic, request.partition, request.node
         self._check_ready()
 
         async def change() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import trio
 
@@ -15,6 +14,7 @@ from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
+from sandq.protocol.requests import Lease
 
 TAKE_BYTES = 8 << 20
 """No further lease is asked for beyond."""
@@ -22,25 +22,11 @@ TAKE_BYTES = 8 << 20
 Taken = tuple[PartitionLeader, Delivery]
 
 
-@dataclass(frozen=True, slots=True)
-class Taker:
-    """What a LEASE asks for. `consumer` is of this request alone: what it holds can be given back as a whole."""
-
-    topic: str
-    group: str
-    consumer: str
-    limit: int
-    wait_ms: int
-    lease_ms: int | None
-    start: c.Position
-    ack: bool
-
-
-def release(deliveries: Iterable[PartitionLeader], asked: Taker) -> None:
+def release(deliveries: Iterable[PartitionLeader], request: Lease) -> None:
     """Nobody is there any more to get what was leased, or is being leased."""
     for delivery in deliveries:
         with suppress(SandqError):  # it runs out then
-            delivery.host.submit(c.Release(asked.group, asked.consumer), lambda result: None)
+            delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class _Bell:
@@ -61,7 +47,7 @@ class LeaseOnce:
 
     def __init__(
         self,
-        asked: Taker,
+        request: Lease,
         deliveries: Sequence[PartitionLeader],
         lease_ms: int,
         clock: GuardedClock,
@@ -71,7 +57,7 @@ class LeaseOnce:
     ) -> None:
         """`turn`: another one for each, so that no partition is always the last. `congested()`: the connection takes
         nothing now."""
-        self._asked = asked
+        self._request = request
         self._lease_ms = lease_ms
         self._clock = clock
         self._timers = timers
@@ -87,12 +73,12 @@ class LeaseOnce:
 
     async def run(self) -> list[Taken]:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
-        deadline_ms = self._clock.now_ms() + self._asked.wait_ms
+        deadline_ms = self._clock.now_ms() + self._request.wait_ms
         for delivery in self._deliveries:
             delivery.watchers[self._look_at] = None
         try:
             self._touch()
-            if self._asked.wait_ms:
+            if self._request.wait_ms:
                 self._timers.at(deadline_ms, self._bell)
             while True:
                 self._bell.event = trio.Event()
@@ -104,11 +90,11 @@ class LeaseOnce:
         finally:
             for delivery in self._deliveries:
                 delivery.watchers.pop(self._look_at, None)
-        return await self._acked(taken) if self._asked.ack and taken else taken
+        return await self._acked(taken) if self._request.ack and taken else taken
 
     def _look_at(self, delivery: PartitionLeader) -> None:
         """Something happened there."""
-        group = delivery.groups.get(self._asked.group)
+        group = delivery.groups.get(self._request.group)
         if group is not None and not delivery.closed and delivery.host.ready:
             if group.next_ms is None:
                 self._due_ms.pop(delivery, None)
@@ -131,12 +117,11 @@ class LeaseOnce:
 
     def _touch(self) -> int:
         """A group that somebody takes from is in use, whether or not there is anything. When to say so again."""
-        return min(delivery.touch(self._asked.group) for delivery in self._deliveries)
+        return min(delivery.touch(self._request.group) for delivery in self._deliveries)
 
     async def _lease_due(self) -> list[Taken]:
         """What could be leased of the partitions to look at."""
-        asked = self._asked
-        left, left_bytes = asked.limit, TAKE_BYTES
+        left, left_bytes = self._request.max, TAKE_BYTES
         now_ms = self._clock.now_ms()
         self._changed.update(dict.fromkeys(at for at, due_ms in self._due_ms.items() if due_ms <= now_ms))
         taken: list[Taken] = []
@@ -153,13 +138,13 @@ class LeaseOnce:
         return taken
 
     async def _lease(self, delivery: PartitionLeader, limit: int) -> list[Delivery]:
-        asked = self._asked
+        request = self._request
         if delivery.closed:
-            raise UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
+            raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         delivery.host.check_ready()
-        group = delivery.groups.get(asked.group)
+        group = delivery.groups.get(request.group)
         if group is None:
-            raise Unavailable(f"group {asked.group!r} was deleted; ask again", group=asked.group)
+            raise Unavailable(f"group {request.group!r} was deleted; ask again", group=request.group)
         self._due_ms.pop(delivery, None)
         now_ms = self._clock.now_ms()
         if group.next_ms is None:
@@ -167,8 +152,8 @@ class LeaseOnce:
         if group.next_ms > now_ms:
             self._due_ms[delivery] = group.next_ms
             return []
-        grant = c.Grant(asked.consumer, limit, self._lease_ms)
-        found: list[Delivery] = await delivery.host.call(c.Lease(asked.group, now_ms, (grant,)))
+        grant = c.Grant(request.consumer_id, limit, self._lease_ms)
+        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)))
         if not found:
             # Due and not granted: it is another's, or the group is paused.
             self._due_ms[delivery] = now_ms + RETRY_MS
@@ -179,7 +164,7 @@ class LeaseOnce:
         Raises when that is all of them, and not because of seeks."""
         answers = await answers_of([(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken])
         if any(answer != [None] for answer in answers):
-            release(self._deliveries, self._asked)
+            release(self._deliveries, self._request)
         done = [one for one, answer in zip(taken, answers, strict=True) if answer == [None]]
         failures = [answer for answer in answers if isinstance(answer, SandqError)]
         if failures and not done:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
@@ -11,19 +10,7 @@ from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.model import offsets
 from sandq.model.limits import Limits
 from sandq.partition import commands as c
-
-
-@dataclass(frozen=True, slots=True)
-class Subscriber:
-    """What a SUBSCRIBE asks for. `held`: (group number, partition, token) of leases the consumer knows of."""
-
-    topic: str
-    group: str
-    consumer: str
-    credit: int
-    lease_ms: int | None
-    start: c.Position
-    held: frozenset[tuple[int, int, int]]
+from sandq.protocol.requests import Subscribe
 
 
 async def open_group(deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
@@ -40,7 +27,7 @@ def start_in(start: c.Position, partition: int) -> c.Position:
 
 
 def held_by(
-    deliveries: Sequence[PartitionLeader], asked: Subscriber, limits: Limits
+    deliveries: Sequence[PartitionLeader], request: Subscribe, limits: Limits
 ) -> list[tuple[PartitionLeader, Delivery]]:
     """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
 
@@ -52,8 +39,8 @@ def held_by(
         replica = delivery.host.replica
         assert isinstance(replica, PartitionReplica)
         at = (delivery.host.number, delivery.partition)
-        known = {token for group, partition, token in asked.held if (group, partition) == at}
-        for held in replica.held_by(asked.group, asked.consumer, known):
+        known = {token for group, partition, token in request.held if (group, partition) == at}
+        for held in replica.held_by(request.group, request.consumer_id, known):
             if left <= 0:
                 return found
             left -= sum(len(piece.batch) for piece in held.pieces)

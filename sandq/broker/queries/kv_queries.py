@@ -7,11 +7,14 @@ from typing import TypeVar
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.partition_time import PartitionTime
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
+from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest
 from sandq.model.settings import COMPACTED
 from sandq.partition.kv.changes import Changes, Watch
 from sandq.partition.view import Row
+from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch
 
 T = TypeVar("T")
 
@@ -21,50 +24,43 @@ class KvQueries:
         self._broker = broker
         self._time = PartitionTime(broker.clock)
 
-    async def get(
-        self, topic: str, partition: int, stale: bool, each: Sequence[Sequence[bytes]], max_bytes: int
-    ) -> tuple[list[list[bytes | None]], int]:
-        """As `PartitionReplica.values`, of each of these; and how old that is (ms)."""
+    async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
+        """As `PartitionReplica.values`, for each of these requests to one partition, all stale or none of them; and
+        how old that is (ms)."""
         return await self._ask(
-            topic,
-            partition,
-            stale,
-            lambda replica, now_ms: [replica.values(keys, max_bytes, now_ms) for keys in each],
-            len(each),
+            requests[0],
+            lambda replica, now_ms: [replica.values(request.keys, ANSWER_BYTES, now_ms) for request in requests],
+            len(requests),
         )
 
-    async def scan(
-        self, topic: str, partition: int, stale: bool, start: bytes, stop: bytes | None, limit: int, max_bytes: int
-    ) -> tuple[tuple[list[Row], bytes | None], int]:
+    async def scan(self, request: KvScan, caller: Caller) -> tuple[tuple[list[Row], bytes | None], int]:
         """As `PartitionReplica.scan`; and how old that is (ms)."""
         return await self._ask(
-            topic, partition, stale, lambda replica, now_ms: replica.scan(start, stop, limit, max_bytes, now_ms)
+            request,
+            lambda replica, now_ms: replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms),
         )
 
-    async def changes(
-        self, topic: str, partition: int, watch: Watch, max_messages: int, max_bytes: int, wait_ms: int
-    ) -> Changes:
+    async def changes(self, request: KvWatch, caller: Caller) -> Changes:
         """As `KvWatches.changes`."""
-        self._check_kind(topic)
-        host = self._broker.partition(topic, partition).host
-        return await self._broker.kv_watches.changes(host, watch, max_messages, max_bytes, wait_ms / 1000)
+        watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
+        host = self._host(request)
+        return await self._broker.kv_watches.changes(
+            host, watch, request.max_messages, request.max_bytes, request.wait_ms / 1000
+        )
 
     async def _ask(
-        self,
-        topic: str,
-        partition: int,
-        stale: bool,
-        question: Callable[[PartitionReplica, int], T],
-        requests: int = 1,
+        self, request: KvGet | KvScan, question: Callable[[PartitionReplica, int], T], requests: int = 1
     ) -> tuple[T, int]:
-        self._check_kind(topic)
-        host, reads, clock = self._broker.partition(topic, partition).host, self._broker.reads, self._broker.clock
-        if stale:
+        host, reads, clock = self._host(request), self._broker.reads, self._broker.clock
+        if request.stale:
             return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
         await self._time.advance_for_values(host)
         return await reads.ask(host, lambda replica: question(replica, 0), requests), 0
 
-    def _check_kind(self, topic: str) -> None:
+    def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
+        """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""
+        topic = request.topic
         kind = self._broker.topic(topic).record.kind
         if kind != COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is a {kind} topic: only compacted ones have keys", topic=topic)
+        return self._broker.partition(topic, request.partition).host

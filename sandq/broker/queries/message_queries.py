@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sandq.broker.broker import Broker
@@ -11,6 +11,7 @@ from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model import offsets
+from sandq.model.caller import Caller
 from sandq.model.errors import (
     Conflict,
     InvalidRequest,
@@ -26,6 +27,18 @@ from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.queries import UNITS_S, PartitionQueries
+from sandq.protocol.request import PartitionRequest
+from sandq.protocol.requests_admin import (
+    DeadList,
+    GroupDelete,
+    GroupList,
+    GroupSeek,
+    GroupUpdate,
+    Hold,
+    TopicStats,
+)
+from sandq.protocol.requests_log import Fetch, Measure
+from sandq.protocol.requests_messages import Cancel, Forecast, Get, JobStart, JobStatus, JobStop, List, Move, Why
 
 T = TypeVar("T")
 
@@ -37,81 +50,79 @@ class MessageQueries:
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
-    def cancel(self, topic: str, partition: int, targets: Sequence[c.Target], done: Done) -> None:
+    def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each target."""
-        host = self._host(topic, partition)
-        host.submit(c.Cancel(targets), done, size=64 + 96 * len(targets))
+        host = self._host(request)
+        host.submit(c.Cancel(request.targets), done, size=64 + 96 * len(request.targets))
 
-    def move(self, topic: str, partition: int, items: Sequence[Any], done: Done) -> None:
+    def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
+        items: Sequence[Any] = request.items
         for position, (_, at_ms, relative) in enumerate(items):
             if not relative and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
-        host = self._host(topic, partition)
+        host = self._host(request)
         host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
 
-    async def get(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
-        await self._time.advance_for_states(self._host(topic, partition))
-        return _found(await self._ask(topic, partition, lambda queries: queries.get(target)))
+    async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
+        await self._time.advance_for_states(self._host(request))
+        return _found(await self._ask(request, lambda queries: queries.get(request.target)))
 
-    async def why(self, topic: str, partition: int, target: c.Target) -> dict[str, Any]:
-        await self._time.advance_for_states(self._host(topic, partition))
-        told = _found(await self._ask(topic, partition, lambda queries: queries.why(target)))
-        delivery = self._broker.partition(topic, partition)
+    async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
+        await self._time.advance_for_states(self._host(request))
+        told = _found(await self._ask(request, lambda queries: queries.why(request.target)))
+        delivery = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
             if group["state"] == "ready" and not group["consumers"]:
                 group["reason"] += "; the group has none on this node"
         return told
 
-    async def page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
-        """`asked`: as `PartitionQueries.page` takes it."""
-        await self._time.advance_for_states(self._host(topic, partition))
-        return await self._ask(topic, partition, lambda queries: queries.page(*asked))
+    async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
+        """A page of messages, and where the next one begins."""
+        await self._time.advance_for_states(self._host(request))
+        return await self._ask(request, lambda queries: queries.page(*request[2:]))
 
-    async def dead_page(self, topic: str, partition: int, *asked: Any) -> tuple[list[dict[str, Any]], bytes | None]:
-        return await self._ask(topic, partition, lambda queries: queries.dead_page(*asked))
+    async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
+        """A page of dead letters, and where the next one begins."""
+        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]))
 
-    async def fetch(
-        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int, max_bytes: int, pending: bool
-    ) -> tuple[int, Fetched]:
+    async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
-        await self._close_log(topic, partition, start, end)
-        return self._broker.topic(topic).record.number, await self._ask(
-            topic, partition, lambda queries: queries.fetch(start, end, most, max_bytes, pending)
-        )
+        await self._close_log(request)
+        number = self._broker.topic(request.topic).record.number
+        return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]))
 
-    async def measure(
-        self, topic: str, partition: int, start: bytes, end: bytes | None, most: int | None, pending: bool
-    ) -> tuple[int, Extent]:
+    async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
         """The topic's number, and how much there is of what `fetch` gives."""
-        await self._close_log(topic, partition, start, end)
-        return self._broker.topic(topic).record.number, await self._ask(
-            topic, partition, lambda queries: queries.measure(start, end, most, pending)
-        )
+        await self._close_log(request)
+        number = self._broker.topic(request.topic).record.number
+        return number, await self._ask(request, lambda queries: queries.measure(*request[2:]))
 
-    async def _close_log(self, topic: str, partition: int, start: bytes, end: bytes | None) -> None:
-        """Close the log for who reads from `start` up to `end`. Raises InvalidRequest, Overloaded, StorageFailed."""
-        host = self._host(topic, partition)
-        parts = offsets.unpack(start)
-        if parts.place and parts.partition != partition:
+    async def _close_log(self, request: Fetch | Measure) -> None:
+        """Close the log as far as the request reads. Raises InvalidRequest, Overloaded, StorageFailed."""
+        host = self._host(request)
+        parts = offsets.unpack(request.start)
+        if parts.place and parts.partition != request.partition:
             raise InvalidRequest(
-                f"offset {offsets.to_text(start)} is of partition {parts.partition}, not of {partition}"
+                f"offset {offsets.to_text(request.start)} is of partition {parts.partition}, not of {request.partition}"
             )
-        await self._time.advance_for_log(host, None if end is None else offsets.deliver_ms(end) + 1)
+        await self._time.advance_for_log(host, None if request.end is None else offsets.deliver_ms(request.end) + 1)
 
-    def _host(self, topic: str, partition: int) -> RaftGroup:
-        return self._broker.partition(topic, partition).host
+    def _host(self, request: PartitionRequest) -> RaftGroup:
+        """The group of the partition that a request is about."""
+        return self._broker.partition(request.topic, request.partition).host
 
-    async def forecast(self, topic: str, unit: str, count: int) -> tuple[int, list[tuple[int, int]], int]:
+    async def forecast(self, request: Forecast, caller: Caller) -> tuple[int, list[tuple[int, int]], int]:
         """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""
         now_ms = self._broker.clock.now_ms()
         total: dict[int, int] = {}
         later = 0
-        for partition in [delivery.partition for delivery in self._broker.led(topic)]:
-            await self._time.advance_for_states(self._host(topic, partition))
-            buckets, more = await self._ask(
-                topic, partition, lambda queries: queries.forecast(UNITS_S[unit], count, now_ms)
+        unit_s = UNITS_S[request.unit]
+        for delivery in self._broker.led(request.topic):
+            await self._time.advance_for_states(delivery.host)
+            buckets, more = await self._ask_partition(
+                request.topic, delivery.partition, lambda queries: queries.forecast(unit_s, request.count, now_ms)
             )
             later += more
             for start_ms, messages in buckets:
@@ -120,36 +131,38 @@ class MessageQueries:
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 
-    async def start_job(
-        self, topic: str, partition: int, job_id: bytes, kind: str, arguments: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    async def start_job(self, request: JobStart, caller: Caller) -> dict[str, Any]:
+        arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
-        host = self._host(topic, partition)
-        job: dict[str, Any] = await host.call(c.StartJob(job_id, kind, dict(arguments)))
+        host = self._host(request)
+        job: dict[str, Any] = await host.call(c.StartJob(request.job_id, request.kind, arguments))
         return job
 
-    async def stop_job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
-        job: dict[str, Any] = await self._broker.partition(topic, partition).host.call(c.StopJob(job_id))
+    async def stop_job(self, request: JobStop, caller: Caller) -> dict[str, Any]:
+        host = self._host(request)
+        job: dict[str, Any] = await host.call(c.StopJob(request.job_id))
         return job
 
-    async def job(self, topic: str, partition: int, job_id: bytes) -> dict[str, Any]:
-        return await self._ask(topic, partition, lambda queries: queries.job(job_id))
+    async def job(self, request: JobStatus, caller: Caller) -> dict[str, Any]:
+        return await self._ask(request, lambda queries: queries.job(request.job_id))
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def groups(self, topic: str) -> list[dict[str, Any]]:
+    async def groups(self, request: GroupList, caller: Caller) -> list[dict[str, Any]]:
+        topic = request.topic
         rows: list[dict[str, Any]] = []
         for delivery in self._broker.led(topic):
             partition = delivery.partition
-            await self._time.advance_for_states(self._host(topic, partition))
-            for row in await self._ask(topic, partition, lambda queries: queries.group_rows()):
+            await self._time.advance_for_states(delivery.host)
+            for row in await self._ask_partition(topic, partition, lambda queries: queries.group_rows()):
                 lag = row["ready"] + row["leased"] + row["waiting"]
                 rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
         return rows
 
-    async def seek(self, topic: str, group: str, to: c.Position) -> list[tuple[int, bytes]]:
+    async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
+        topic, group, to = request
         chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):
             partition = offsets.unpack(to).partition
@@ -160,17 +173,18 @@ class MessageQueries:
         cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
         return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
 
-    async def delete_group(self, topic: str, group: str) -> None:
-        chosen = await self._with_group(topic, group)
+    async def delete_group(self, request: GroupDelete, caller: Caller) -> None:
+        group = request.group
+        chosen = await self._with_group(request.topic, group)
         consumers = max(delivery.consumers(group) for delivery in chosen)
         if consumers:
             raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
         await call_all([(delivery.host, c.DropGroup(group)) for delivery in chosen])
 
-    async def update_group(self, topic: str, group: str, settings: Mapping[str, Any]) -> None:
-        record = parse_group_settings(settings)
-        chosen = await self._with_group(topic, group)
-        await call_all([(delivery.host, c.ConfigureGroup(group, record)) for delivery in chosen])
+    async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
+        record = parse_group_settings(request.settings)
+        chosen = await self._with_group(request.topic, request.group)
+        await call_all([(delivery.host, c.ConfigureGroup(request.group, record)) for delivery in chosen])
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
@@ -185,14 +199,15 @@ class MessageQueries:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
         return found
 
-    async def hold(self, topic: str, partition: int, name: str, offset: bytes | None, ttl_ms: int | None) -> bytes:
+    async def hold(self, request: Hold, caller: Caller) -> bytes:
         """Up to where the log is trimmed by now."""
-        host = self._host(topic, partition)
-        trimmed: bytes = await host.call(c.Hold(check_name("hold", name), offset, ttl_ms or 0))
+        host = self._host(request)
+        command = c.Hold(check_name("hold", request.name), request.offset, request.ttl_ms or 0)
+        trimmed: bytes = await host.call(command)
         return trimmed
 
-    async def topic_stats(self, topic: str) -> list[dict[str, Any]]:
-        led = self._broker.led(topic)
+    async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
+        led = self._broker.led(request.topic)
         await read_all([delivery.host for delivery in led])
         return [
             {
@@ -212,10 +227,14 @@ class MessageQueries:
             for delivery in led
         ]
 
-    async def _ask(self, topic: str, partition: int, question: Callable[[PartitionQueries], T]) -> T:
+    async def _ask(self, request: PartitionRequest, question: Callable[[PartitionQueries], T]) -> T:
+        """Ask the partition that a request is about."""
+        return await self._ask_partition(request.topic, request.partition, question)
+
+    async def _ask_partition(self, topic: str, partition: int, question: Callable[[PartitionQueries], T]) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before."""
-        host = self._host(topic, partition)
+        host = self._broker.partition(topic, partition).host
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries))
 
 

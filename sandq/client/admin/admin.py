@@ -11,7 +11,6 @@ from sandq.client.messages.stored_message import JobResult
 from sandq.client.options import parse_server
 from sandq.client.positions import Start, start_of
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.connection import Build
 from sandq.client.transport.requests import ask_topic, call, call_leader, each, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import (
@@ -30,6 +29,7 @@ from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
+from sandq.protocol.request import TopicRequest
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
@@ -86,13 +86,13 @@ class Admin:
         _check_count("partitions", partitions)
         _check_count("replicas", replicas)
         request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
-        frame = await call(self._cluster, request.frame, idempotent=False)
+        frame = await call(self._cluster, request, idempotent=False)
         self._cluster.forget(name)
         return TopicRecord.from_map(_field(frame))
 
     async def list_topics(self) -> list[TopicRecord]:
         """All topics, by name."""
-        reply = MetadataReply.parse(await call(self._cluster, Metadata(None).frame))
+        reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
         return sorted(reply.topics, key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> TopicRecord:
@@ -103,7 +103,7 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages."""
         check_name("topic", name)
-        await call(self._cluster, TopicDelete(name).frame, idempotent=False)
+        await call(self._cluster, TopicDelete(name), idempotent=False)
         self._cluster.forget(name)
 
     async def update_topic(
@@ -121,7 +121,7 @@ class Admin:
                 _check_count(what, count)
         request = TopicUpdate(name, _plain(settings), partitions, replicas)
         asked = self._cluster.forgotten
-        record = TopicRecord.from_map(_field(await call(self._cluster, request.frame)))
+        record = TopicRecord.from_map(_field(await call(self._cluster, request)))
         self._cluster.learn(record, asked)
         return record
 
@@ -139,12 +139,12 @@ class Admin:
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
-        rows = await self._of_all_leaders(topic, GroupList(topic).frame)
+        rows = await self._of_all_leaders(GroupList(topic))
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
 
     async def stats(self, topic: str) -> list[dict[str, Any]]:
         """What a topic's partitions hold, a row each."""
-        rows = await self._of_all_leaders(topic, TopicStats(topic).frame)
+        rows = await self._of_all_leaders(TopicStats(topic))
         return sorted(rows, key=lambda row: row.get("partition", 0))
 
     async def seek_group(self, topic: str, group: str, to: Start) -> dict[int, str]:
@@ -154,7 +154,7 @@ class Admin:
         had leased, or was to get again, is revoked. An offset is of one partition: the others stay where they are.
         """
         request = GroupSeek(topic, check_name("group", group), start_of(to))
-        rows = [row for found in await self._of_group(topic, request.frame) for row in _rows(found, list)]
+        rows = [row for found in await self._of_group(request) for row in _rows(found, list)]
         try:
             return {partition: offset_model.to_text(cursor) for partition, cursor in sorted(rows)}
         except (TypeError, ValueError, InvalidRequest):
@@ -166,13 +166,13 @@ class Admin:
         A TimedOut or ConnectionLost leaves open whether it was done everywhere.
         """
         request = GroupDelete(topic, check_name("group", group))
-        await self._of_group(topic, request.frame, idempotent=False)
+        await self._of_group(request, idempotent=False)
 
     async def update_group(self, /, topic: str, group: str, **settings: Any) -> None:
         """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`; none at all: it
         has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
-        await self._of_group(topic, request.frame)
+        await self._of_group(request)
 
     async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
         """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on
@@ -205,7 +205,7 @@ class Admin:
 
         async def one(partition: int) -> bytes:
             request = Hold(topic, partition, name, offsets[partition], ttl_ms)
-            trimmed = _field(await call_leader(self._cluster, topic, partition, request.frame))
+            trimmed = _field(await call_leader(self._cluster, request))
             if type(trimmed) is not bytes or len(trimmed) != offset_model.OFFSET_BYTES:
                 raise ProtocolError(f"HOLD reply: {str(trimmed)[:100]}")
             return trimmed
@@ -221,7 +221,7 @@ class Admin:
             raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
         if type(count) is not int or not 1 <= count <= BUCKETS_MAX:
             raise InvalidRequest(f"count: an int within 1..{BUCKETS_MAX} is expected, not {count!r}")
-        found = map(ForecastReply.parse, await self._ask_leaders(topic, ForecastRequest(topic, unit, count).frame))
+        found = map(ForecastReply.parse, await self._ask_leaders(ForecastRequest(topic, unit, count)))
         now_ms, later = 0, 0
         buckets: dict[int, int] = {}
         for reply in found:
@@ -240,7 +240,7 @@ class Admin:
         if node is not None and not self._cluster.knows(check_name("node", node)):
             address = _address_of(node, (await self.cluster()).get("nodes"))
             self._cluster.introduce(node, address)
-        return _map(await call(self._cluster, ClusterInfo().frame, node_id=node))
+        return _map(await call(self._cluster, ClusterInfo(), node_id=node))
 
     async def drain_node(self, node: str, *, undo: bool = False) -> None:
         """Let a node hold nothing: its replicas move to the others, and it stays registered. `undo`: it takes part
@@ -250,7 +250,7 @@ class Admin:
         such node, InvalidRequest when the others would be too few.
         """
         request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
-        await call(self._cluster, request.frame)
+        await call(self._cluster, request)
 
     async def remove_node(self, node: str) -> None:
         """Let the cluster forget a node that was drained, or that has failed; then its replicas are made elsewhere
@@ -260,7 +260,7 @@ class Admin:
         there is no such node, Conflict while it is there and holds something, or is the last that does. A TimedOut or
         ConnectionLost leaves open whether it is written down.
         """
-        await call(self._cluster, NodeChange(check_name("node", node), REMOVE).frame, idempotent=False)
+        await call(self._cluster, NodeChange(check_name("node", node), REMOVE), idempotent=False)
 
     async def transfer(self, topic: str, partition: int, node: str) -> None:
         """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
@@ -268,7 +268,7 @@ class Admin:
         if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
             raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
         request = Transfer(check_name("topic", topic), partition, check_name("node", node))
-        await call(self._cluster, request.frame)
+        await call(self._cluster, request)
         self._cluster.refresh(topic, node)
 
     async def init_cluster(self) -> str:
@@ -278,7 +278,7 @@ class Admin:
         that wait beside it join. Two clusters of one name never become one. A TimedOut or ConnectionLost leaves open
         whether it was founded: `cluster()` tells.
         """
-        uuid = _field(await call(self._cluster, ClusterInit().frame, idempotent=False))
+        uuid = _field(await call(self._cluster, ClusterInit(), idempotent=False))
         if type(uuid) is not str:
             raise ProtocolError(f"CLUSTER_INIT reply: {str(uuid)[:100]}")
         return uuid
@@ -290,29 +290,28 @@ class Admin:
         `accept` makes it follow a step of the wall clock that it did not trust.
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
-        return _map(await call(self._cluster, request.frame, idempotent=not accept))
+        return _map(await call(self._cluster, request, idempotent=not accept))
 
-    async def _ask_leaders(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+    async def _ask_leaders(self, request: TopicRequest) -> list[Frame]:
         """The answers of all nodes that lead a partition; each answers for its own."""
-        return [await call(self._cluster, build, node_id=node_id, idempotent=idempotent)
-                for node_id in await self._leaders(topic)]  # fmt: skip
+        return [await call(self._cluster, request, node_id=node_id) for node_id in await self._leaders(request.topic)]
 
     async def _leaders(self, topic: str) -> list[str | None]:
         """None, any node, while there is no leader at all."""
         record = await self.topic(topic)
         return [*sorted({row.leader for row in record.partitions if row.leader is not None})] or [None]
 
-    async def _of_all_leaders(self, topic: str, build: Build) -> list[dict[str, Any]]:
-        rows = [row for frame in await self._ask_leaders(topic, build) for row in _rows(frame, dict)]
+    async def _of_all_leaders(self, request: TopicRequest) -> list[dict[str, Any]]:
+        rows = [row for frame in await self._ask_leaders(request) for row in _rows(frame, dict)]
         return [_shown(row) for row in rows]
 
-    async def _of_group(self, topic: str, build: Build, *, idempotent: bool = True) -> list[Frame]:
+    async def _of_group(self, request: TopicRequest, *, idempotent: bool = True) -> list[Frame]:
         """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
         frames: list[Frame] = []
         unknown: SandqError | None = None
-        for node_id in await self._leaders(topic):
+        for node_id in await self._leaders(request.topic):
             try:
-                frames.append(await call(self._cluster, build, node_id=node_id, idempotent=idempotent))
+                frames.append(await call(self._cluster, request, node_id=node_id, idempotent=idempotent))
             except UnknownGroup as error:
                 unknown = error
         if unknown is not None and not frames:

@@ -20,7 +20,7 @@ from sandq.client.options import again
 from sandq.client.positions import Start, start_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
-from sandq.client.transport.requests import call_leader
+from sandq.client.transport.requests import settle
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError, Unavailable
 from sandq.model.limits import FIXED
@@ -227,9 +227,7 @@ class Leases:
 
     async def _results(self, request: Ack | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
         try:
-            frame = await call_leader(
-                self._cluster, self.topic, request.partition, request.frame, idempotent=idempotent
-            )
+            frame = await settle(self._cluster, self.topic, request, idempotent=idempotent)
         except LeaseLost:
             return [[] if not isinstance(request, Extend) else None] * count
         return results(frame, count)

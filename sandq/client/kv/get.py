@@ -43,7 +43,7 @@ async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[byt
     stale_ms = 0
     while len(rows) < len(keys):
         asked = _part(keys, len(rows))
-        frame = await call(cluster, topic, partition, KvGet(topic, partition, stale, asked).frame)
+        frame = await call(cluster, KvGet(topic, partition, stale, asked))
         age_ms, found = KvValues.parse(frame, len(asked))  # of the first keys: an answer is bounded
         rows += [
             None if value is None else Entry(key, value, partition, age_ms)

@@ -198,7 +198,7 @@ class Scan:
         request = KvScan(self._topic, partition, self._stale, start, self._keys.stop, self._page_rows, self._page_bytes)
         call = call_replica if self._stale else call_leader
         try:
-            coming.page = KvPage.parse(await call(self._cluster, self._topic, partition, request.frame))
+            coming.page = KvPage.parse(await call(self._cluster, request))
         except SandqError as error:
             coming.error = error
         finally:

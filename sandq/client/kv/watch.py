@@ -250,8 +250,7 @@ class Watch:
             while True:
                 while source.waiting >= ANSWERS_AHEAD:
                     await source.room.wait()
-                build = self._request(source).frame
-                frame = await call_leader_for_ever(self._cluster, self.topic, source.partition, build)
+                frame = await call_leader_for_ever(self._cluster, self._request(source))
                 self._check_number()
                 self._take_over(source, KvChanges.parse(frame))
         except SandqError as error:

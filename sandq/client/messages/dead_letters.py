@@ -47,7 +47,7 @@ class DeadLetters:
         async def get(partition: int, after: bytes | None, count: int) -> tuple[list[DeadRecord], bytes | None]:
             request = DeadList(self.topic, partition, self.group, reason, count, after, bool(values))
             try:
-                frame = await call_leader(self._cluster, self.topic, partition, request.frame)
+                frame = await call_leader(self._cluster, request)
             except UnknownGroup:  # it need not be known everywhere, but somewhere
                 known.discard(partition)
                 if not known:

@@ -48,7 +48,7 @@ async def read_page(
     """The first messages of a stretch. ProtocolError when they lead nowhere."""
     await _check_partition(cluster, of)
     request = Fetch(of.topic, of.partition, of.start, of.end, most, max_bytes, of.pending)
-    reply = FetchReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
+    reply = FetchReply.parse(await call_leader(cluster, request))
     if reply.next is not None and reply.next <= of.start:
         raise ProtocolError("FETCH reply: next does not lie behind the start")
     return reply
@@ -58,7 +58,7 @@ async def measure(cluster: Cluster, of: Stretch, most: int | None) -> MeasureRep
     """How many messages a stretch has, and where the first `most` of them end."""
     await _check_partition(cluster, of)
     request = Measure(of.topic, of.partition, of.start, of.end, most, of.pending)
-    reply = MeasureReply.parse(await call_leader(cluster, of.topic, of.partition, request.frame))
+    reply = MeasureReply.parse(await call_leader(cluster, request))
     if reply.next is not None and reply.next <= of.start:
         raise ProtocolError("MEASURE reply: next does not lie behind the start")
     return reply

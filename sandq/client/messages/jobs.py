@@ -11,7 +11,6 @@ import anyio
 
 from sandq.client.messages.stored_message import JobResult
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.connection import Build
 from sandq.client.transport.requests import call_leader, each, fresh_topic
 from sandq.model.errors import Conflict, SandqError, UnknownGroup
 from sandq.protocol.replies_messages import RUNNING, STOPPED, JobRecord
@@ -89,17 +88,16 @@ class _Job:
         """A group need not be known in every partition, but in one."""
         self._asked.add(partition)
         try:
-            await self._call(partition, JobStart(self._topic, partition, self._job_id, kind, arguments).frame)
+            await self._call(JobStart(self._topic, partition, self._job_id, kind, arguments))
         except UnknownGroup as error:
             self._asked.discard(partition)
             self.unknown = error
 
     async def look(self, partition: int) -> None:
-        await self._call(partition, JobStatus(self._topic, partition, self._job_id).frame)
+        await self._call(JobStatus(self._topic, partition, self._job_id))
 
-    async def _call(self, partition: int, build: Build) -> None:
-        frame = await call_leader(self._cluster, self._topic, partition, build)
-        self.records[partition] = JobRecord.parse(frame)
+    async def _call(self, request: JobStart | JobStatus | JobStop) -> None:
+        self.records[request.partition] = JobRecord.parse(await call_leader(self._cluster, request))
 
     async def stop(self) -> None:
         """Stop what may still be running, as far as that can be done in a moment."""
@@ -110,4 +108,4 @@ class _Job:
     async def _stop_one(self, partition: int) -> None:
         # It never began there, or nobody can be told: what brought us here is raised.
         with suppress(SandqError):
-            await self._call(partition, JobStop(self._topic, partition, self._job_id).frame)
+            await self._call(JobStop(self._topic, partition, self._job_id))

@@ -11,7 +11,6 @@ from sandq.client.messages.stored_message import JobResult, StoredMessage, targe
 from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.validation import Value, as_bytes
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.connection import Build
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
@@ -19,7 +18,6 @@ from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
-from sandq.protocol.frames import Frame
 from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, outcomes, page, why
 from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, List, Move, Target, Why
 
@@ -27,7 +25,7 @@ from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, 
 async def _settle(
     request: type[Cancel] | type[Move], cluster: Cluster, topic: str, partition: int, items: list[Any]
 ) -> list[Outcome]:
-    frame = await call_leader(cluster, topic, partition, request(topic, partition, items).frame)
+    frame = await call_leader(cluster, request(topic, partition, items))
     return outcomes(frame, len(items))
 
 
@@ -49,7 +47,7 @@ class Messages:
         """One message with its value, whatever its state; NotFound when it is not there (any more)."""
         target = target_of(id, unique_key)
         partition = await self._partition(target)
-        frame = await self._call(partition, Get(self.topic, partition, target).frame)
+        frame = await call_leader(self._cluster, Get(self.topic, partition, target))
         return StoredMessage.of(self.topic, MessageRecord.from_map(frame[2] if len(frame) > 2 else None))
 
     def list(
@@ -77,7 +75,7 @@ class Messages:
 
         async def get(partition: int, after: bytes | None, count: int) -> tuple[list[MessageRecord], bytes | None]:
             request = List(self.topic, partition, state, from_ms, until_ms, prefix, count, after, bool(values))
-            return page(await self._call(partition, request.frame), MessageRecord.from_map)
+            return page(await call_leader(self._cluster, request), MessageRecord.from_map)
 
         async def partitions() -> range:
             return range(len((await fresh_topic(self._cluster, self.topic)).partitions))
@@ -163,7 +161,7 @@ class Messages:
         a `reason` in words and the history of its attempts."""
         target = target_of(id, unique_key)
         partition = await self._partition(target)
-        found = why(await self._call(partition, Why(self.topic, partition, target).frame))
+        found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
         shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
         found.pop("value", None)
         shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
@@ -181,9 +179,6 @@ class Messages:
         if partition >= len(record.partitions):
             raise self._not_found(target)
         return partition
-
-    async def _call(self, partition: int, build: Build) -> Frame:
-        return await call_leader(self._cluster, self.topic, partition, build)
 
     async def _settled(self, target: Target, ask: Ask[Any, Outcome], item: Any) -> str:
         counter = Counter(ask, self.topic, await self._partition(target))

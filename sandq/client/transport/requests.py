@@ -29,7 +29,8 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
-from sandq.protocol.requests import Metadata
+from sandq.protocol.request import PartitionRequest, Request, TopicRequest
+from sandq.protocol.requests import Ack, Extend, Metadata, Nack
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -56,29 +57,37 @@ class _Route(Protocol):
         """What was picked last failed; whether another one can be asked without a pause."""
 
 
-async def call(cluster: Cluster, build: Build, *, node_id: str | None = None, idempotent: bool = True) -> Frame:
-    """A request to a node, or to any."""
-    return await _call(cluster, _Node(cluster, node_id), build, idempotent)
+async def call(
+    cluster: Cluster, request: Request | TopicRequest, *, node_id: str | None = None, idempotent: bool = True
+) -> Frame:
+    """Ask a node, or any."""
+    return await _call(cluster, _Node(cluster, node_id), request.frame, idempotent)
 
 
-async def call_leader(cluster: Cluster, topic: str, partition: int, build: Build, *, idempotent: bool = True) -> Frame:
-    """A request to the node that leads a partition, wherever it moves meanwhile."""
-    return await _call(cluster, _Leader(cluster, topic, partition), build, idempotent)
+async def call_leader(cluster: Cluster, request: PartitionRequest, *, idempotent: bool = True) -> Frame:
+    """Ask the node that leads the request's partition, wherever it moves meanwhile."""
+    return await _call(cluster, _Leader(cluster, request.topic, request.partition), request.frame, idempotent)
 
 
-async def call_leader_for_ever(cluster: Cluster, topic: str, partition: int, build: Build) -> Frame:
+async def call_leader_for_ever(cluster: Cluster, request: PartitionRequest) -> Frame:
     """The same, tried again for as long as the client is open, unless the error is one that stays."""
-    return await _call(cluster, _Leader(cluster, topic, partition), build, True, patience_s=math.inf)
+    leader = _Leader(cluster, request.topic, request.partition)
+    return await _call(cluster, leader, request.frame, True, patience_s=math.inf)
 
 
-async def call_replica(cluster: Cluster, topic: str, partition: int, build: Build) -> Frame:
-    """A request to any node that holds a partition: one after the other until one answers, the leader at last."""
-    return await _call(cluster, _Replica(cluster, topic, partition), build, True)
+async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
+    """Ask any node that holds the request's partition: one after the other until one answers, the leader at last."""
+    return await _call(cluster, _Replica(cluster, request.topic, request.partition), request.frame, True)
+
+
+async def settle(cluster: Cluster, topic: str, request: Ack | Nack | Extend, *, idempotent: bool) -> Frame:
+    """Ask the node that leads the partition of leases; the request names their group by its number alone."""
+    return await _call(cluster, _Leader(cluster, topic, request.partition), request.frame, idempotent)
 
 
 async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
     """A topic as a node knows it now."""
-    reply = MetadataReply.parse(await call(cluster, Metadata([name]).frame))
+    reply = MetadataReply.parse(await call(cluster, Metadata([name])))
     for node in reply.nodes:  # its leaders may be asked next, by a client that has met only one of them
         cluster.introduce(node.node_id, (node.host, node.port))
     for record in reply.topics:

@@ -1,1 +1,1 @@
-"""Requests of a connection: parsed, handed to the broker, answered."""
+"""One handler for each type of request, by subject; `routes` is how they are written, `session` where they meet."""

@@ -177,7 +177,7 @@ class Dead:
 async def _page(client: Client, grave: Grave, after: bytes | None) -> DeadPage:
     request = DeadList(grave.topic, grave.partition, grave.group, None, PAGE_MAX, after, False)
     try:
-        frame = await call_leader(client._cluster, grave.topic, grave.partition, request.frame)
+        frame = await call_leader(client._cluster, request)
     except UnknownGroup:  # deleted meanwhile, with its dead letters
         return [], None
     return page(frame, DeadRecord.from_map)

@@ -13,6 +13,7 @@ from sandq.model.membership import State
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from tests.integration.cluster.test_moves import all_there, produced
+from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.found import found_nodes, refusals
 from tests.support.nodes.raw_client import RawClient
 from tests.support.waiting import until_holds
@@ -108,7 +109,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
         await trio.aclose_forcefully(raw.stream)
         for change in ("drain", "remove"):
             with pytest.raises(Unavailable):
-                await getattr(nodes.running["node2"].broker.administration, change)("node3")
+                await getattr(Administrator(nodes.running["node2"].broker), change)("node3")
         await nodes.start("node1")
         await until_holds(lambda: any(s.broker.metadata_host.ready for s in nodes.running.values()))
         async with nodes.connect("node1", "node2") as client:

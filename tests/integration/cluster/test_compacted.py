@@ -12,6 +12,7 @@ from sandq.model.batch import Column, encode
 from sandq.partition.compacted import ABSENT
 from sandq.partition.kv.key_table import Value
 from sandq.protocol.frames import Type
+from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
 from tests.support.waiting import until_holds
@@ -60,7 +61,7 @@ class Keys:
 
 
 async def created(nodes: ThreeNodes) -> None:
-    await (await leading(nodes)).broker.administration.create_topic("t", "compacted", 1, 3, {"history": "0s"})
+    await Administrator((await leading(nodes)).broker).create_topic("t", "compacted", 1, 3, {"history": "0s"})
 
 
 async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 import trio
 
 from sandq.broker.controller import cluster_controller
-from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
 from sandq.node import Serving
+from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.patient import until_done
@@ -120,11 +120,11 @@ async def all_there(nodes: ThreeNodes, count: int = 100) -> None:
     assert await values(nodes, count) == Counter({b"%d" % number: 1 for number in range(count)})
 
 
-async def administrating(nodes: ThreeNodes) -> Administration:
-    return (await leading(nodes)).broker.administration
+async def administrating(nodes: ThreeNodes) -> Administrator:
+    return Administrator((await leading(nodes)).broker)
 
 
-async def administrate(nodes: ThreeNodes, change: Callable[[Administration], Awaitable[T]]) -> T | None:
+async def administrate(nodes: ThreeNodes, change: Callable[[Administrator], Awaitable[T]]) -> T | None:
     """Have whoever leads the metadata change something, also when another one comes to lead meanwhile."""
 
     async def ask() -> T:
@@ -142,7 +142,7 @@ async def until_all_led(nodes: ThreeNodes) -> None:
     """An election takes longer than it takes to be failed here."""
     groups = [part.group for part in nodes.running["node1"].broker.metadata.topics["t"].partitions]
     with trio.fail_after(PATIENCE_S):
-        await (await administrating(nodes))._routes.until_led(groups)
+        await (await administrating(nodes)).routes.until_led(groups)
 
 
 async def until_gone(nodes: ThreeNodes, name: str) -> None:

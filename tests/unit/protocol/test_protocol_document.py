@@ -9,9 +9,9 @@ import pytest
 
 from sandq.model import errors
 from sandq.model.batch import Batch
-from sandq.protocol import requests, requests_admin, requests_log
-from sandq.protocol import requests_messages as messages
-from sandq.protocol.frames import Frame, FrameReader, Type, decode_error
+from sandq.protocol import requests_log
+from sandq.protocol.fields import U32_MAX
+from sandq.protocol.frames import Type, decode_error
 from sandq.protocol.replies import Deliver, HelloReply, Offsets
 from sandq.protocol.replies_messages import (
     ForecastReply,
@@ -20,16 +20,10 @@ from sandq.protocol.replies_messages import (
     outcomes,
     page,
 )
-from tests.support.paths import ROOT
+from sandq.protocol.request import REQUESTS
+from tests.support.protocol_document import DOCUMENT, EXAMPLES, HEX, KINDS, decode, parsed
 
-DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
-HEX = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
 DECODED = dict(re.findall(r"```python ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
-
-
-def decode(name: str) -> Frame:
-    (frame,) = FrameReader().feed(bytes.fromhex(HEX[name]))
-    return frame
 
 
 @pytest.mark.parametrize("name", HEX)
@@ -37,41 +31,43 @@ def test_examples_decode(name: str) -> None:
     assert decode(name) == ast.literal_eval(DECODED[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "cls"),
-    [
-        ("hello", requests.Hello),
-        ("produce", requests.Produce),
-        ("subscribe", requests.Subscribe),
-        ("ack", requests.Ack),
-        ("ack-bitmap", requests.Ack),
-        ("credit", requests.Credit),
-        ("subscribe-instant", requests.Subscribe),
-        ("fetch", requests_log.Fetch),
-        ("get", messages.Get),
-        ("list", messages.List),
-        ("move", messages.Move),
-        ("cancel", messages.Cancel),
-        ("why", messages.Why),
-        ("job-start", messages.JobStart),
-        ("job-status", messages.JobStatus),
-        ("job-stop", messages.JobStop),
-        ("forecast", messages.Forecast),
-        ("topic-update", requests_admin.TopicUpdate),
-        ("group-seek", requests_admin.GroupSeek),
-        ("group-update", requests_admin.GroupUpdate),
-        ("group-delete", requests_admin.GroupDelete),
-        ("dead-list", requests_admin.DeadList),
-        ("hold", requests_admin.Hold),
-        ("measure", requests_log.Measure),
-        ("hold-release", requests_admin.Hold),
-        ("node-change", requests_admin.NodeChange),
-        ("transfer", requests_admin.Transfer),
-    ],
-)
-def test_requests_are_what_the_client_sends(name: str, cls: type[requests.Produce]) -> None:
-    frame = decode(name)
-    assert cls.parse(frame).frame(frame[1]) == bytes.fromhex(HEX[name])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_requests_are_what_the_client_sends(name: str) -> None:
+    assert parsed(name).frame(decode(name)[1]) == bytes.fromhex(HEX[name])
+
+
+def test_every_request_has_an_example() -> None:
+    assert {decode(name)[0] for name in EXAMPLES} == {*KINDS}
+
+
+def row_of(kind: Type) -> list[str]:
+    """The fields that the table of requests names, without what arrays and parentheses hold."""
+    (cell,) = re.findall(rf"^\| {kind.value} {kind.name} \|(.*?)(?<!\\)\|", DOCUMENT, re.MULTILINE)
+    found = 1
+    while found:
+        cell, found = re.subn(r"\[[^][]*\]|\([^()]*\)", "", cell)
+    return [text.strip() for text in cell.split(", ") if text.strip()]
+
+
+def bounds_of(text: str) -> tuple[int, int] | None:
+    found = re.search(r"([\d,]+)\.\.([\d,]+)( MiB)?", text)
+    if found is None:
+        return None
+    least, most = (int(number.replace(",", "")) for number in found.groups()[:2])
+    return least, most << 20 if found[3] else most
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_table_names_the_fields_of_a_request(kind: Type) -> None:
+    texts, fields = row_of(kind), REQUESTS[kind].shape.fields
+    assert len(texts) == len(fields)
+    for text, field in zip(texts, fields, strict=True):
+        assert text.startswith(field.name.replace("_", " ")), text
+        assert ("nil" in text) == field.optional, text
+        assert ("u32" in text) == (field.maximum == U32_MAX), text
+        assert ("bool" in text) == (bool in field.kinds), text
+        assert ("map" in text) == (dict in field.kinds), text
+        assert bounds_of(text) in (None, (field.minimum, field.maximum)), text
 
 
 def test_replies_and_pushes() -> None:
@@ -93,9 +89,8 @@ def test_replies_and_pushes() -> None:
 
 
 def test_every_type_and_code_is_named() -> None:
-    for kind in Type:
-        if kind not in (Type.REPLY, Type.ERROR, Type.DELIVER):
-            assert re.search(rf"\b{kind.value} {kind.name}\b", DOCUMENT), kind.name
+    for kind in KINDS:
+        assert re.search(rf"\b{kind.value} {kind.name}\b", DOCUMENT), kind.name
     codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.SandqError)}
     local = {"STARTUP", "CONFIG", "CORRUPTION", "DATA_DIR_IN_USE", "CONNECTION_LOST", "RETRIABLE", "FORKED"}
     assert [code for code in sorted(codes - local) if f"`{code}`" not in DOCUMENT] == []

@@ -45,6 +45,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, 1_700_000_000_000, [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])),
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
+    (Type.LEASE, requests.Lease("t", "g", "me-1", 1000, 60_000, None, BASE, True)),
+    (Type.LEASE, requests.Lease("t", "g", "me-1", 1, 0, 30_000, "earliest", False)),
     (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),

@@ -1,0 +1,25 @@
+"""Requests about the cluster: its nodes, who leads what, the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.protocol.requests_admin import ACCEPT, ClusterClock, ClusterInfo, ClusterInit, NodeChange, Transfer
+from sandq.server.handlers.routes import Context, answered, told
+
+_CLOCK_FIELDS = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median_ms", "peers")
+
+
+def _clock(at: Context, request: ClusterClock) -> dict[str, Any]:
+    clock = at.broker.clock
+    status = clock.accept() if request.action == ACCEPT else clock.status()
+    return {field: getattr(status, field) for field in _CLOCK_FIELDS}
+
+
+ROUTES = (
+    told(ClusterInfo, lambda at, request: at.info.cluster()),
+    told(ClusterClock, _clock),
+    answered(ClusterInit, lambda at, request: at.info.init()),
+    answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),
+    answered(Transfer, lambda at, request: at.broker.administration.transfer(request, at.caller)),
+)

@@ -1,0 +1,23 @@
+"""Requests about the keys of compacted topics."""
+
+from __future__ import annotations
+
+from sandq.protocol.requests_keys import KvGet, KvScan, KvWatch
+from sandq.server.handlers.routes import Context, Log, answered, framed
+
+
+async def _scan(at: Context, request: KvScan) -> tuple[int, list[bytes], bytes | None]:
+    (found, following), stale_ms = await at.kv_queries.scan(request, at.caller)
+    return stale_ms, [part for row in found for part in row], following
+
+
+async def _watch(at: Context, request: KvWatch) -> Log:
+    found = await at.kv_queries.changes(request, at.caller)
+    return Log((found.through, found.mark), found.pieces)
+
+
+ROUTES = (
+    framed(KvGet, lambda at, frame: at.kv_gets.add(frame)),
+    answered(KvScan, _scan),
+    answered(KvWatch, _watch),
+)

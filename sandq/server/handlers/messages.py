@@ -1,0 +1,33 @@
+"""Requests about stored messages, one by one or page by page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.protocol.requests_admin import DeadList
+from sandq.protocol.requests_log import Fetch, Measure
+from sandq.protocol.requests_messages import Cancel, Forecast, Get, List, Move, Why
+from sandq.server.handlers.routes import Context, Log, answered, submitted
+
+
+async def _fetch(at: Context, request: Fetch) -> Log:
+    number, found = await at.queries.fetch(request, at.caller)
+    return Log((found.next, found.closed_ms, found.trimmed, number), found.pieces)
+
+
+async def _measure(at: Context, request: Measure) -> tuple[Any, ...]:
+    number, found = await at.queries.measure(request, at.caller)
+    return (*found, number)
+
+
+ROUTES = (
+    submitted(Cancel, lambda at, request, done: at.queries.cancel(request, at.caller, done)),
+    submitted(Move, lambda at, request, done: at.queries.move(request, at.caller, done)),
+    answered(Get, lambda at, request: at.queries.get(request, at.caller)),
+    answered(Why, lambda at, request: at.queries.why(request, at.caller)),
+    answered(List, lambda at, request: at.queries.page(request, at.caller)),
+    answered(DeadList, lambda at, request: at.queries.dead_page(request, at.caller)),
+    answered(Forecast, lambda at, request: at.queries.forecast(request, at.caller)),
+    answered(Fetch, _fetch),
+    answered(Measure, _measure),
+)

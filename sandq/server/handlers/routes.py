@@ -1,0 +1,129 @@
+"""How a request comes to the broker and its answer to the client: one route for each.
+
+    answered(Get, lambda at, request: at.queries.get(request, at.caller))      with what the coroutine returns
+    submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
+    told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
+    handled(Credit, lambda at, request_id, request: ...)                       the function sees to the answer
+    framed(Produce, lambda at, frame: ...)                                     the same, and it parses the frame
+
+What is returned becomes the fields of the reply: None is none, a tuple several, `Log` ends with pieces of a log,
+anything else is one. A SandqError that is raised is the answer as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from sandq.broker.broker import Broker
+from sandq.broker.queries.kv_queries import KvQueries
+from sandq.broker.queries.message_queries import MessageQueries
+from sandq.broker.replication.raft_group import Done
+from sandq.model.errors import SandqError
+from sandq.model.piece import Piece
+from sandq.protocol.frames import Frame, encode_reply
+from sandq.protocol.replies_messages import encode_pieces
+from sandq.protocol.request import Request
+from sandq.server.connection import Connection
+from sandq.server.info import ServerInfo
+from sandq.server.kv_get_coalescer import KvGetCoalescer
+from sandq.server.produce_coalescer import ProduceCoalescer
+from sandq.server.subscriptions import Subscriptions
+
+R = TypeVar("R", bound=Request)
+
+
+class Context:
+    """What handlers know of a connection, and whom they hand its requests to."""
+
+    def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
+        caller = connection.caller
+        self.broker = broker
+        self.connection = connection
+        self.caller = caller
+        self.info = info
+        self.queries = MessageQueries(broker)
+        self.kv_queries = KvQueries(broker)
+        self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
+        self.produces = ProduceCoalescer(
+            lambda request, requests, done: broker.produce(request, caller, done, requests=requests),
+            connection.reply_each,
+            connection.refuse,
+        )
+        self.subscriptions = Subscriptions(broker, connection)
+
+
+Handler = Callable[[Context, Frame], None]
+
+
+class Route(NamedTuple):
+    """What becomes of the frames of one type of request."""
+
+    request: type[Request]
+    handle: Handler
+
+
+class Log(NamedTuple):
+    """An answer that ends with pieces of a partition's log; batches go in as they are."""
+
+    head: tuple[Any, ...]
+    pieces: Sequence[Piece]
+
+
+def answered(kind: type[R], work: Callable[[Context, R], Awaitable[Any]]) -> Route:
+    """Answer with what a coroutine returns."""
+
+    def handle(context: Context, frame: Frame) -> None:
+        request, request_id = kind.parse(frame), frame[1]
+
+        async def answer() -> bytes:
+            return _reply(request_id, await work(context, request))
+
+        context.connection.start(request_id, answer)
+
+    return Route(kind, handle)
+
+
+def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Route:
+    """Answer with what the applied command gives to `done`."""
+
+    def handle(context: Context, frame: Frame) -> None:
+        connection, request_id = context.connection, frame[1]
+
+        def done(result: Any) -> None:
+            if isinstance(result, SandqError):
+                connection.send_error(request_id, result)
+            else:
+                connection.reply(request_id, encode_reply(request_id, result))
+
+        submit(context, kind.parse(frame), done)
+
+    return Route(kind, handle)
+
+
+def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
+    """Answer at once with what a function returns."""
+
+    def handle(context: Context, frame: Frame) -> None:
+        request_id = frame[1]
+        context.connection.reply(request_id, _reply(request_id, tell(context, kind.parse(frame))))
+
+    return Route(kind, handle)
+
+
+def handled(kind: type[R], handle: Callable[[Context, int, R], None]) -> Route:
+    """Leave the answer to a function, which gets the request's id."""
+    return Route(kind, lambda context, frame: handle(context, frame[1], kind.parse(frame)))
+
+
+def framed(kind: type[Request], handle: Handler) -> Route:
+    """Leave the answer to a function that parses the frame as well: it looks at many together."""
+    return Route(kind, handle)
+
+
+def _reply(request_id: int, result: Any) -> bytes:
+    if result is None:
+        return encode_reply(request_id)
+    if type(result) is Log:
+        return encode_pieces(request_id, result.head, result.pieces)
+    return encode_reply(request_id, *(result if isinstance(result, tuple) else (result,)))

@@ -1,0 +1,152 @@
+"""The subscriptions and single leases of one connection."""
+
+from __future__ import annotations
+
+import trio
+
+from sandq.broker.broker import Broker
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.replica import Delivery
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
+from sandq.model.names import check_name
+from sandq.protocol.frames import encode_reply
+from sandq.protocol.replies import encode_deliver
+from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
+from sandq.server.connection import Connection
+
+TAKEN_KEPT = 1000
+
+
+class Subscriptions:
+    """Answers SUBSCRIBE, UNSUBSCRIBE and LEASE, takes CREDIT, and pushes what was leased."""
+
+    def __init__(self, broker: Broker, connection: Connection) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._subscriptions: dict[int, tuple[str, Subscription]] = {}
+        self._opening: dict[int, trio.Event] = {}
+        self._takes: dict[int, trio.CancelScope] = {}
+        """LEASE requests under way, by id ..."""
+        self._taken: dict[int, Lease] = {}
+        """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
+
+    def notify_room(self) -> None:
+        """The connection takes frames again after it was congested."""
+        for _, subscription in self._subscriptions.values():
+            subscription.notify_room()
+
+    def close(self) -> None:
+        """The connection is gone: leases run on."""
+        for topic, subscription in self._subscriptions.values():
+            self._broker.detach(topic, subscription)
+        self._subscriptions.clear()
+
+    def subscribe(self, request_id: int, request: Subscribe) -> None:
+        if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:
+            raise Conflict(f"subscription {request.subscription_id} is there already on this connection")
+        check_name("group", request.group)
+        limits = self._broker.limits
+        if not 0 < len(request.consumer_id) <= limits.consumer_id_chars:
+            raise InvalidRequest(f"a consumer id has 1 to {limits.consumer_id_chars} characters")
+        if request.credit > limits.credit_max:
+            raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
+        # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.
+        opened = self._opening[request.subscription_id] = trio.Event()
+
+        async def work() -> bytes:
+            try:
+                return await self._subscribed(request_id, request)
+            finally:
+                del self._opening[request.subscription_id]
+                opened.set()
+
+        try:
+            self._connection.start(request_id, work)
+        except SandqError:
+            del self._opening[request.subscription_id]
+            raise
+
+    async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
+        connection, subscription_id = self._connection, request.subscription_id
+
+        def push(delivery: Delivery) -> None:
+            self._deliver(subscription_id, delivery)
+
+        def ended(error: SandqError) -> None:
+            self._subscriptions.pop(subscription_id, None)
+            connection.send_error(subscription_id, error)
+
+        subscription, partitions = await self._broker.subscribe(
+            request, connection.caller, push, lambda: connection.congested, ended
+        )
+        self._subscriptions[subscription_id] = (request.topic, subscription)
+        return encode_reply(request_id, partitions)
+
+    def _deliver(self, number: int, delivery: Delivery) -> None:
+        """Push a lease to a subscription or a LEASE request."""
+        for frame in encode_deliver(number, delivery):
+            self._connection.send(frame)
+
+    def lease(self, request_id: int, request: Lease) -> None:
+        if request_id in self._takes:
+            raise Conflict(f"request {request_id} is under way already on this connection")
+
+        async def work() -> bytes:
+            taken: list[Delivery] = []
+            try:
+                with scope:
+                    taken = await self._broker.take(
+                        request, self._connection.caller, lambda: self._connection.congested
+                    )
+            finally:
+                del self._takes[request_id]
+            if taken and not request.ack:
+                self._taken[request_id] = request
+                if len(self._taken) > TAKEN_KEPT:
+                    del self._taken[next(iter(self._taken))]
+            for delivery in taken:
+                self._deliver(request_id, delivery)
+            return encode_reply(request_id, sum(delivery.count for delivery in taken))
+
+        scope = self._takes[request_id] = trio.CancelScope()
+        try:
+            self._connection.start(request_id, work)
+        except SandqError:
+            del self._takes[request_id]
+            raise
+
+    def unsubscribe(self, request_id: int, request: Unsubscribe) -> None:
+        take = self._takes.get(request.subscription_id)
+        if take is not None:
+            take.cancel()
+            self._connection.reply(request_id, encode_reply(request_id))
+            return
+        leased = self._taken.pop(request.subscription_id, None)
+        if leased is not None:
+            self._broker.give_back(leased)
+            self._connection.reply(request_id, encode_reply(request_id))
+            return
+        opening = self._opening.get(request.subscription_id)
+        if opening is None:
+            self._subscription(request.subscription_id)
+
+        async def leave() -> bytes:
+            if opening is not None:
+                await opening.wait()
+            topic, subscription = self._subscription(request.subscription_id)
+            del self._subscriptions[request.subscription_id]
+            await self._broker.unsubscribe(topic, subscription)
+            return encode_reply(request_id)
+
+        self._connection.start(request_id, leave)
+
+    def add_credit(self, request: Credit) -> None:
+        found = self._subscriptions.get(request.subscription_id)
+        if found is not None:  # credit that crosses the end of its subscription is for nobody
+            self._broker.add_credit(found[1], request.more)
+
+    def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:
+        found = self._subscriptions.get(subscription_id)
+        if found is None:
+            raise NotFound(f"there is no subscription {subscription_id} on this connection")
+        return found

@@ -1,0 +1,37 @@
+"""Changes of metadata asked of a node's broker itself, in plain words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.broker.broker import Broker
+from sandq.metadata.records import Topic
+from sandq.model.caller import NODE
+from sandq.protocol.requests_admin import DRAIN, REMOVE, UNDRAIN, NodeChange, TopicCreate, TopicUpdate, Transfer
+
+
+class Administrator:
+    """Makes the requests, which a client would send to the node that leads the metadata."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.routes = broker.routes
+        self._administration = broker.administration
+
+    async def create_topic(
+        self, name: str, kind: str, partitions: int, replicas: int, settings: dict[str, Any]
+    ) -> Topic:
+        return await self._administration.create_topic(TopicCreate(name, kind, partitions, replicas, settings), NODE)
+
+    async def update_topic(
+        self, name: str, settings: dict[str, Any], partitions: int | None = None, replicas: int | None = None
+    ) -> Topic:
+        return await self._administration.update_topic(TopicUpdate(name, settings, partitions, replicas), NODE)
+
+    async def drain(self, node: str, *, undo: bool = False) -> None:
+        await self._administration.change_node(NodeChange(node, UNDRAIN if undo else DRAIN), NODE)
+
+    async def remove(self, node: str) -> None:
+        await self._administration.change_node(NodeChange(node, REMOVE), NODE)
+
+    async def transfer(self, topic: str, partition: int, node: str) -> None:
+        await self._administration.transfer(Transfer(topic, partition, node), NODE)

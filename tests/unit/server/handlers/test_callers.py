@@ -1,0 +1,98 @@
+"""Every request that the broker is asked arrives whole, and with its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.model.caller import Caller
+from sandq.protocol import requests as r
+from sandq.protocol import requests_admin as admin
+from sandq.protocol.requests_keys import KvGet
+from sandq.server.handlers import routes
+from sandq.server.handlers.session import HANDLERS, ClientSession
+from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
+
+CALLER = Caller("ada", "192.0.2.7:4711")
+NOT_ASKED = {r.Hello, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo, admin.ClusterClock,
+             admin.ClusterInit}  # fmt: skip
+"""Requests that the server answers of what it knows, or that are about what this connection has."""
+ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
+
+
+class Stop(BaseException):
+    """The broker was asked: what it answers does not matter here."""
+
+
+class Twin:
+    """Takes every request that a broker takes, whatever the method, and keeps it with its caller."""
+
+    def __init__(self, came: list[tuple[Any, Any]]) -> None:
+        self._came = came
+        self.administration = self
+        self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(request: Any, caller: Any, *rest: Any, **more: Any) -> Any:
+            self._came.append((request, caller))
+            raise Stop
+
+        return ask
+
+
+class Door:
+    """A connection whose requests are begun at once."""
+
+    def __init__(self) -> None:
+        self.caller = CALLER
+        self.congested = False
+        self.room = 100
+        self.begun: list[Callable[[], Awaitable[bytes]]] = []
+
+    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
+        self.begun.append(work)
+
+    def start_many(self, request_ids: list[int], work: Callable[[], Awaitable[bytes]]) -> None:
+        self.begun.append(work)
+
+    def reply(self, request_id: int, frame: bytes) -> None: ...
+
+    def reply_each(self, request_ids: Any, frames: bytes) -> None: ...
+
+    def refuse(self, request_id: int, error: Exception) -> None:
+        raise error
+
+
+@pytest.fixture
+def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
+    came: list[tuple[Any, Any]] = []
+    for queries in ("MessageQueries", "KvQueries"):
+        monkeypatch.setattr(routes, queries, lambda broker: Twin(came))
+    yield came
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
+    info = SimpleNamespace(waiting=lambda: None, add_hint=None)
+    door = Door()
+    session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
+    session.greeted = True
+    try:
+        session.handle(decode(name))
+        session.handled()
+        for work in door.begun:
+            await work()
+    except Stop:
+        await trio.lowlevel.checkpoint()
+    ((asked, caller),) = came
+    request = parsed(name)
+    assert asked == ([request] if isinstance(request, KvGet) else request)
+    assert caller is CALLER
+
+
+def test_every_request_has_a_handler() -> None:
+    assert HANDLERS.keys() == {*KINDS}
