@@ -62,7 +62,7 @@ class NumberedBatch:
         "offsets",
         "on_conflict",
         "opened_at",
-        "refused",
+        "returned_with",
         "sent_at",
         "sequence",
         "unknown",
@@ -75,7 +75,7 @@ class NumberedBatch:
         self.data: bytes | None = None  # once encoded, until it is done
         self.epoch = self.sequence = 0  # once numbered
         self.sent_at = NEVER  # with these, for the first time
-        self.refused = False  # whether its last answer was that others before it are missing
+        self.returned_with: SandqError | None = None  # the last error that it is sent again after
         self.unknown = False  # whether it may have been stored although no answer came
         self.offsets: Offsets | None = None
         self.error: SandqError | None = None
@@ -88,6 +88,11 @@ class NumberedBatch:
     @property
     def done(self) -> bool:
         return self.offsets is not None or self.error is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether its last answer was that others before it are missing."""
+        return isinstance(self.returned_with, OutOfSequence)
 
     def order(self) -> tuple[int, int]:
         """Its place among the sent ones of its partition."""
@@ -136,7 +141,9 @@ class BatchSender(Generic[B]):
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         """`on_change` is called when `next_time` says something else, or there is something to pump."""
+        self.topic = topic
         self.partition = partition
+        self.producer_id = producer_id
         self.options = options
         self.on_change = on_change
         self.clock = clock
@@ -144,9 +151,7 @@ class BatchSender(Generic[B]):
         self.waiting: deque[B] = deque()  # those with a number first: they were sent before
         self.returned: list[B] = []
         self.flying: dict[B, tuple[Connection, int]] = {}  # in the order of their numbers; where, and request id
-        self._cluster = cluster
-        self._topic = topic
-        self._producer_id = producer_id
+        self.cluster = cluster
         self._failures = 0  # in a row
         self._resume_at = NEVER
 
@@ -163,15 +168,15 @@ class BatchSender(Generic[B]):
             self.line_up()
         if not self.waiting or now < self._resume_at:
             return
-        missing = self._cluster.missing(self._topic)
+        missing = self.cluster.missing(self.topic)
         if missing is not None:
-            self._cluster.refresh(self._topic)  # somebody may have made it since
+            self.cluster.refresh(self.topic)  # somebody may have made it since
             waiting, self.waiting = self.waiting, deque()
             for batch in waiting:
                 self.fail(batch, again(missing))
             return
-        connection = self._cluster.leader(self._topic, self.partition)
-        while connection is not None and self.waiting and self._may_send(self.waiting[0]):
+        connection = self.cluster.leader(self.topic, self.partition)
+        while connection is not None and self.waiting and self.may_send(self.waiting[0]):
             self.send(connection, self.waiting.popleft(), now)
 
     def next_time(self, now: float) -> float:
@@ -213,6 +218,14 @@ class BatchSender(Generic[B]):
         """Put what came back first, in its order. Nothing flies."""
         self.waiting.extendleft(reversed(self.take_numbered()))
 
+    def may_send(self, batch: B) -> bool:
+        """Whether what flies is of the same epoch, and of the last few numbers: so many answers the broker keeps."""
+        oldest = next(iter(self.flying), None)
+        if oldest is None:
+            return True
+        epoch, number = self.place_of(batch)
+        return epoch == oldest.epoch and number - oldest.sequence < self.options.in_flight_batches
+
     def place_of(self, batch: B) -> tuple[int, int]:
         """The epoch and the number under which a batch is sent now."""
         return batch.order()
@@ -241,9 +254,9 @@ class BatchSender(Generic[B]):
 
     def fail(self, batch: B, error: SandqError) -> None:
         """End a batch that is in no place any more with an error."""
-        self.finish(batch, None, error)
+        self.settle(batch, None, error)
 
-    def finish(self, batch: B, offsets: Offsets | None, error: SandqError | None) -> None:
+    def settle(self, batch: B, offsets: Offsets | None, error: SandqError | None) -> None:
         """End a batch that is in no place any more."""
         batch.data = b""
         batch.finish(offsets, error)
@@ -253,15 +266,15 @@ class BatchSender(Generic[B]):
 
     @property
     def where(self) -> str:
-        return f"topic {self._topic!r}, partition {self.partition}"
+        return f"topic {self.topic!r}, partition {self.partition}"
 
     def send(self, connection: Connection, batch: B, now: float) -> None:
         """Send a batch that was taken out of `waiting`."""
         assert batch.data is not None
         request = Produce(
-            self._topic,
+            self.topic,
             self.partition,
-            self._producer_id,
+            self.producer_id,
             batch.epoch,
             batch.wire_sequence(),
             batch.on_conflict,
@@ -274,11 +287,10 @@ class BatchSender(Generic[B]):
 
     def take_numbered(self) -> list[B]:
         """Take out what came back and what waits with a number, in order. Nothing flies."""
-        line = sorted(self.returned, key=NumberedBatch.order)
-        self.returned.clear()
+        line, self.returned = self.returned, []
         while self.waiting and self.waiting[0].sequence:
             line.append(self.waiting.popleft())
-        return line
+        return sorted(line, key=lambda batch: batch.order())
 
     def numbered(self) -> list[B]:
         """Those with a number: a few."""
@@ -295,14 +307,6 @@ class BatchSender(Generic[B]):
             self.waiting.remove(batch)
 
     # How.
-
-    def _may_send(self, batch: B) -> bool:
-        """Whether what flies is of the same epoch, and of the last few numbers: so many answers the broker keeps."""
-        oldest = next(iter(self.flying), None)
-        if oldest is None:
-            return True
-        epoch, number = self.place_of(batch)
-        return epoch == oldest.epoch and number - oldest.sequence < self.options.in_flight_batches
 
     def _heads(self) -> list[B]:
         """Those whose time may be over next: what has a number, and the oldest that has none."""
@@ -321,7 +325,7 @@ class BatchSender(Generic[B]):
                 self.fail(batch, error)
                 raise
             self._failures = 0
-            self.finish(batch, offsets, None)
+            self.settle(batch, offsets, None)
         elif batch.may_pass(reply):
             self._come_back(batch, reply)
         else:
@@ -330,14 +334,13 @@ class BatchSender(Generic[B]):
             self.fail(batch, again(reply))
 
     def _come_back(self, batch: B, error: SandqError) -> None:
-        log.debug("topic %s partition %d: %s; trying again", self._topic, self.partition, error)
-        self.last_error = error
+        log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
+        self.last_error = batch.returned_with = error
         batch.unknown = batch.unknown or isinstance(error, (TimedOut, ConnectionLost))
-        batch.refused = isinstance(error, OutOfSequence)
         if not self.returned:
             self._resume_at = self.clock() + self.options.back_off_s(self._failures)
             self._failures += 1
         self.returned.append(batch)
         if not isinstance(error, _QUIET):
-            self._cluster.refresh(self._topic)
+            self.cluster.refresh(self.topic)
         self.on_change()

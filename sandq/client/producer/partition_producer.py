@@ -175,7 +175,7 @@ class PartitionProducer(BatchSender[Batch]):
                 self._gap = batch.order()
         super().fail(batch, error)
 
-    def finish(self, batch: Batch, offsets: Offsets | None, error: SandqError | None) -> None:
+    def settle(self, batch: Batch, offsets: Offsets | None, error: SandqError | None) -> None:
         batch.data = b""
         if batch.done:  # it was given up, and has kept its place
             self.on_change()
