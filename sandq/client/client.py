@@ -266,6 +266,11 @@ class Client:
         self._cluster.close()
 
 
+def cluster_of(client: Client) -> Cluster:
+    """What a client knows of its cluster, and its connections: for requests that none of its methods sends."""
+    return client._cluster
+
+
 @asynccontextmanager
 async def connect(
     *servers: str,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sandq.model.errors import InvalidRequest, SandqError
 
+__all__ = ["DEFAULT_PORT", "DEFAULT_SERVER", "Options", "again", "parse_server"]
+
 DEFAULT_PORT = 7170
 DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
 

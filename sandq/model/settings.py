@@ -40,6 +40,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.names import COMPACTED, TIMER
 from sandq.model.times import format_duration
 
 _DAY_MS = 86_400_000
@@ -173,8 +174,6 @@ class GroupSettings(schema.Section):
 
 
 Settings = TopicSettings | CompactedSettings
-TIMER, COMPACTED = "timer", "compacted"
-"""Kinds of topics."""
 CLASSES: dict[str, type[Settings]] = {TIMER: TopicSettings, COMPACTED: CompactedSettings}
 
 

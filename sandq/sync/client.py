@@ -12,11 +12,11 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 
@@ -34,6 +34,8 @@ from sandq.sync.subscription import Subscription
 from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Wrapper, blocking, iterating
 
 log = logging.getLogger("sandq.client")
+
+T = TypeVar("T")
 
 _EXIT_S: Final = 2.0
 """At the end of the process an open client has so long to send what is queued."""
@@ -81,6 +83,10 @@ class Client(Wrapper[AsyncClient]):
     def limits(self) -> Mapping[str, int]:
         """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
         return self._inner.limits
+
+    def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Wait for `work(client)`, done with the async client behind this one, in its event loop."""
+        return self._portal.call(lambda: work(self._inner))
 
     produce = blocking(AsyncClient.produce)
 

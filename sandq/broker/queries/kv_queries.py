@@ -10,7 +10,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
-from sandq.model.settings import COMPACTED
+from sandq.model.names import COMPACTED
 from sandq.partition import commands as c
 from sandq.partition.kv.changes import Changes, Watch
 from sandq.partition.view import Row

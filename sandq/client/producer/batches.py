@@ -194,6 +194,10 @@ class Receipts:
                 return
         self._parts.append((batch, position, 1))
 
+    def append(self, receipt: Receipt) -> None:
+        """The next message is that of a receipt."""
+        self.add(receipt._batch, receipt._position)
+
     def __len__(self) -> int:
         return sum(count for _, _, count in self._parts)
 

@@ -35,9 +35,9 @@ from typing import Final
 import anyio
 
 from sandq.client.options import again
-from sandq.client.producer.batch_sender import NEVER, BatchSender, NumberedBatch
+from sandq.client.producer import NEVER, BatchSender, NumberedBatch
 from sandq.client.signals import Signal
-from sandq.client.transport.cluster import Cluster
+from sandq.client.transport import Cluster
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import (
     AlreadyStored,
