@@ -21,10 +21,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.client.producer import MessageValidation
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
 from sandq.model.names import TIMER
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
 from sandq.spark.jobs.mapping import RowMapping, row_mapping
