@@ -70,13 +70,13 @@ def test_calls_at_the_same_time_share_a_batch(with_client: Any) -> None:
 
 def test_batches_are_cut_by_count_and_by_bytes(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="10s") as producer:
             receipts = await producer.send_many([b"x"] * 2500)
             offset_texts = await receipts
         assert [Batch.parse(request.batch).count for request in server.produced] == [1000, 1000, 500]
         assert offset_texts == sorted(set(offset_texts)) and len(offset_texts) == len(receipts) == 2500
         server.produced.clear()
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="10s") as producer:
             for _ in range(5):
                 await producer.send(b"x" * 100_000)
         assert [Batch.parse(request.batch).count for request in server.produced] == [2, 2, 1]
