@@ -140,7 +140,7 @@ def partitions(topic: str | None, limit: int | None) -> None:
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        from sandq.client.admin.partitions import partition_rows
+        from sandq.client.admin import partition_rows
 
         # One more tells that there is more.
         return await partition_rows(client.admin, topic, None if limit is None else limit + 1)

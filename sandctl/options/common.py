@@ -92,7 +92,7 @@ def servers() -> tuple[str, ...]:
 @asynccontextmanager
 async def connected() -> AsyncIterator[Client]:
     """A client; CannotConnect when there is none to be had within a few seconds."""
-    from sandq.client.client import connect_with
+    from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.errors import ProtocolError, Retriable, WrongPort
 

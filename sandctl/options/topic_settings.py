@@ -85,7 +85,7 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
             metavar="DURATION",
         ),
         _option(
-            default("24h"),
+            default("1d"),
             "--tombstone-retention",
             "Compacted: how long it can be read that a key was deleted.",
             metavar="DURATION",

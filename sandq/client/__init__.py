@@ -1,5 +1,10 @@
 """The Python client: `sandq.connect()`; `docs/client.md` shows it. It runs under trio and asyncio alike.
 
+Other packages use only what is exported here and by these: `producer` and `transport` (to make a producer or a request
+of one's own), `admin`, `consumer` and `kv` (what the HTTP API and the commands need beside their methods),
+`json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (places in the order of time)
+and `signals` (to wait for something).
+
 An offset (and an id) is text everywhere in here: 26 characters of Crockford's base32 that sort as the
 offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wire and back,
 `offset_time_ms` tells its time.
@@ -8,7 +13,7 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 from __future__ import annotations
 
 from sandq.client.admin.admin import Forecast
-from sandq.client.client import Client, connect
+from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
 from sandq.client.consumer.message import Message, Settlement
@@ -68,7 +73,9 @@ __all__ = [
     "Subscription",
     "TopicRecord",
     "Watch",
+    "cluster_of",
     "connect",
+    "connect_with",
     "offset_bytes",
     "offset_text",
     "offset_time_ms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import anyio
 import anyio.abc
@@ -17,7 +17,7 @@ from sandq.client.kv.keys import Keys
 from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
 from sandq.client.messages.messages import Messages, check_limit
-from sandq.client.options import DEFAULT_SERVER, Options, parse_server
+from sandq.client.options import DEFAULTS, Options, parse_server
 from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipts
 from sandq.client.producer.producer import Producer
@@ -26,8 +26,12 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.model.errors import ClosedError, InvalidRequest
 from sandq.model.names import check_name
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, duration_ms
 from sandq.protocol.requests_log import FetchReply, MeasureReply
+
+CLIENT_NAME: Final = "sandq-python"
+"""What a program is called that gives itself no name."""
 
 
 class Client:
@@ -97,7 +101,7 @@ class Client:
         return await (await self._producer_of(topic)).send_many(messages)
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
-        """`async with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
+        """`async with client.producer(topic) as producer:`. Batches wait for `linger` to fill; None: for a moment."""
         self._check_open()
         linger_s = self._cluster.options.linger_s if linger is None else duration_ms(linger) / 1000
         return Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=linger_s)
@@ -266,19 +270,24 @@ class Client:
         self._cluster.close()
 
 
+def cluster_of(client: Client) -> Cluster:
+    """What a client knows of its cluster, and its connections: for requests that none of its methods sends."""
+    return client._cluster
+
+
 @asynccontextmanager
 async def connect(
     *servers: str,
-    name: str = "sandq-python",
-    timeout: Duration = 10.0,  # noqa: ASYNC109 - of single requests, not of the block
-    delivery_timeout: Duration = 120.0,
+    name: str = CLIENT_NAME,
+    timeout: Duration = DEFAULTS.timeout_s,  # noqa: ASYNC109 - of single requests, not of the block
+    delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
 
-    `servers`: "host:port", any node of the cluster or several to try (127.0.0.1:7170); the others are
-    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long
-    a produce or a queued ack is tried. ConnectionLost when no server can be reached at first; later the
-    client reconnects by itself, for as long as it is open. Everything that it runs ends with the block.
+    `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
+    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
+    a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself,
+    for as long as it is open. Everything that it runs ends with the block.
     """
     timeout_s = _seconds("timeout", timeout)
     options = Options(

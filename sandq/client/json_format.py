@@ -27,11 +27,37 @@ from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
 from sandq.model.errors import InvalidRequest
+from sandq.model.names import COMPACTED, TIMER
 from sandq.model.times import format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
     from sandq.client.kv.entries import Change, Entry
+
+__all__ = [
+    "FROM_OTHERS",
+    "KNOWN",
+    "at_once",
+    "change_json",
+    "content_fields",
+    "dead_json",
+    "encoded",
+    "entry_json",
+    "history_json",
+    "key_fields",
+    "message_json",
+    "read_headers",
+    "read_key",
+    "read_message",
+    "read_value",
+    "settings_json",
+    "stored_json",
+    "text_or_none",
+    "topic_json",
+    "value_fields",
+    "when",
+    "why_json",
+]
 
 FROM_OTHERS = frozenset(
     (
@@ -187,9 +213,9 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
     }
 
 
-def settings_json(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
+def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
-    if kind == "compacted":
+    if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
     found: dict[str, Any] = {}
     for key, value in record.items():

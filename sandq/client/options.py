@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
 from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.limits import FIXED
+from sandq.model.ports import CLIENT_PORT, DEFAULT_SERVER
 
-DEFAULT_PORT = 7170
-DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
+__all__ = ["DEFAULTS", "Options", "again", "parse_server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Options:
     batch_messages: int = 1000
     batch_bytes: int = 256 * 1024
     buffer_bytes: int = 32 * 1024 * 1024
-    in_flight_batches: int = 5  # the broker remembers the last five of a producer and partition
+    in_flight_batches: int = FIXED.producer_answers  # so many the broker remembers of a producer and partition
 
     # Leaving a subscription or a client: for queued acks to be confirmed, or to be sent when it is being
     # cancelled.
@@ -52,13 +54,16 @@ class Options:
         return longest * random.uniform(0.5, 1.0)
 
 
+DEFAULTS: Final = Options()
+
+
 def parse_server(text: str) -> tuple[str, int]:
     """`(host, port)` of "host", "host:port" or "[::1]:port"; InvalidRequest otherwise."""
     if not isinstance(text, str):
-        raise InvalidRequest(f'a server is text like "127.0.0.1:7170", not {type(text).__name__}')
+        raise InvalidRequest(f'a server is text like "{DEFAULT_SERVER}", not {type(text).__name__}')
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, str(CLIENT_PORT)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidRequest(f"{text!r} is not a server: HOST:PORT is expected")

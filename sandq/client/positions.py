@@ -10,6 +10,8 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import TIME_MAX_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.requests import EARLIEST, LATEST
 
+__all__ = ["Point", "Start", "is_offset", "offset_of", "shift_ms", "span_ms", "start_of"]
+
 Point = Instant
 """An instant, or the text of an offset (26 characters)."""
 Start = Point

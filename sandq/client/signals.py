@@ -6,6 +6,8 @@ import math
 
 import anyio
 
+__all__ = ["Signal"]
+
 
 class Signal:
     """Wakes every task that waits at that moment; a `set` that finds nobody waiting is forgotten.

@@ -1,4 +1,4 @@
-"""The configuration of a node: every key, its range and its default.
+"""The configuration of a node: every key, its range and its default (docs/configuration.md says what each is for).
 
     node     {id, data_dir, advertise_host, zone, weight}     who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
@@ -44,6 +44,7 @@ from sandq.model.config_types import (
 )
 from sandq.model.config_types import is_loopback as is_loopback
 from sandq.model.limits import DEFAULT, Limits
+from sandq.model.ports import CLIENT_PORT, GOSSIP_PORT, HTTP_PORT, LOCAL_HOST, PEER_PORT
 
 _DAY_MS = 86_400_000
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
@@ -65,10 +66,10 @@ class NodeSection(schema.Section):
 class ListenSection(schema.Section):
     """Where this node listens. Port 0: any free one. `http: none` serves no HTTP."""
 
-    client: ListenAddress = Address("127.0.0.1", 7170)
-    http: ListenAddressOrNone = Address("127.0.0.1", 2108)
-    peer: ListenAddress = Address("127.0.0.1", 9190)
-    gossip: ListenAddress = Address("127.0.0.1", 9900)
+    client: ListenAddress = Address(LOCAL_HOST, CLIENT_PORT)
+    http: ListenAddressOrNone = Address(LOCAL_HOST, HTTP_PORT)
+    peer: ListenAddress = Address(LOCAL_HOST, PEER_PORT)
+    gossip: ListenAddress = Address(LOCAL_HOST, GOSSIP_PORT)
 
     @field_validator("client", "http", "peer", "gossip")
     @classmethod

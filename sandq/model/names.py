@@ -1,4 +1,4 @@
-"""The one rule for names: of topics, groups, nodes, clusters."""
+"""The one rule for names (of topics, groups, nodes, clusters), and the names of the kinds of topics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from sandq.model.limits import FIXED
 
 MAX_NAME_CHARS = FIXED.name_chars
 RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter or a digit"
+
+TIMER, COMPACTED = "timer", "compacted"
+"""Kinds of topics."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
 _SHOWN_CHARS = 80

@@ -1,30 +1,29 @@
 """Settings of a topic, as a user writes them, and the record of them that the cluster keeps.
 
-    lease              duration  30s  1s to 12h                   how long a consumer may hold a message
-    max_attempts       number    10   1 to 1000, or none          then the message is dead
-    backoff                                                       how long a message waits after attempt n:
-      kind             text           exponential (the default),  first * factor ** (n - 1),
-                                      fixed, linear, none         first, first * n, 0
-      first            duration  1s   0s to 7d
-      factor           number    2    1 to 100                    of exponential
-      cap              duration  10m  0s to 7d                    never longer than this, before the jitter
-      jitter_percent   number    20   0 to 100                    spread evenly around it, so much each way
-    ttl                duration  none  1ms to 366d, or none       so long past its delivery time a message that nobody
-                                                                  holds is dead ("expired")
-    delete_on_ack      yes, no   yes                              a batch goes once every group acked it
-    retention          duration  0s    0s to 366d                 how long what every group acked is kept still
-    retain             duration  none  1s to 3660d, or none       how old messages get; only without delete_on_ack
-    retain_bytes       size      none  1MiB to 1PiB, or none      how much a partition keeps; only without delete_on_ack
-    group_ttl          duration  7d    1m to 366d, or none        a group without consumers goes after so long
-    dedup_window       duration  10m   0s to 7d                   how long a unique key stays taken after its delivery
-    ordering           text            none (the default), key    key: one message of a key at a time; never changes
+    lease                duration        how long a consumer may hold a message
+    max_attempts         number, none    then the message is dead
+    backoff                              how long a message waits after attempt n:
+      kind               text            exponential: first * factor ** (n - 1); linear: first * n; fixed: first; none
+      first              duration
+      factor             number          of exponential
+      cap                duration        never longer than this, before the jitter
+      jitter_percent     number          spread evenly around it, so much each way
+    ttl                  duration, none  so long past its delivery time a message that nobody holds is dead ("expired")
+    delete_on_ack        yes, no         a batch goes once every group acked it
+    retention            duration        how long what every group acked is kept still
+    retain               duration, none  how old messages get; only without delete_on_ack
+    retain_bytes         size, none      how much a partition keeps; only without delete_on_ack
+    group_ttl            duration, none  a group without consumers goes after so long
+    dedup_window         duration        how long a unique key stays taken after its delivery
+    ordering             text            key: one message of a key at a time, or none; never changes
 
 A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as these, and
 
-    ttl                duration  none  1ms to 366d, or none       how long a value stays that was put without a ttl
-    history            duration  1m    0s to 366d                 how long every write can be read on, also one that
-                                                                  another one of its key came after
-    tombstone_retention  duration  24h  0s to 366d                how long it can be read on that a key was deleted
+    ttl                  duration, none  how long a value stays that was put without a ttl
+    history              duration        how long every write can be read on, also one with a later one of its key
+    tombstone_retention  duration        how long it can be read on that a key was deleted
+
+Defaults and ranges stand with the fields below. What documents say of them is compared with the fields by a test.
 
 A group may have its own `max_attempts` and `backoff`; what it has not is the topic's.
 
@@ -40,6 +39,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.names import COMPACTED, TIMER
 from sandq.model.times import format_duration
 
 _DAY_MS = 86_400_000
@@ -173,8 +173,6 @@ class GroupSettings(schema.Section):
 
 
 Settings = TopicSettings | CompactedSettings
-TIMER, COMPACTED = "timer", "compacted"
-"""Kinds of topics."""
 CLASSES: dict[str, type[Settings]] = {TIMER: TopicSettings, COMPACTED: CompactedSettings}
 
 

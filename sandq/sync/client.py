@@ -12,17 +12,19 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 
+from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
+from sandq.client.options import DEFAULTS
 from sandq.client.portal import Portal, Pump
 from sandq.client.positions import Start
 from sandq.client.producer.validation import Value
@@ -34,6 +36,8 @@ from sandq.sync.subscription import Subscription
 from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Wrapper, blocking, iterating
 
 log = logging.getLogger("sandq.client")
+
+T = TypeVar("T")
 
 _EXIT_S: Final = 2.0
 """At the end of the process an open client has so long to send what is queued."""
@@ -82,6 +86,10 @@ class Client(Wrapper[AsyncClient]):
         """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
         return self._inner.limits
 
+    def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Wait for `work(client)`, done with the async client behind this one, in its event loop."""
+        return self._portal.call(lambda: work(self._inner))
+
     produce = blocking(AsyncClient.produce)
 
     def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
@@ -91,7 +99,7 @@ class Client(Wrapper[AsyncClient]):
         return Receipts(self._portal, [sent])
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
-        """`with client.producer(topic) as producer:`. Batches wait for `linger` (2 ms) to fill."""
+        """`with client.producer(topic) as producer:`. Batches wait for `linger` to fill; None: for a moment."""
         inner = self._portal.do(lambda: self._inner.producer(topic, linger=linger))
         return Producer(inner, self._portal, self._thread.blocks)
 
@@ -171,13 +179,16 @@ class Client(Wrapper[AsyncClient]):
 
 
 def connect(
-    *servers: str, name: str = "sandq-python", timeout: Duration = 10.0, delivery_timeout: Duration = 120.0
+    *servers: str,
+    name: str = CLIENT_NAME,
+    timeout: Duration = DEFAULTS.timeout_s,
+    delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
 ) -> Client:
     """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
 
-    `servers`: "host:port", any node of the cluster or several to try (127.0.0.1:7170); the others are found from there.
-    `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or a queued ack is
-    tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
+    `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
+    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
+    a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
     """
     thread = _Thread(servers, name, timeout, delivery_timeout)
     inner, pump = thread.start()

@@ -16,6 +16,7 @@ import sniffio
 import sandq
 import sandq.sync
 from sandq.model.errors import InvalidRequest
+from sandq.model.names import TIMER
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
 from sandq.testing.loops import others_blocked
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, Options, State
@@ -86,7 +87,7 @@ class Broker(_Face):
         """A new client of this broker: `with b.client() as client:`."""
         return sandq.sync.connect(self.address)
 
-    def create_topic(self, name: str, *, kind: str = "timer", partitions: int = 1, **settings: Any) -> None:
+    def create_topic(self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Any) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         _refuse_loops("create_topic")
         self._node.call(self._node.create_topic, name, kind, partitions, settings)
@@ -159,7 +160,7 @@ class AsyncBroker(_Face):
         """A new client of this broker: `async with b.client() as client:`."""
         return sandq.connect(self.address)
 
-    async def create_topic(self, name: str, *, kind: str = "timer", partitions: int = 1, **settings: Any) -> None:
+    async def create_topic(self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Any) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         await self._call(self._node.create_topic, name, kind, partitions, settings)
 

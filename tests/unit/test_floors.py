@@ -53,6 +53,16 @@ BESIDE = {
 MAY_STAND_ON = {"sandq.server.http": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
+# What others may import of the client: what these state in `__all__`, and nothing else of it.
+CLIENT = "sandq.client"
+CLIENT_DOORS = {
+    "sandq.client",
+    *(f"sandq.client.{part}" for part in ("admin", "consumer", "kv", "producer", "transport")),
+    *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals")),
+}
+BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")
+PRIVATE_OF_CLIENTS = {"_batcher", "_cluster", "_inner", "_portal"}
+
 IMPURE_MODULES = {
     *("time", "random", "secrets", "trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors"),
     *("threading", "multiprocessing", "concurrent", "subprocess", "tempfile", "shutil"),
@@ -156,6 +166,37 @@ def check_imports(module: str, source: str, is_package: bool = False) -> list[st
     return wrong
 
 
+def exported_by(source: str) -> set[str]:
+    """The names in a module's `__all__`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def check_client(module: str, source: str, is_package: bool = False, *, exports: dict[str, set[str]]) -> list[str]:
+    """Imports of what the client does not export. `exports`: what each of its doors does."""
+    if any(within(module, package) for package in BEHIND_THE_DOORS):
+        return []
+    wrong = []
+    for line, target in imports(module, source, is_package):
+        door, _, name = target.rpartition(".")
+        if within(target, CLIENT) and target not in exports and name not in exports.get(door, ()):
+            wrong.append(f"{module}:{line}: {target}: is no part of what the client exports to others")
+    return wrong
+
+
+def check_private(module: str, source: str) -> list[str]:
+    """Private parts of the client that are reached for from outside."""
+    if any(within(module, package) for package in BEHIND_THE_DOORS):
+        return []
+    return [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_OF_CLIENTS and ast.unparse(node.value) != "self"
+    ]
+
+
 def is_pure(module: str) -> bool:
     return any(within(module, floor) for floor in PURE_FLOORS)
 
@@ -221,9 +262,9 @@ def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
     return graph
 
 
-def modules() -> Iterator[tuple[str, str, bool]]:
+def modules(packages: Iterable[str] = ("sandq", "sandctl", "pyspark_sandq")) -> Iterator[tuple[str, str, bool]]:
     """(dotted name, source, is a package) of every module of the project."""
-    for package in ("sandq", "sandctl", "pyspark_sandq"):
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             is_package = parts[-1] == "__init__"
@@ -250,6 +291,16 @@ def test_modules_are_small() -> None:
 
 def test_nothing_imports_in_a_circle() -> None:
     assert in_circles(graph_of(modules())) == set()
+
+
+def test_only_what_the_client_exports_is_used() -> None:
+    exports = {module: exported_by(source) for module, source, _ in modules() if module in CLIENT_DOORS}
+    assert exports.keys() == CLIENT_DOORS and all(exports.values())
+    wrong = []
+    for module, source, is_package in modules(("sandq", "sandctl", "pyspark_sandq", "demo", "benchmarks")):
+        wrong += check_client(module, source, is_package, exports=exports)
+        wrong += check_private(module, source) if CLIENT in source or "sandq.sync" in source else []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_there_is_something_to_check() -> None:
@@ -308,6 +359,33 @@ def test_there_is_something_to_check() -> None:
 )
 def test_an_import_that_is_wrong_is_found(module: str, source: str) -> None:
     assert check_imports(module, source)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_right"),
+    [
+        ("from sandq.client import connect", True),
+        ("import sandq.client", True),
+        ("from sandq.client.producer import Batch", True),
+        ("from sandq.client import producer", True),
+        ("from sandq.client import Inner", False),
+        ("from sandq.client.producer import Inner", False),
+        ("from sandq.client.producer.batches import Batch", False),
+        ("import sandq.client.producer.batches", False),
+        ("def f():\n    from sandq.client.client import connect", False),
+    ],
+)
+def test_what_the_client_does_not_export_is_found(source: str, is_right: bool) -> None:
+    exports = {"sandq.client": {"connect"}, "sandq.client.producer": {"Batch"}}
+    assert (check_client("sandctl.main", source, exports=exports) == []) is is_right
+    assert check_client("sandq.sync.client", source, exports=exports) == []
+
+
+def test_what_is_private_to_a_client_is_found() -> None:
+    assert check_private("sandq.spark.sink.sender", "client._cluster")
+    assert check_private("sandq.spark.sink.sender", "self._client._inner.produce()")
+    assert check_private("sandq.spark.sink.sender", "self._cluster") == []
+    assert exported_by('x = 1\n__all__ = ["a", "b"]') == {"a", "b"}
 
 
 def test_the_top_imports_the_client_only() -> None:

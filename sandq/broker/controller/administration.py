@@ -34,8 +34,8 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.model.names import check_name
-from sandq.model.settings import CLASSES, COMPACTED, parse_settings, update_settings
+from sandq.model.names import COMPACTED, check_name
+from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import REMOVE, UNDRAIN, NodeChange, TopicCreate, TopicDelete, TopicUpdate, Transfer
 

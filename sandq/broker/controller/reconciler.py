@@ -27,7 +27,7 @@ from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
 from sandq.model.config import NodeConfig
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
-from sandq.model.settings import COMPACTED
+from sandq.model.names import COMPACTED
 from sandq.partition.produce_validation import Place
 from sandq.raft import Members
 

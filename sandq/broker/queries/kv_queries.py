@@ -11,7 +11,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest
-from sandq.model.settings import COMPACTED
+from sandq.model.names import COMPACTED
 from sandq.partition.kv.changes import Changes, Watch
 from sandq.partition.view import Row
 from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch

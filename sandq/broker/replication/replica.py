@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
+from sandq.model.names import COMPACTED, TIMER
 from sandq.model.piece import LeasedPieces
-from sandq.model.settings import COMPACTED, TIMER
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease

@@ -23,7 +23,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.limits import FIXED
-from sandq.model.names import check_name
+from sandq.model.names import TIMER, check_name
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
@@ -74,7 +74,7 @@ class Admin:
         self._cluster = cluster
 
     async def create_topic(
-        self, /, name: str, *, kind: str = "timer", partitions: int = 1, replicas: int = 1, **settings: Any
+        self, /, name: str, *, kind: str = TIMER, partitions: int = 1, replicas: int = 1, **settings: Any
     ) -> TopicRecord:
         """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
         ...

@@ -1,1 +1,7 @@
 """Consumers: subscriptions, leases, acknowledgements, workers."""
+
+from __future__ import annotations
+
+from sandq.client.consumer.lease_api import SETTLE_ITEMS
+
+__all__ = ["SETTLE_ITEMS"]

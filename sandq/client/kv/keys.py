@@ -16,13 +16,13 @@ from sandq.client.kv.watch_positions import NOW, WatchStart
 from sandq.client.messages.messages import check_limit
 from sandq.client.options import again
 from sandq.client.producer.batches import Receipt, Receipts
-from sandq.client.producer.partitioner import COMPACTED
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Counter, RequestBatcher
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition
+from sandq.model.names import COMPACTED
 from sandq.model.partitioning import partition_for
 from sandq.model.times import Duration
 from sandq.protocol.replies import TopicRecord

@@ -1,1 +1,12 @@
-"""The producer: batches, and their way to the partitions' leaders."""
+"""The producer: batches, and their way to the partitions' leaders.
+
+What is exported is for programs that check messages as a producer does, or make batches of their own.
+"""
+
+from __future__ import annotations
+
+from sandq.client.producer.batch_sender import NEVER, BatchSender, NumberedBatch
+from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
+from sandq.client.producer.validation import MessageValidation, time_of
+
+__all__ = ["MESSAGE_OVERHEAD_BYTES", "NEVER", "BatchSender", "MessageValidation", "NumberedBatch", "time_of"]

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
 
-import anyio
-
 from sandq.client.options import again
-from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, TIME_BITS, Lot
+from sandq.client.producer.batch_sender import NumberedBatch
+from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, TIME_BITS, Lot, on_conflict_of
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
-from sandq.protocol.replies import Offsets
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Counted for each message beside its bytes: its cells' offsets, its receipt."""
@@ -26,37 +24,27 @@ CHANGED: Final = "changed"
 """The conflict of a write whose key has another version than was expected."""
 
 
-class Batch:
+class Batch(NumberedBatch):
     """Messages of one lot for one partition, and what became of them."""
 
     __slots__ = (
-        "data",
-        "epoch",
-        "error",
-        "event",
         "expected",
         "headers",
         "keys",
         "lot",
-        "offsets",
-        "opened_at",
         "partition",
         "raised",
-        "refused",
-        "sent_at",
-        "sequence",
         "size_bytes",
         "times",
         "ttls",
         "unique_keys",
-        "unknown",
         "values",
     )
 
     def __init__(self, lot: Lot, partition: int, opened_at: float) -> None:
+        super().__init__(opened_at, on_conflict_of(lot))
         self.lot = lot
         self.partition = partition
-        self.opened_at = opened_at
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: list[bytes | None] = []
@@ -65,14 +53,6 @@ class Batch:
         self.unique_keys: list[bytes | None] = []
         self.expected: list[bytes | None] = []
         self.size_bytes = 0
-        self.data: bytes | None = None  # once sealed
-        self.epoch = self.sequence = 0  # once sent
-        self.sent_at = 0.0  # with these, for the first time
-        self.refused = False  # whether its last answer was that others before it are missing
-        self.unknown = False  # whether it may have been stored although no answer came
-        self.offsets: Offsets | None = None
-        self.error: SandqError | None = None
-        self.event: anyio.Event | None = None
         self.raised = 0  # receipts that raised their error already
 
     def add_more(self, time: int, ttl_ms: int | None, unique_key: bytes | None, expected: bytes | None) -> None:
@@ -87,14 +67,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    @property
-    def done(self) -> bool:
-        return self.offsets is not None or self.error is not None
-
-    def order(self) -> tuple[int, int]:
-        """Its place among the sent ones of its partition."""
-        return self.epoch, self.sequence
 
     def seal(self) -> bytes:
         """The encoded batch; nothing is added any more."""
@@ -114,18 +86,6 @@ class Batch:
             self.data = encode(columns, relative=self.lot & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data
-
-    def finish(self, offsets: Offsets | None, error: SandqError | None) -> None:
-        """Offsets or an error; whoever awaits a receipt is woken."""
-        self.offsets, self.error = offsets, error
-        if self.event is not None:
-            self.event.set()
-
-    async def wait(self) -> None:
-        if not self.done:
-            if self.event is None:
-                self.event = anyio.Event()
-            await self.event.wait()
 
     def offset(self, position: int) -> str:
         """The text of a message's offset; raises its error."""
@@ -233,6 +193,10 @@ class Receipts:
                 self._parts[-1] = (batch, first, count + 1)
                 return
         self._parts.append((batch, position, 1))
+
+    def append(self, receipt: Receipt) -> None:
+        """The next message is that of a receipt."""
+        self.add(receipt._batch, receipt._position)
 
     def __len__(self) -> int:
         return sum(count for _, _, count in self._parts)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
 
 from sandq.client.producer.validation import Lot
 from sandq.model.errors import InvalidRequest, UnknownPartition
+from sandq.model.names import COMPACTED
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
-
-COMPACTED: Final = "compacted"
-"""The kind of topics that have keys. `sandq.model.settings` says so, too, and takes long to load."""
 
 
 class Router:

@@ -186,7 +186,7 @@ class Producer:
             for place, message in enumerate(messages, getattr(messages, "first_place", 0)):  # noqa: B007 - named below
                 if isinstance(message, Mapping):
                     receipt = await self._send_mapping(message, common)
-                    receipts.add(receipt._batch, receipt._position)
+                    receipts.append(receipt)
                     continue
                 if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
                     await self.wait_for_room()

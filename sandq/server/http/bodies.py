@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from sandq.client.consumer.lease_api import SETTLE_ITEMS
+from sandq.client.consumer import SETTLE_ITEMS
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED

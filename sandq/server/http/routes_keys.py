@@ -10,8 +10,7 @@ from fastapi.responses import Response
 
 from sandq.client import Change, Entry, Watch
 from sandq.client.json_format import change_json, entry_json, key_fields
-from sandq.client.kv.scan import KeyRange
-from sandq.client.kv.watch_positions import NOW
+from sandq.client.kv import NOW, KeyRange
 from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import from_text, unpack
 from sandq.model.times import duration_ms

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sandq.client import Client, StoredMessage
 from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
-from sandq.client.producer.validation import MessageValidation, time_of
+from sandq.client.producer import MessageValidation, time_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.server.http import answers, bodies

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from sandq.client.admin.partitions import partition_rows
+from sandq.client.admin import partition_rows
 from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.problems import problem

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 from hypercorn.config import Config
 
-from sandq.client.client import connect_with
+from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.model.errors import InvalidRequest, Unavailable
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, duration_ms
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS

@@ -14,7 +14,7 @@ CLIENT_NAME: Final = "sandq-job"
 
 
 def called(servers: Sequence[str], work: Callable[[Client], Awaitable[T]]) -> T:
-    """`work` with a client of these servers (none: 127.0.0.1:7170). ConnectionLost when none can be reached; Ctrl-C
-    ends it."""
+    """Wait for `work` with a client of these servers (none: the one on this machine). ConnectionLost when none can be
+    reached; Ctrl-C ends it."""
     with connect(*servers, name=CLIENT_NAME) as client:
-        return client._portal.call(lambda: work(client._inner))
+        return client.call(work)

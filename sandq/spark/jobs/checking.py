@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import Column, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from sandq.client.producer.validation import MessageValidation
+from sandq.client.producer import MessageValidation
 from sandq.model.errors import InvalidSetting, SandqError
 from sandq.spark.jobs.files import check_apart, check_own, cutting, find_files, kind_of, write_id_of
 from sandq.spark.jobs.mapping import RowMapping

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sandq.client import Client
-from sandq.client.transport.requests import each
+from sandq.client.transport import each
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms, format_duration
 from sandq.protocol.requests_messages import BUCKETS_MAX

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.client.positions import shift_ms
 from sandq.model.errors import InvalidRequest
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
 from sandq.spark.jobs.session import failure

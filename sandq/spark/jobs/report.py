@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sandq.client import Client, offset_time_ms
-from sandq.client.transport.requests import call_leader, each
+from sandq.client import Client, cluster_of, offset_time_ms
+from sandq.client.transport import call_leader, each
 from sandq.model.errors import InvalidRequest, UnknownGroup
+from sandq.model.names import TIMER
 from sandq.model.times import Instant, format_instant, instant_ms
 from sandq.protocol.replies_messages import DeadRecord, page
 from sandq.protocol.requests_admin import DeadList
@@ -73,7 +74,7 @@ async def collect_report(
     began_s = time.monotonic()
     records = await client.admin.list_topics()
     names = list(dict.fromkeys(topics)) or [record.name for record in records]
-    compacted = {record.name for record in records if record.kind != "timer"}
+    compacted = {record.name for record in records if record.kind != TIMER}
     now_ms = time.time_ns() // 1_000_000
     due: list[DueDay] = []
     backlogs: list[GroupBacklog] = []
@@ -177,7 +178,7 @@ class Dead:
 async def _page(client: Client, grave: Grave, after: bytes | None) -> DeadPage:
     request = DeadList(grave.topic, grave.partition, grave.group, None, PAGE_MAX, after, False)
     try:
-        frame = await call_leader(client._cluster, request)
+        frame = await call_leader(cluster_of(client), request)
     except UnknownGroup:  # deleted meanwhile, with its dead letters
         return [], None
     return page(frame, DeadRecord.from_map)

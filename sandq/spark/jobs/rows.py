@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sandq.client.producer.validation import MessageValidation
+from sandq.client.producer import MessageValidation
 from sandq.model.limits import FIXED
 from sandq.spark.jobs.instants import instant, whole_number, wrong_instant
 from sandq.spark.jobs.mapping import EVERY, HEADER, RowMapping

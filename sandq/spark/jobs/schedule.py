@@ -21,9 +21,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sandq.client.options import DEFAULT_SERVER
-from sandq.client.producer.validation import MessageValidation
+from sandq.client.producer import MessageValidation
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
+from sandq.model.names import TIMER
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
 from sandq.spark.jobs.mapping import RowMapping, row_mapping
@@ -132,7 +133,7 @@ def _limits(topic: str, servers: Sequence[str]) -> MessageValidation:
     """What the brokers accept of a message. InvalidRequest for a topic of another kind; UnknownTopic."""
     with connect(*servers, name=CLIENT_NAME) as client:
         record = client.admin.topic(topic)
-        if record.kind != "timer":
+        if record.kind != TIMER:
             raise InvalidRequest(f"topic {topic!r} is {record.kind}: it takes values of keys, not messages for later")
         return MessageValidation(client.limits)
 

@@ -18,9 +18,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Instant, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.jobs.archive import archive_at

@@ -23,8 +23,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
-from sandq.client.producer.validation import MessageValidation
+from sandq.client.producer import MESSAGE_OVERHEAD_BYTES, MessageValidation
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED

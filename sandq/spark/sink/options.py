@@ -1,10 +1,10 @@
 """The options of the sink, as Spark hands them over: text by name, in any case.
 
-sandq.bootstrap.servers   "host:port,host:port"; 127.0.0.1:7170
+sandq.bootstrap.servers   "host:port,host:port"
 topic                     where all rows go; without it, the column `topic` says so row by row
-onConflict                ignore (default) | replace | reject: rows whose unique_key is taken
+onConflict                ignore | replace | reject: rows whose unique_key is taken
 writeId                   batch only: a name; writing again under it stores what is not stored yet
-onChangedRows             error (default) | again: what is done when a task that is run again has other rows
+onChangedRows             error | again: what is done when a task that is run again has other rows
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import check_name
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark.option_texts import SERVERS, OptionTexts, Side, one_of, servers
 
@@ -51,15 +51,18 @@ class SinkOptions:
             _SINK.refuse(["writeId: it is for batches; a stream is known by its checkpoint"])
 
 
+DEFAULTS: Final = SinkOptions()
+
+
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write. InvalidSetting names every mistake."""
     texts = OptionTexts(options, _SINK)
     found = SinkOptions(
-        servers=texts.one(SERVERS, servers, (DEFAULT_SERVER,)),
-        topic=texts.one("topic", lambda text: check_name("topic", text), None),
-        write_id=texts.one("writeId", _write_id, None),
-        on_conflict=texts.one("onConflict", one_of(_ON_CONFLICT), IGNORE),
-        again=texts.one("onChangedRows", one_of(_ON_CHANGED_ROWS), False),
+        servers=texts.one(SERVERS, servers, DEFAULTS.servers),
+        topic=texts.one("topic", lambda text: check_name("topic", text), DEFAULTS.topic),
+        write_id=texts.one("writeId", _write_id, DEFAULTS.write_id),
+        on_conflict=texts.one("onConflict", one_of(_ON_CONFLICT), DEFAULTS.on_conflict),
+        again=texts.one("onChangedRows", one_of(_ON_CHANGED_ROWS), DEFAULTS.again),
     )
     _SINK.refuse(texts.mistakes)
     return found

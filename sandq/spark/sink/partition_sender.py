@@ -28,33 +28,33 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import anyio
 
 from sandq.client.options import again
-from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.connection import Connection
+from sandq.client.producer import NEVER, BatchSender, NumberedBatch
+from sandq.client.signals import Signal
+from sandq.client.transport import Cluster
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import (
     AlreadyStored,
+    ClosedError,
     Conflict,
     DuplicateKey,
     OutOfSequence,
-    Overloaded,
     ProducerFenced,
     ProtocolError,
     SandqError,
     TimedOut,
     Unavailable,
-    UnknownPartition,
 )
 from sandq.model.limits import FIXED
 from sandq.model.sequence import MAX_NUMBER, RESENT, sequence_of
-from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets
-from sandq.protocol.requests import IGNORE, REJECT, Produce
+from sandq.protocol.requests import IGNORE, REJECT
 from sandq.spark.sink.chunk_file import Kept
 from sandq.spark.sink.chunks import Chunk
 from sandq.spark.sink.identity import Identity
@@ -62,16 +62,14 @@ from sandq.spark.sink.identity import Identity
 log = logging.getLogger("sandq.spark")
 
 RETRY_S: Final = 120.0
-"""A chunk is sent again for so long; then the task fails. Five of them, one behind the other, stay below the broker's
-`producer_retry_ms`."""
+"""Chunks are sent again until none was confirmed for so long; then the task fails. Five of them, one behind the other,
+stay below the broker's `producer_retry_ms`."""
 COMPARED: Final = FIXED.producer_answers
 """The broker compares the last so many; and so many are under way at once."""
 QUESTION: Final = MAX_NUMBER
 """A number that no chunk ever has: the broker answers which one is next."""
 AGAIN_BYTES: Final = 16 << 20
 """Of kept chunks that are read, and sent again, at once."""
-_QUIET: Final = (Overloaded, TimedOut, OutOfSequence)
-"""They tell nothing about who leads."""
 _HELP: Final = (
     "make the rows of each Spark partition the same in every attempt (sortWithinPartitions; no random values, no "
     "current time), or give them a unique_key column; with onChangedRows=again the rows of the task are written again, "
@@ -83,21 +81,68 @@ class ChangedRows(Conflict):
     """An attempt has other rows than an earlier one that stored some; details: the `reason` to think so."""
 
 
-class PartitionSender:
+class _SentChunk(NumberedBatch):
+    """A chunk under way."""
+
+    __slots__ = ("chunk", "is_resent")
+
+    def __init__(self, chunk: Chunk, base: int, identity: Identity) -> None:
+        """`base`: the broker counts from there."""
+        super().__init__(anyio.current_time(), chunk.on_conflict)
+        self.chunk = chunk
+        self.is_resent = identity.resent
+        self.data, self.epoch, self.sequence = chunk.data, identity.epoch, chunk.number - base
+
+    def __len__(self) -> int:
+        return self.chunk.rows
+
+    def wire_sequence(self) -> int:
+        sequence = sequence_of(self.sequence, self.chunk.chain)
+        return sequence | RESENT if self.is_resent or self.sent_at != NEVER else sequence
+
+
+class _Question(NumberedBatch):
+    """A batch that is refused in any case: the refusal says which number is next."""
+
+    __slots__ = ()
+
+    def __init__(self, chunk: Chunk, identity: Identity) -> None:
+        super().__init__(anyio.current_time(), REJECT)
+        self.data, self.epoch, self.sequence = Batch.parse(chunk.data).slice(0, 1), identity.epoch, QUESTION
+
+    def __len__(self) -> int:
+        return 1
+
+    def order(self) -> tuple[int, int]:
+        return self.epoch, 0  # before chunks that wait for its answer
+
+    def wire_sequence(self) -> int:
+        return QUESTION
+
+    def may_pass(self, error: SandqError) -> bool:
+        return _expected_by(error) is None and super().may_pass(error)
+
+
+def _expected_by(error: SandqError | None) -> int | None:
+    """The number that a broker expects next, if that is what an error says."""
+    expected = error.details.get("expected") if isinstance(error, OutOfSequence) else None
+    return expected if type(expected) is int else None
+
+
+class PartitionSender(BatchSender[NumberedBatch]):
     """See the module's docstring. Its methods are of the client's event loop; numbers are those of the chunks."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, identity: Identity, *, again: bool) -> None:
         """`again`: write changed rows again."""
+        options = replace(cluster.options, delivery_timeout_s=RETRY_S, in_flight_batches=COMPARED)
+        self._changed = Signal()
+        super().__init__(cluster, options, topic, partition, identity.producer_id, self._changed.set)
         self.already_stored = self.again = 0  # chunks
-        self._cluster = cluster
-        self._topic = topic
-        self._partition = partition
         self._identity = identity
         self._again = again
         self._base = 0  # the broker counts from here
         self._known: int | None = None  # the last number that the broker had, when it was asked
         self._confirmed = 0  # the last number that is stored
-        self._sent = 0  # the last number that was sent in this attempt
         self._is_ignorable = True
         self._kept = Kept()  # since it was sure last
 
@@ -118,7 +163,7 @@ class PartitionSender:
         """All was delivered. ChangedRows when an earlier attempt stored more."""
         if self._known is not None and self._confirmed < self._known:
             more = f"an earlier attempt stored {self._known} chunks, and this one ends with {self._confirmed}"
-            await self._store_again(self._changed(more), [])
+            await self._store_again(self._changed_rows(more), [])
             self._kept.clear()
 
     @property
@@ -135,126 +180,98 @@ class PartitionSender:
         if not self._may_repeat:
             raise changed
         how = "their unique keys keep them from being doubled" if self._is_ignorable else "some will be there twice"
-        log.warning("%s: %s; the rows are written again: %s", self._where, changed.details["reason"], how)
+        log.warning("%s: %s; the rows are written again: %s", self.where, changed.details["reason"], how)
         self._identity = self._identity.another()
+        self.producer_id = self._identity.producer_id
         self._known = None
-        for part in _parts(self._kept.read(self._topic, self._partition), chunks):
+        for part in _parts(self._kept.read(self.topic, self.partition), chunks):
             if self._known is None:
-                self._base = self._known = self._confirmed = self._sent = part[0].number - 1
+                self._base = self._known = self._confirmed = part[0].number - 1
                 self.already_stored = min(self.already_stored, self._base)
             await self._store(part)
             self.again += len(part)
 
-    async def _store(self, chunks: list[Chunk]) -> None:
-        left = deque(chunks)
-        while left:
-            await self._persist(lambda: self._pass(left))
-
-    # One attempt after the other.
-
-    async def _persist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do it, and again while its errors may pass, until nothing was stored for RETRY_S."""
-        confirmed, failures = self._confirmed, 0
-        since = anyio.current_time()
-        while True:
-            try:
-                await work()
-                return
-            except SandqError as error:
-                if not (error.retriable or isinstance(error, UnknownPartition)):
-                    raise
-                problem = error
-            if self._confirmed > confirmed:
-                confirmed, failures, since = self._confirmed, 0, anyio.current_time()
-            pause_s = self._cluster.options.back_off_s(failures)
-            failures += 1
-            if anyio.current_time() + pause_s - since > RETRY_S:
-                text = f"chunk {confirmed + 1} was not confirmed in {RETRY_S:g} s"
-                raise again(problem, f"{self._where}: {text}; the last: {problem.message}")
-            if not isinstance(problem, _QUIET):
-                self._cluster.refresh(self._topic)
-            await anyio.sleep(pause_s)
-
-    async def _pass(self, left: deque[Chunk]) -> None:
-        """Send what is left through one connection; what is confirmed is taken out."""
-        connection = await self._leader()
-        if self._known is None:
-            self._known = await self._ask(connection, left[0])
-        flying: deque[_Answer] = deque()
-        try:
-            while left:
-                if not flying and left[0].number <= self._known - COMPARED:
-                    self._skip(left.popleft())
-                    continue
-                while len(flying) < min(COMPARED, len(left)) and self._may_send(left[len(flying)]):
-                    flying.append(self._send(connection, left[len(flying)]))
-                reply = await flying[0].wait()
-                flying.popleft()
-                await self._confirm(connection, left[0], reply)
-                left.popleft()
-        finally:
-            for answer in flying:
-                answer.forget()
-
-    async def _leader(self) -> Connection:
-        with anyio.move_on_after(RETRY_S):
-            while True:
-                self._cluster.check_open()
-                missing = self._cluster.missing(self._topic)
-                if missing is not None:
-                    raise again(missing)
-                connection = self._cluster.leader(self._topic, self._partition)
-                if connection is not None:
-                    return connection
-                await self._cluster.change()
-        raise Unavailable(f"the partition has no leader that can be reached{self._cluster.why()}")
-
     # What is sent.
 
-    def _may_send(self, chunk: Chunk) -> bool:
+    async def _store(self, chunks: list[Chunk]) -> None:
+        left, flying = deque(chunks), deque[_SentChunk]()
+        try:
+            if self._known is None:
+                self._known = await self._ask(chunks[0])
+            while left or flying:
+                if not flying and left[0].number <= self._known_now - COMPARED:
+                    self._skip(left.popleft())
+                    continue
+                while left and len(flying) < COMPARED:
+                    flying.append(_SentChunk(left.popleft(), self._base, self._identity))
+                    self.add(flying[-1])
+                sent = flying.popleft()
+                await self._end_of(sent)
+                await self._confirm(sent)
+                for batch in flying:
+                    batch.opened_at = anyio.current_time()
+        finally:
+            self.abandon(lambda batch: ClosedError("the task was ended"))
+
+    def may_send(self, batch: NumberedBatch) -> bool:
         """Nothing new before all that is known is confirmed: what was changed must not be stored beside it."""
-        return chunk.number <= self._known_now or self._is_sure
+        is_new = isinstance(batch, _SentChunk) and batch.chunk.number > self._known_now
+        return (not is_new or self._is_sure) and super().may_send(batch)
+
+    def expired(self, batch: NumberedBatch, limit_s: float) -> SandqError:
+        """What a chunk was refused with last, and which one it is."""
+        what = f"chunk {batch.chunk.number}" if isinstance(batch, _SentChunk) else "the number of the last chunk"
+        last = batch.returned_with or self.last_error
+        if last is None and batch.unknown:
+            last = TimedOut("no answer")
+        elif last is None:
+            last = Unavailable(f"the partition has no leader that can be reached{self.cluster.why()}")
+        return again(last, f"{what} was not confirmed in {limit_s:g} s; the last: {last.message}")
 
     @property
     def _known_now(self) -> int:
         return self._known or 0
 
-    def _send(self, connection: Connection, chunk: Chunk) -> _Answer:
-        sequence = sequence_of(chunk.number - self._base, chunk.chain)
-        if self._identity.resent or chunk.number <= self._sent:
-            sequence |= RESENT
-        self._sent = max(self._sent, chunk.number)
-        return _Answer(connection, self._produce(sequence, chunk.on_conflict, chunk.data))
-
-    async def _ask(self, connection: Connection, chunk: Chunk) -> int:
+    async def _ask(self, chunk: Chunk) -> int:
         """The last number that the broker has."""
-        one = Batch.parse(chunk.data).slice(0, 1)
-        reply = await _Answer(connection, self._produce(QUESTION, REJECT, one)).wait()
-        if isinstance(reply, OutOfSequence) and type(expected := reply.details.get("expected")) is int:
+        question = _Question(chunk, self._identity)
+        self.waiting.appendleft(question)
+        await self._end_of(question)
+        if (expected := _expected_by(question.error)) is not None:
             return self._base + expected - 1
-        if isinstance(reply, SandqError):
-            raise self._explained(reply)
-        raise ProtocolError(f"{self._where}: the broker took a batch with number {QUESTION}")
+        if question.error is not None:
+            raise self._explained(question.error)
+        raise ProtocolError(f"{self.where}: the broker took a batch with number {QUESTION}")
 
-    def _produce(self, sequence: int, on_conflict: int, data: bytes) -> Produce:
-        identity = self._identity
-        return Produce(self._topic, self._partition, identity.producer_id, identity.epoch, sequence, on_conflict, data)
+    async def _end_of(self, batch: NumberedBatch) -> None:
+        """Send, and send again, until a batch is confirmed, refused or out of time."""
+        while True:
+            now = anyio.current_time()
+            self.expire(now)
+            self.pump(now)
+            if batch.done:
+                return
+            self.cluster.check_open()
+            with anyio.move_on_after(self.next_time(now) - now):
+                # What flies will be answered; what does not waits for a pause to end, or for a leader.
+                await (self._changed.wait() if self.flying else self.cluster.change())
 
     # What is answered.
 
-    async def _confirm(self, connection: Connection, chunk: Chunk, reply: Frame | SandqError) -> None:
-        if isinstance(reply, AlreadyStored):
-            self._known = await self._ask(connection, chunk)
+    async def _confirm(self, sent: _SentChunk) -> None:
+        chunk = sent.chunk
+        if isinstance(sent.error, AlreadyStored):
+            self._known = await self._ask(chunk)
             if chunk.number <= self._known - COMPARED:
                 self._skip(chunk)
                 return
             # It was compared, and its answer is too large for the broker to be kept.
             if chunk.on_conflict != IGNORE:
-                raise DuplicateKey(f"{self._where}: over {FIXED.answer_ids} rows have a unique key that is taken")
-        elif isinstance(reply, SandqError):
-            raise self._explained(reply)
-        else:
-            self._check_reply(chunk, Offsets.parse(reply))
+                raise DuplicateKey(f"{self.where}: over {FIXED.answer_ids} rows have a unique key that is taken")
+        elif sent.error is not None:
+            raise self._explained(sent.error)
+        elif sent.offsets is not None and sent.offsets.conflicts:
+            raise self._taken(chunk, sent.offsets)
         if chunk.number <= self._known_now:
             self.already_stored += 1
         self._confirmed = chunk.number
@@ -264,63 +281,30 @@ class PartitionSender:
         self._confirmed = chunk.number
         self.already_stored += 1
 
-    def _check_reply(self, chunk: Chunk, offsets: Offsets) -> None:
-        if offsets.messages != chunk.rows:
-            raise ProtocolError(f"{self._where}: {offsets.messages} offsets for a batch of {chunk.rows} messages")
-        if offsets.conflicts:
-            keys = Batch.parse(chunk.data).bytes_column(Column.UNIQUE_KEY) or ()
-            first = min(offsets.conflicts)
-            raise DuplicateKey(
-                f"{self._where}: {len(offsets.conflicts)} rows of a chunk have a unique key that is taken; the first "
-                f"is {keys[first]!r}, of a message that is {offsets.conflicts[first]}. They were not stored, others "
-                "were; onConflict=ignore leaves such rows out"
-            )
+    def _taken(self, chunk: Chunk, offsets: Offsets) -> DuplicateKey:
+        keys = Batch.parse(chunk.data).bytes_column(Column.UNIQUE_KEY) or ()
+        first = min(offsets.conflicts)
+        return DuplicateKey(
+            f"{self.where}: {len(offsets.conflicts)} rows of a chunk have a unique key that is taken; the first "
+            f"is {keys[first]!r}, of a message that is {offsets.conflicts[first]}. They were not stored, others "
+            "were; onConflict=ignore leaves such rows out"
+        )
 
     def _explained(self, error: SandqError) -> SandqError:
         if isinstance(error, ProducerFenced):
             return again(
                 error,
-                f"{self._where}: a later micro-batch, or another query of the same checkpoint, has written since; this "
+                f"{self.where}: a later micro-batch, or another query of the same checkpoint, has written since; this "
                 f"attempt is over ({error.message})",
             )
         if type(error) is Conflict:
-            return self._changed(f"a chunk is not what an earlier attempt stored in its place ({error.message})")
-        return again(error, f"{self._where}: {error.message}")
+            return self._changed_rows(f"a chunk is not what an earlier attempt stored in its place ({error.message})")
+        return again(error, f"{self.where}: {error.message}")
 
-    def _changed(self, what: str) -> ChangedRows:
-        where = f"{self._where}, Spark partition {self._identity.partition}"
+    def _changed_rows(self, what: str) -> ChangedRows:
+        where = f"{self.where}, Spark partition {self._identity.partition}"
         text = f"the rows differ between attempts of a task ({where}): {what}. To be exactly once, {_HELP}"
         return ChangedRows(text, reason=what)
-
-    @property
-    def _where(self) -> str:
-        return f"topic {self._topic!r}, partition {self._partition}"
-
-
-class _Answer:
-    """A request that was sent, and its answer once it is there."""
-
-    def __init__(self, connection: Connection, request: Produce) -> None:
-        self._connection = connection
-        self._came = anyio.Event()
-        self._reply: Frame | SandqError | None = None
-        self._id = connection.request(request.frame, self._take)
-
-    def _take(self, reply: Frame | SandqError) -> None:
-        self._reply = reply
-        self._came.set()
-
-    async def wait(self) -> Frame | SandqError:
-        """TimedOut after RETRY_S."""
-        with anyio.move_on_after(RETRY_S):
-            await self._came.wait()
-        if self._reply is None:
-            self.forget()
-            raise TimedOut(f"no answer in {RETRY_S:g} s; the outcome is unknown")
-        return self._reply
-
-    def forget(self) -> None:
-        self._connection.forget(self._id)
 
 
 def _parts(kept: Iterator[Chunk], chunks: list[Chunk]) -> Iterator[list[Chunk]]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandq.client.producer.partitioner import COMPACTED
+from sandq.model.names import COMPACTED
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.columns import Number, RowErrors

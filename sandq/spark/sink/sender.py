@@ -10,9 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandq.client.producer.validation import MessageValidation
-from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.requests import each
+from sandq.client import Client as AsyncClient
+from sandq.client import cluster_of
+from sandq.client.producer import MessageValidation
+from sandq.client.transport import Cluster, each
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.chunks import Chunk
 from sandq.spark.sink.identity import Identity
@@ -43,6 +44,7 @@ class Sender:
 
     def __init__(self, client: Client, identity: Identity, *, again: bool = False) -> None:
         self._client = client
+        self._cluster = client.call(_cluster_of)
         self._identity = identity
         self._again = again
         self._written = Written()
@@ -52,20 +54,14 @@ class Sender:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
         self._under_way: Future[None] | None = None
 
-    # What is used of the client beside what it promises stands here.
-
-    @property
-    def _cluster(self) -> Cluster:
-        return self._client._inner._cluster
-
     def _each(
         self, work: Callable[[PartitionSender], Awaitable[None]], partition_senders: Iterable[PartitionSender]
     ) -> None:
-        self._client._portal.call(lambda: each(work, partition_senders))
+        self._client.call(lambda client: each(work, partition_senders))
 
     def topic(self, name: str) -> TopicRecord:
         """What the cluster tells of a topic. UnknownTopic."""
-        return self._client._portal.call(lambda: self._cluster.topic(name))
+        return self._client.call(lambda client: cluster_of(client).topic(name))
 
     @property
     def checks(self) -> MessageValidation:
@@ -118,3 +114,7 @@ class Sender:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
+
+
+async def _cluster_of(client: AsyncClient) -> Cluster:
+    return cluster_of(client)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition, UnknownTopic
+from sandq.model.names import COMPACTED, TIMER
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.source.options import LATEST_VALUES, LOG, SourceOptions, Topics
 from sandq.spark.source.positions import Place
@@ -20,8 +21,6 @@ from sandq.sync import Client, connect
 CLIENT_NAME: Final = "sandq-spark"
 AT_ONCE: Final = 16
 """Partitions that are asked together."""
-TIMER: Final = "timer"
-COMPACTED: Final = "compacted"
 
 K = TypeVar("K")
 V = TypeVar("V")

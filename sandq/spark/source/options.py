@@ -1,6 +1,6 @@
 """The options of the source, as Spark hands them over: text by name, in any case. They follow Spark's Kafka connector.
 
-    sandq.bootstrap.servers   "host:port,host:port"; 127.0.0.1:7170
+    sandq.bootstrap.servers   "host:port,host:port"
     subscribe                 topics: "orders,payments"       \\
     subscribePattern          a regular expression             | one of these
     assign                    JSON {"orders": [0, 1]}         /
@@ -16,7 +16,7 @@
     view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
                               batches), "latest" (the present value of each key of a compacted topic; for batches)
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
-                              and for how long after they were last heard of; 1d. "none" as a name: no hold
+                              and for how long after they were last heard of. "none" as a name: no hold
 
 A partition that a JSON of offsets does not name begins at its earliest, and ends at its latest.
 """
@@ -29,11 +29,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sandq.client.options import DEFAULT_SERVER
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
+from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import instant_ms
 from sandq.spark.option_texts import (
     SERVERS,
@@ -167,21 +167,29 @@ class SourceOptions:
         _SOURCE.refuse(mistakes)
 
 
+DEFAULTS: Final = SourceOptions(Topics())
+
+
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """The options of a read. InvalidSetting names every mistake."""
-    texts = OptionTexts(options, _SOURCE)
+    texts, default = OptionTexts(options, _SOURCE), DEFAULTS
     found = SourceOptions(
         topics=_topics(texts),
-        servers=texts.one(SERVERS, servers, (DEFAULT_SERVER,)),
+        servers=texts.one(SERVERS, servers, default.servers),
         starting=_bound(texts, "starting", EARLIEST),
         ending=_bound(texts, "ending", LATEST),
-        max_offsets_per_trigger=texts.one("maxOffsetsPerTrigger", whole_number(OFFSETS_MAX), None),
-        min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), 1),
-        fail_on_data_loss=texts.one("failOnDataLoss", truth, True),
-        extra=Extra(texts.one("includeHeaders", truth, False), texts.one("includeRaw", truth, False)),
-        view=texts.one("view", one_of({view: view for view in VIEWS}), LOG),
-        hold_name=texts.one("holdName", lambda text: check_name("hold", text), None),
-        hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), HOLD_TTL_MS),
+        max_offsets_per_trigger=texts.one(
+            "maxOffsetsPerTrigger", whole_number(OFFSETS_MAX), default.max_offsets_per_trigger
+        ),
+        min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
+        fail_on_data_loss=texts.one("failOnDataLoss", truth, default.fail_on_data_loss),
+        extra=Extra(
+            texts.one("includeHeaders", truth, default.extra.headers),
+            texts.one("includeRaw", truth, default.extra.raw),
+        ),
+        view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
+        hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),
+        hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms),
         given=texts.names,
     )
     if _names_word(found.ending, EARLIEST):

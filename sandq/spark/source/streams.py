@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, SandqError
+from sandq.model.names import TIMER
 from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.source.brokers import TIMER, Brokers, Found, before, check_kinds, closed_end
+from sandq.spark.source.brokers import Brokers, Found, before, check_kinds, closed_end
 from sandq.spark.source.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
 from sandq.spark.source.planning import Range, Task, plan
 from sandq.spark.source.positions import Place, Positions, lost, steps

@@ -57,10 +57,10 @@ def texts_of_column(column: bytes) -> bytes:
     for start in range(0, len(column), _BYTES * _LANES):
         part = column[start : start + _BYTES * _LANES]
         count = len(part) // _BYTES
-        partition_senders = bytearray(CHARS * count)
+        lanes = bytearray(CHARS * count)
         for place in range(_BYTES):
-            partition_senders[CHARS - _BYTES + place :: CHARS] = part[place::_BYTES]
-        number = int.from_bytes(partition_senders, "big")
+            lanes[CHARS - _BYTES + place :: CHARS] = part[place::_BYTES]
+        number = int.from_bytes(lanes, "big")
         for step, mask in zip(_STEPS, _masks(), strict=True):
             upper = number & mask
             number ^= upper ^ upper << step * 3
@@ -89,11 +89,11 @@ def _masks() -> list[int]:
     """For each step: the bits that move, in every lane."""
     masks = []
     for step in _STEPS:
-        partition_sender = 0
+        lane = 0
         for group in range(CHARS):
             if group & step:
                 # Where the steps before have put it: what was moved is apart by 8 bits a group, the rest by 5.
                 moved = group & ~(2 * step - 1)
-                partition_sender |= 31 << moved * 8 + (group - moved) * 5
-        masks.append(sum(partition_sender << _BITS * number for number in range(_LANES)))
+                lane |= 31 << moved * 8 + (group - moved) * 5
+        masks.append(sum(lane << _BITS * number for number in range(_LANES)))
     return masks

@@ -98,7 +98,7 @@ def node_at_client_port(address: Address) -> Node | None:
     """Who speaks sandq's protocol there."""
     import anyio
 
-    from sandq.client.client import connect_with
+    from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.model.errors import SandqError
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.settings import TIMER, parse_settings
+from sandq.model.names import TIMER
+from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandq.model.batch import Column, encode
-from sandq.model.settings import COMPACTED
+from sandq.model.names import COMPACTED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.compacted import CompactedPartition

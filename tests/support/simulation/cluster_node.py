@@ -14,7 +14,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.metadata.state import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
 from sandq.model.limits import Limits
-from sandq.model.settings import TIMER
+from sandq.model.names import TIMER
 from sandq.partition import rows
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan

@@ -8,7 +8,8 @@ from typing import Any
 from sandq.broker.replication import raft_group as group_host
 from sandq.metadata.records import Topic
 from sandq.model.batch import Batch, Column
-from sandq.model.settings import COMPACTED, parse_settings
+from sandq.model.names import COMPACTED
+from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.compacted import CompactedPartition

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from sandq.errors import Conflict, UnknownTopic
 from sandq.model import offsets
+from sandq.model.names import TIMER
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.source.brokers import TIMER, Found
+from sandq.spark.source.brokers import Found
 from sandq.spark.source.options import Topics
 from sandq.spark.source.positions import Place
 

@@ -1,4 +1,4 @@
-"""docs/client.md: what it shows runs."""
+"""docs/client.md: what it shows runs, and the defaults that it tells are those of the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import textwrap
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from sandq.client.client import Client
+from sandq.client.consumer import subscription, worker
+from sandq.client.options import DEFAULTS
+from sandq.model.ports import DEFAULT_SERVER
+from sandq.model.times import duration_ms, format_duration
 from tests.support.client.fake_server import FakeServer
 from tests.support.paths import ROOT
 
@@ -32,3 +38,18 @@ def test_the_examples_run(with_client: Any) -> None:
 
     assert len(EXAMPLES) == 12
     with_client(body)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        f"async with sandq.connect() as client:                        # {DEFAULT_SERVER}\n",
+        f"({DEFAULTS.batch_messages:,} messages, {DEFAULTS.batch_bytes // 1024} KiB, or "
+        f"{DEFAULTS.linger_s * 1000:g} ms after the first)",
+        f'`connect(..., delivery_timeout="{format_duration(round(DEFAULTS.delivery_timeout_s * 1000))}")`',
+        f"At most `credit` messages ({subscription.CREDIT}) are held",
+        f"have `grace` ({duration_ms(worker.GRACE) / 1000:g} s) to end",
+    ],
+)
+def test_a_default_that_it_tells_is_right(told: str) -> None:
+    assert told in DOCUMENT

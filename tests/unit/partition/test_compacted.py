@@ -7,7 +7,8 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest
-from sandq.model.settings import COMPACTED, parse_settings
+from sandq.model.names import COMPACTED
+from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.kv import compaction

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from sandctl.main import main
 from sandq.client.json_format import at_once, read_message, settings_json
 from sandq.model.errors import InvalidRequest
-from sandq.model.settings import COMPACTED, parse_settings
+from sandq.model.names import COMPACTED
+from sandq.model.settings import parse_settings
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import FakeServer
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, connected_to

@@ -1,0 +1,144 @@
+"""docs/topics.md, docs/sandctl.md and the help of sandctl: each setting with the default and the range of its field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from click import Command, Context
+
+from sandctl.commands.groups import update as update_group
+from sandctl.commands.topics import create, update
+from sandctl.options.topic_settings import settings_of
+from sandq.client.json_format import settings_json
+from sandq.model.errors import InvalidSetting
+from sandq.model.names import COMPACTED, TIMER
+from sandq.model.schema import keys_of
+from sandq.model.settings import CLASSES, Backoff, parse_settings
+from sandq.model.times import duration_ms, format_duration
+from tests.support.paths import ROOT
+
+_ROW = r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$"
+_TABLES = re.split(r"^\| Setting \| sandctl .*$", (ROOT / "docs" / "topics.md").read_text(), flags=re.MULTILINE)[1:]
+Row = tuple[str, str, str]
+TOPICS: dict[str, dict[str, Row]] = {
+    kind: {key: (option, default, limits) for key, option, default, limits in re.findall(_ROW, table, re.MULTILINE)}
+    for kind, table in zip((TIMER, COMPACTED), _TABLES, strict=True)
+}
+ROWS = [(kind, key, *row) for kind, rows in TOPICS.items() for key, row in rows.items()]
+_OPTIONS = r"^\| (`--[^|]*?(?:\\\|[^|]*?)*) \| [^|]+ \| ([^|]+) \|$"
+
+
+def text(value: Any) -> str:
+    """As one writes it: in a document, and on a command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def defaults(kind: str) -> dict[str, str]:
+    """Setting -> default, the parts of the back-off as `backoff.kind`."""
+    found: dict[str, Any] = settings_json(parse_settings({}, kind).record(), kind)
+    backoff = found.pop("backoff")
+    return {key: text(value) for key, value in (*found.items(), *((f"backoff.{k}", v) for k, v in backoff.items()))}
+
+
+DEFAULTS = {**defaults(COMPACTED), **defaults(TIMER)}
+
+
+def is_allowed(kind: str, key: str, value: str) -> bool:
+    """Whether the field takes it; what then no longer fits to other keys is no matter of this one."""
+    section, _, part = key.partition(".")
+    if value.endswith("PiB"):  # people know the unit, and the field does not
+        value = f"{int(value.removesuffix('PiB')) * 2**20}GiB"
+    more = {} if section not in ("retain", "retain_bytes") else {"delete_on_ack": False}
+    try:
+        parse_settings({section: {part: value} if part else value, **more}, kind)
+    except InvalidSetting as error:
+        return not any(line.startswith(f"{key}:") and "longer than" not in line for line in error.details["mistakes"])
+    return True
+
+
+def test_every_setting_is_in_the_document_and_no_other() -> None:
+    parts = {f"backoff.{part}" for part in keys_of(Backoff)}
+    assert set(TOPICS[TIMER]) == {*keys_of(CLASSES[TIMER]), *parts} - {"backoff"}
+    own = {"ttl", *keys_of(CLASSES[COMPACTED])} - {"lease", "max_attempts", "backoff", "group_ttl"}
+    assert set(TOPICS[COMPACTED]) == own
+
+
+@pytest.mark.parametrize(("kind", "key", "option", "default", "limits"), ROWS)
+def test_the_row_of_a_setting_is_right(kind: str, key: str, option: str, default: str, limits: str) -> None:
+    assert default == defaults(kind)[key]
+    words = limits.split(", ")
+    for word in words:
+        low, _, high = word.partition(" to ")
+        assert is_allowed(kind, key, low) and is_allowed(kind, key, high or low), word
+        for end, step in ((low, -1), (high, 1)) if high else ():
+            beyond = _beyond(end, step)
+            assert beyond is None or not is_allowed(kind, key, beyond), beyond
+    assert is_allowed(kind, key, "none") is ("none" in words)
+    assert set(re.findall(r"`(--[a-z-]+)`", option)) <= set(_help_of(create)), option
+
+
+def _beyond(end: str, step: int) -> str | None:
+    """The next smaller or greater value, as text; None where there is none (a negative duration)."""
+    if re.fullmatch(r"\d+(ms|s|m|h|d)", end):
+        ms = duration_ms(end) + step
+        return format_duration(ms) if ms >= 0 else None
+    size = re.fullmatch(r"(\d+)(MiB|PiB)", end)
+    return str(int(size[1]) * {"M": 2**20, "P": 2**50}[size[2][0]] + step) if size else str(int(end) + step)
+
+
+def _help_of(command: Command) -> dict[str, str]:
+    """Option -> its help."""
+    found = {}
+    for option in command.get_params(Context(command)):
+        record = option.get_help_record(Context(command))
+        for name in (*option.opts, *option.secondary_opts):
+            found[name] = record[1] if record else ""
+    return found
+
+
+def _option_defaults(names: list[str], values: list[str]) -> dict[str, str]:
+    """Setting -> default, as options tell it: the text of the last is that of all that are left."""
+    values += values[-1:] * (len(names) - len(values))
+    found = {}
+    for name, value in zip(names, values, strict=True):
+        option = name.removeprefix("--").replace("-", "_")
+        if name == "--delete-on-ack":
+            found["delete_on_ack"] = {"delete-on-ack": "yes"}[value.removeprefix("--")]
+            continue
+        number = "1" if name == "--max-attempts" else value
+        (setting, inner), *_ = settings_of({option: number}).items()
+        key = f"backoff.{next(iter(inner))}" if setting == "backoff" else setting
+        found[key] = value
+    return found
+
+
+def test_the_help_of_sandctl_has_the_defaults() -> None:
+    told = {
+        name: match[1] for name, words in _help_of(create).items() if (match := re.search(r"\[default: (.*)\]$", words))
+    }
+    own = {name: value for name, value in told.items() if name not in ("--kind", "--partitions", "--replicas")}
+    own.pop("--retain", None)  # the other word of --delete-on-ack
+    assert _option_defaults(list(own), list(own.values())) == DEFAULTS
+    for command in (update, update_group):
+        assert not any("[default: " in words for words in _help_of(command).values()), "what is not named stays"
+
+
+def test_the_table_of_sandctl_has_the_defaults() -> None:
+    rows = re.findall(_OPTIONS, (ROOT / "docs" / "sandctl.md").read_text(), re.MULTILINE)
+    found: dict[str, str] = {}
+    for options, told in rows:
+        names = [name for name in re.findall(r"`(--[a-z-]+)", options) if name != "--retain"]
+        if set(names) <= set(_help_of(create)):
+            found |= _option_defaults(names, told.replace("`", "").split(", "))
+    assert found == DEFAULTS
+
+
+def test_a_default_or_a_range_that_is_wrong_is_found() -> None:
+    assert defaults(TIMER)["lease"] != "31s" and defaults(TIMER)["backoff.factor"] == "2"
+    assert not is_allowed(TIMER, "lease", "13h") and not is_allowed(TIMER, "backoff.cap", "8d")
+    assert is_allowed(TIMER, "retain_bytes", "1MiB") and not is_allowed(TIMER, "retain_bytes", "1KiB")
+    assert _option_defaults(["--backoff-cap", "--ttl"], ["10m", "none"]) == {"backoff.cap": "10m", "ttl": "none"}

@@ -1,0 +1,14 @@
+"""What sandctl says by itself, because loading the client takes long, is what the client says."""
+
+from __future__ import annotations
+
+from sandctl.options.common import DEFAULT_SERVERS
+from sandq.client.options import parse_server
+from sandq.model.config_schema import ListenSection
+from sandq.model.ports import DEFAULT_SERVER
+
+
+def test_the_server_is_where_a_node_listens() -> None:
+    assert DEFAULT_SERVERS == (DEFAULT_SERVER,)
+    client = ListenSection().client
+    assert parse_server(DEFAULT_SERVER) == (client.host, client.port)

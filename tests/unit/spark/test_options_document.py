@@ -1,0 +1,68 @@
+"""docs/spark.md: the options of the source and of the sink, each with the default that the code has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sandq.model.times import format_duration
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+from sandq.spark.sink import options as sink
+from sandq.spark.source import options as source
+from tests.support.paths import ROOT
+
+DOCUMENT = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+OF_READS, OF_WRITES = (
+    re.findall(r"^\| (`\w[^|]*`) \| ([^|]*) \|[^|]*\|$", table.partition("\n\n")[0], re.MULTILINE)
+    for table in re.split(r"^\| option \| default \| \|$", DOCUMENT, flags=re.MULTILINE)[1:3]
+)
+WORDS = {"ignore": IGNORE, "replace": REPLACE, "reject": REJECT}
+
+
+def told(rows: list[tuple[str, str]]) -> dict[str, str]:
+    """Option -> default, of those that have one."""
+    return {
+        name: default
+        for names, defaults in rows
+        for name, default in zip(
+            re.findall(r"`([\w.]+)`", names),
+            [*(part.strip("` ") for part in defaults.split(", ")), *[""] * 3],
+            strict=False,
+        )
+        if default and default != "drawn"
+    }
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_of_reads() -> None:
+    options = source.parse_options({"subscribe": "t"})
+    assert told(OF_READS) == {
+        "sandq.bootstrap.servers": ",".join(options.servers),
+        "startingOffsets": options.starting.word,
+        "endingOffsets": options.ending.word,
+        "view": options.view,
+        "includeHeaders": _word(options.extra.headers),
+        "includeRaw": _word(options.extra.raw),
+        "minPartitions": _word(options.min_partitions),
+        "failOnDataLoss": _word(options.fail_on_data_loss),
+        "holdTtl": format_duration(options.hold_ttl_ms),
+    }
+
+
+def test_of_writes() -> None:
+    options = sink.parse_sink_options({"topic": "t"})
+    assert told(OF_WRITES).items() == {
+        ("sandq.bootstrap.servers", ",".join(options.servers)),
+        *(("onConflict", word) for word, value in WORDS.items() if value == options.on_conflict),
+        ("onChangedRows", "again" if options.again else "error"),
+    }
+
+
+@pytest.mark.parametrize("name", [*sink.OPTIONS, *source.OPTIONS])
+def test_every_option_is_in_the_document(name: str) -> None:
+    assert f"`{name}`" in DOCUMENT
