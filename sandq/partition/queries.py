@@ -35,6 +35,8 @@ UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 Shown = dict[str, Any]
 """A message map (docs/protocol.md)."""
+_Place = tuple[Range, int | None]
+"""Where messages are read: in the log, or (with a group's id) in the rows that a group keeps for itself."""
 
 
 class PartitionQueries:
@@ -164,12 +166,12 @@ class PartitionQueries:
     ) -> tuple[list[Shown], bytes | None]:
         """Messages of the log in order, within a window of delivery times; and the offset to go on behind, if any."""
         if state in (LEASED, WAITING):
-            ranges, last = self._held(state, from_ms, until_ms, after)
+            places, last = self._held(state, from_ms, until_ms, after)
         else:
-            ranges, last = self._logged(state, from_ms, until_ms, after)
+            places, last = self._logged(state, from_ms, until_ms, after)
         shown: list[Shown] = []
         size = 0
-        for message in self._load(ranges, from_ms, until_ms):
+        for message in self._load(places, from_ms, until_ms):
             if len(shown) >= limit or size >= PAGE_BYTES:
                 return shown, cursor_before(message.offset)
             found_state = self._state(message.offset)
@@ -182,7 +184,7 @@ class PartitionQueries:
 
     def _logged(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None
-    ) -> tuple[list[Range], bytes | None]:
+    ) -> tuple[list[_Place], bytes | None]:
         """The next ranges of the log in the window, and where they end unless that is the end of it."""
         machine = self._machine
         cursors = [group.cursor for group in machine.groups.by_id.values()]
@@ -196,35 +198,28 @@ class PartitionQueries:
         start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
         reader = LogReader(start)
         ranges, _ = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES)
-        return ranges, reader.cursor if ranges else None
+        return [(one, None) for one in ranges], reader.cursor if ranges else None
 
-    def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[Range], bytes | None]:
-        """Ranges that some group has leased, or that wait; the window and the page are for the caller to cut."""
-        held: set[bytes] = set()
+    def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[_Place], bytes | None]:
+        """Messages that some group has leased, or that wait; the window and the page are for the caller to cut."""
+        held: dict[bytes, int | None] = {}
         for group in self._machine.groups.by_id.values():
-            found = [r for lease in group.leases.values() for r in lease.select(lease.live)]
+            found = [(lease.kept, lease.select(lease.live)) for lease in group.leases.values()]
             if state == WAITING:
-                found = [r for entry in group.waiting.values() for r in entry.ranges]
-            for base, length in found:
-                if from_ms <= offsets.deliver_ms(base) < until_ms:
-                    held.update(offsets.run(base, length))
+                found = [(entry.kept, entry.ranges) for entry in group.waiting.values()]
+            for kept, ranges in found:
+                for base, length in ranges:
+                    if from_ms <= offsets.deliver_ms(base) < until_ms:
+                        held.update(dict.fromkeys(offsets.run(base, length), group.group_id if kept else None))
         chosen = sorted(offset for offset in held if after is None or offset > after)
         page = chosen[:LOOKED_AT]
-        return [Range(offset, 1) for offset in page], page[-1] if len(chosen) > len(page) else None
+        return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
 
-    def _load(self, ranges: list[Range], from_ms: int, until_ms: int) -> Iterator[Message]:
+    def _load(self, places: list[_Place], from_ms: int, until_ms: int) -> Iterator[Message]:
         """One by one: a page ends when it is full, and what lies behind is not read."""
-        reader, view = self._machine.log.reader, self._view
-        for one in ranges:
-            if not from_ms <= offsets.deliver_ms(one.base) < until_ms:
-                continue
-            if one.base > self._machine.log.state.trimmed:
-                yield from reader.messages(view, [one])
-                continue
-            for group in self._machine.groups.by_id.values():
-                if view.get(rows.of_group(rows.KEPT, group.group_id, one.base)) is not None:
-                    yield from reader.messages(view, [one], group.group_id)
-                    break
+        for one, kept_of in places:
+            if from_ms <= offsets.deliver_ms(one.base) < until_ms:
+                yield from self._machine.log.reader.messages(self._view, [one], kept_of)
 
     def dead_page(
         self, group_name: str, reason: str | None, limit: int, after: bytes | None, values: bool
