@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.bootstrap.joining import WELCOME, Joining
+from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.cluster import Cluster
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.peers.handshake import Introduced
@@ -19,6 +19,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import Group
 from sandq.raft.group_commit import GroupCommit
 from tests.support.nodes.found import FoundNodes, found_nodes
@@ -178,7 +179,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
             await register(self, metadata)
 
     def noted(self: PeerLinks, node: str, kind: int, body: Any) -> bool:
-        if kind == WELCOME:
+        if kind == PeerFrame.WELCOME:
             told.append(node)
         return send(self, node, kind, body)
 

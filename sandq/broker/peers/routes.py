@@ -8,10 +8,24 @@ from typing import Any
 import structlog
 import trio
 
+from sandq.broker.peers.links import PeerLinks
+from sandq.protocol.peer import PeerFrame
+
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
 """(group, term, whether the sender leads it and may answer for it), as it is sent."""
+
+
+def tell_by(links: PeerLinks) -> Callable[[str | None, list[Route]], None]:
+    """Send routes over links, to one node or (None) to all."""
+
+    def tell(node: str | None, routes: list[Route]) -> None:
+        if routes:
+            for each in [node] if node is not None else list(links.up):
+                links.send(each, PeerFrame.ROUTES, routes)
+
+    return tell
 
 
 class Routes:

@@ -15,7 +15,7 @@ from sandq.broker.replication.replica import Replica
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.raft import Group, GroupCommit, Members, ProposalFailed, ReadDone
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
 
 Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
@@ -63,18 +63,19 @@ class RaftGroup:
     def __init__(
         self,
         number: int,
+        member: str,
+        journal: GroupJournal,
         replica: Replica,
         encode: Callable[[Sequence[Any]], bytes],
-        passes: GroupCommit,
+        group_commit: GroupCommit,
         backlog: Backlog,
         limits: Limits,
+        what: str,
     ) -> None:
+        """Run a group from now on. `what` it is a group of, for messages. Raises Corruption."""
         self.number = number
-        self.what = "the partition"
-        """What it is a group of, for messages."""
+        self.what = what
         self.replica = replica
-        self.group: Group
-        """Set right after construction: the group needs the host's `flush`."""
         self.status: Any = replica.status()
         self.on_status: Callable[[], None] = lambda: None
         self.on_ready: Callable[[bool], None] = lambda ready: None
@@ -93,7 +94,7 @@ class RaftGroup:
         self._stands: Unavailable | None = None
         """Nothing is applied any more."""
         self._encode = encode
-        self._group_commit = passes
+        self._group_commit = group_commit
         self._backlog = backlog
         self._limits = limits
         self._pending: deque[Request] = deque()
@@ -101,6 +102,9 @@ class RaftGroup:
         """By the id of the list: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
+        self.group: Group = group_commit.add(
+            number, member, journal, applied=replica.applied_index, before_tick=self.flush
+        )
 
     @property
     def ready(self) -> bool:
