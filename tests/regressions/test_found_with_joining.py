@@ -39,7 +39,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster]:
     run = Cluster.run
 
     async def noted(self: Cluster, *args: Any) -> None:
-        found[self.identity().node_id] = self
+        found[self._this_node.name] = self
         await run(self, *args)
 
     monkeypatch.setattr(Cluster, "run", noted)
@@ -129,7 +129,7 @@ async def test_the_log_of_another_cluster_is_not_taken(
         monkeypatch.setattr(Cluster, "_adopt", stuck)
         monkeypatch.setattr(GroupCommit, "_beat", counted)
         await nodes.start("node2")
-        await until_holds(lambda: "node1" in clusters["node2"].up and "node2" in clusters["node1"].up)
+        await until_holds(lambda: "node1" in clusters["node2"]._links.up and "node2" in clusters["node1"]._links.up)
         passes = nodes.running["node1"].broker.node_log.group_commit
         enough = beats[passes] + BEATS
         await until_holds(lambda: beats[passes] >= enough)  # whoever takes them has got its log with the first

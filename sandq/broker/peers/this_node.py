@@ -17,7 +17,7 @@ class ThisNode:
         self.is_named = is_named
         self._zone = zone
         self._weight = weight
-        self._addresses: Mapping[str, str] = {}
+        self._addresses: dict[str, str] = {}
 
     @property
     def name(self) -> str:
