@@ -17,7 +17,7 @@ import trio
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.stream import PeerStream
-from sandq.broker.signals import Wakeup
+from sandq.broker.signals import Signal
 from sandq.model.config_schema import Address
 from sandq.model.members import member_id
 from sandq.protocol.peer import PeerFrame
@@ -39,7 +39,7 @@ class Node:
         self._count = count
         files = RealFiles(directory)
         self._wal, _ = Wal.open(files, known_groups=lambda group: True)
-        self._wakeup = Wakeup()
+        self._wakeup = Signal()
         self._links = PeerLinks(
             cluster="benchmark",
             secret=None,

@@ -43,7 +43,7 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
-from sandq.broker.signals import Change, Wakeup
+from sandq.broker.signals import Signal
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -165,7 +165,7 @@ async def _running(
     )
     clocks = ClockKeeper(clock, links.send)
     stats = NodeStats()
-    wakeup = Wakeup()
+    wakeup = Signal()
     token = trio.lowlevel.current_trio_token()
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / "stores.level", create=first_start)
@@ -179,7 +179,13 @@ async def _running(
             limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
-            hooks=Hooks(wakeup.set, links.room, clocks.leads, stats.fsync.observe, stats.applied),
+            hooks=Hooks(
+                wake=wakeup.set,
+                room=links.room,
+                on_leads=clocks.leads,
+                on_sync=stats.fsync.observe,
+                on_applied=stats.applied,
+            ),
         )
         if first_start:
             # From here on a file that is missing was lost; and nobody has heard of this node before it knows its name.
@@ -210,7 +216,7 @@ async def _running(
                     timers,
                     config.limits,
                     stats,
-                    lambda: links.reachable,
+                    links.reachable,
                     routes,
                     catalog,
                     Reconciler(
@@ -226,9 +232,7 @@ async def _running(
                         stats,
                         nursery,
                     ),
-                    Administration(
-                        node_log, catalog, progress, routes, config.limits, lambda: links.reachable, nursery
-                    ),
+                    Administration(node_log, catalog, progress, routes, config.limits, links.reachable, nursery),
                     nursery,
                 )
                 parts = _Parts(
@@ -375,7 +379,7 @@ class _Member:
 def _member(parts: _Parts, discovery: Discovery) -> _Member:
     config, broker, links, this_node = parts.config, parts.broker, parts.links, parts.this_node
     node_log, runner, catalog, routes = parts.node_log, parts.runner, parts.broker.catalog, parts.broker.routes
-    changed = Change()
+    changed = Signal()
     directory = PeerDirectory(
         config.cluster.name,
         this_node,

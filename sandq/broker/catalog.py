@@ -154,7 +154,7 @@ class Catalog:
     def opened(self, name: str, delivery: PartitionLeader) -> None:
         """A replica runs here from now on."""
         self.by_group[delivery.host.number] = delivery
-        delivery.host.on_ready = partial(self._on_ready, name, delivery)
+        delivery.host.listen(on_ready=partial(self._on_ready, name, delivery))
         delivery.host.look()
 
     def closed(self, delivery: PartitionLeader) -> None:

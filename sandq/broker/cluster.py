@@ -24,7 +24,7 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.metadata import commands as m
 from sandq.model.errors import Conflict, SandqError, TimedOut
 from sandq.storage import identity
@@ -39,7 +39,7 @@ INIT_S = 5.0
 
 class Cluster:
     """`way`: how the cluster begins. `on_joined` is called when this node belongs to a cluster that it did not belong
-    to. `changed`: notified of whatever may matter here."""
+    to. `changed`: set by whatever may matter here."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Cluster:
         bootstrap: Bootstrap,
         controller: ClusterController,
         reports: Reports,
-        changed: Change,
+        changed: Signal,
         on_joined: Callable[[], Awaitable[None]],
     ) -> None:
         self._way = way

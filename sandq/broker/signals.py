@@ -1,38 +1,29 @@
-"""Wake tasks of the loop: one that has work to do, or all that wait for a change."""
+"""Wake tasks of the loop that wait for something to happen."""
 
 from __future__ import annotations
 
 import trio
 
 
-class Wakeup:
-    """For one task that sleeps while there is nothing to do. It looks for work, finds none and waits, without an await
-    in between; a `set` before that costs next to nothing."""
+class Signal:
+    """Wakes every task that waits at that moment; a `set` that finds nobody waiting is forgotten.
+
+    So the waiting task looks at what it waits for, finds nothing and waits, without an await in between.
+    """
+
+    __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._event: trio.Event | None = None
 
     def set(self) -> None:
-        """Wake the task that waits, if it does."""
-        self._event.set()
+        """Wake whoever waits."""
+        event, self._event = self._event, None
+        if event is not None:
+            event.set()
 
     async def wait(self) -> None:
         """Wait until the next `set`."""
-        self._event = trio.Event()
-        await self._event.wait()
-
-
-class Change:
-    """For any number of tasks that look at something, and wait until it may be different."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def notify(self) -> None:
-        """Wake every task that waits at this moment."""
-        self._event.set()
-        self._event = trio.Event()
-
-    async def wait(self) -> None:
-        """Wait until the next `notify`."""
+        if self._event is None:
+            self._event = trio.Event()
         await self._event.wait()

@@ -78,9 +78,8 @@ class Wal:
         """Recover the log in `directory` (made when missing) and go on behind it.
 
         Groups for which `known_groups` is false are dropped. `on_sync` is told how long each sync of a pass took.
-        Raises `Corruption` naming segment and byte
-        offset; with `create=False` (a directory that has been in use) also when there is no log, or none
-        that was ever begun.
+        Raises `Corruption` naming segment and byte offset; with `create=False` (a directory that has been in use) also
+        when there is no log, or none that was ever begun.
         """
         if create:
             files.make_dir(directory)

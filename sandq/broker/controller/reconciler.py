@@ -69,7 +69,7 @@ class Reconciler:
 
     async def start(self, metadata: RaftGroup) -> None:
         """Do what metadata says, now and whenever it changes."""
-        metadata.on_status = lambda: self._changed.set()
+        metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
         alone = [d.host for d in self._catalog.by_group.values() if d.host.group.is_only_voter]
         await self._catalog.until_ready(alone)

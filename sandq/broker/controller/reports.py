@@ -6,14 +6,14 @@ from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.rebalancer import Report
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 
 class Reports:
-    """What is told may get lost, and is told again. `changed` is notified when this node itself is the one to act."""
+    """What is told may get lost, and is told again. `changed` is set when this node itself is the one to act."""
 
-    def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Change) -> None:
+    def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Signal) -> None:
         self._node_log = node_log
         self._links = links
         self._controller = controller
@@ -24,7 +24,7 @@ class Reports:
         leader = self._node_log.metadata.leader
         if leader == self._node_log.node_id:
             self._controller.settled(reports)
-            self._changed.notify()
+            self._changed.set()
         elif leader is not None:
             self._links.send(leader, PeerFrame.SETTLED, reports)
 

@@ -19,7 +19,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.gossip import tags
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
@@ -32,7 +32,7 @@ _LIVE = (State.ALIVE, State.SUSPECT)
 
 
 class PeerDirectory:
-    """`cluster`: its name. `changed` is notified when members come or go."""
+    """`cluster`: its name. `changed` is set when members come or go."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PeerDirectory:
         node_log: NodeLog,
         runner: Runner,
         catalog: Catalog,
-        changed: Change,
+        changed: Signal,
     ) -> None:
         self._cluster = cluster
         self._this_node = this_node
@@ -60,7 +60,7 @@ class PeerDirectory:
         """Be linked with all nodes of the cluster, as they come and go, until cancelled."""
         async for _ in self._membership.changes():
             self.look()
-            self._changed.notify()
+            self._changed.set()
 
     def seen(self) -> list[Mapping[str, str]]:
         """The tags of other live members that are nodes of a cluster of this name."""

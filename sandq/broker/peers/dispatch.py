@@ -23,7 +23,7 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.peers.stream import PeerStream
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.cluster")
@@ -36,8 +36,8 @@ Handler = Callable[[str, int, Any], bool]
 
 class PeerDispatch:
     """The `Receiver` of a node's links. `outside`: takes what nodes say that are not in the cluster, or not yet.
-    `on_stream(node, stream)`: takes a snapshot that comes. `changed` is notified of what may matter to who sees to the
-    cluster."""
+    `on_stream(node, stream)`: takes a snapshot that comes. `changed` is set by whatever may matter to
+    `Cluster.run`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PeerDispatch:
         controller: ClusterController,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
-        changed: Change,
+        changed: Signal,
     ) -> None:
         self._node_log = node_log
         self._links = links
@@ -74,7 +74,7 @@ class PeerDispatch:
             self._clocks.up(node)
             self._routes.up(node)
             self._progress.tell(node)
-        self._changed.notify()
+        self._changed.set()
 
     def down(self, node: str) -> None:
         """There is no link with a node any more."""
@@ -82,7 +82,7 @@ class PeerDispatch:
         self._clocks.down(node)
         self._routes.down(node)
         self._progress.down(node)
-        self._changed.notify()
+        self._changed.set()
 
     def takes_more(self) -> bool:
         """Whether frames may be read."""
@@ -95,7 +95,7 @@ class PeerDispatch:
     def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         """A node sent this."""
         if self._outside(node, kind, body):
-            self._changed.notify()
+            self._changed.set()
         elif not self._this_node.is_ours(self._links.up[node]):
             log.debug("a frame of a node that is in no cluster, or in another one, is dropped", peer=node, kind=kind)
         elif not self._heard(node, kind, body, size) and not self._clocks.on_frame(node, kind, body):
@@ -110,14 +110,14 @@ class PeerDispatch:
             self._routes.heard(node, body)
         elif kind == PeerFrame.FOLLOWED and type(body) is int:
             self._progress.heard(node, body)
-            self._changed.notify()
+            self._changed.set()
         elif kind == PeerFrame.ASKED and type(body) is int:
             self._barrier.asked(node, body)
         elif kind == PeerFrame.TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
             self._barrier.told(*body)
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
-            self._changed.notify()
+            self._changed.set()
         elif kind == PeerFrame.STORAGE_FAILED and body is None:
             self._controller.storage_failed(node)
         else:

@@ -115,7 +115,6 @@ class PeerLinks:
         """Node id -> the peer, of all links."""
         return MappingProxyType(self._up)
 
-    @property
     def reachable(self) -> set[str]:
         """The nodes that can be reached, this one included."""
         return {self._terms.identity().node_id, *self._up}

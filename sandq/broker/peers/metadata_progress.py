@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 
@@ -18,12 +18,12 @@ class MetadataProgress:
         """The same, of other nodes, as they said."""
         self._links = links
         self._this_node = this_node
-        self._changed = Change()
+        self._changed = Signal()
 
     def advance(self, index: int) -> None:
         """Note that this node has done what metadata said at an index, and tell the others."""
         self.index = index
-        self._changed.notify()
+        self._changed.set()
         for node in self._links.up:
             self.tell(node)
 
@@ -34,12 +34,12 @@ class MetadataProgress:
     def heard(self, node: str, index: int) -> None:
         """Note what a node says of itself."""
         self.others[node] = index
-        self._changed.notify()
+        self._changed.set()
 
     def down(self, node: str) -> None:
         """Forget what a node said: it is linked no more."""
         self.others.pop(node, None)
-        self._changed.notify()
+        self._changed.set()
 
     async def until(self, index: int) -> None:
         """Wait until this node has done what metadata said at an index."""

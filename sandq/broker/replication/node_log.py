@@ -316,7 +316,7 @@ class NodeLog:
         for number in published.statuses:
             if number in self.hosts:
                 self.hosts[number].look()
-                self.hosts[number].on_status()
+                self.hosts[number].notify_status()
         for number, index, results in published.results:
             if number in self.hosts:
                 self.hosts[number].applied(index, results)

@@ -13,7 +13,7 @@ import trio
 from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import Worker
-from sandq.broker.signals import Wakeup
+from sandq.broker.signals import Signal
 from sandq.model.errors import StorageFailed
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Runner:
     def __init__(
         self,
         node_log: NodeLog,
-        wakeup: Wakeup,
+        wakeup: Signal,
         send: Callable[[str, list[Any]], None],
         *,
         checkpoint_bytes: int,
@@ -46,7 +46,7 @@ class Runner:
         self._on_pass = on_pass
         self._checkpoint_bytes = checkpoint_bytes
         self._checkpoint_interval_s = checkpoint_interval_s
-        self._ticked = trio.Event()
+        self._ticked = Signal()
         self._crash: BaseException | None = None
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
@@ -106,7 +106,6 @@ class Runner:
             call()
         records, ready = node_log.tick()
         self._ticked.set()
-        self._ticked = trio.Event()
         self._submit(ready)
         if records:
             try:

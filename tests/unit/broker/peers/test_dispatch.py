@@ -11,7 +11,7 @@ from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.signals import Change
+from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.identity import Identity
 
@@ -58,7 +58,7 @@ class Bed:
             controller=controller,
             outside=self.outside,
             on_stream=self.note("stream"),
-            changed=Change(),
+            changed=Signal(),
         )
 
     def note(self, what: str) -> Any:
