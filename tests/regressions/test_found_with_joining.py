@@ -93,7 +93,7 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
         await until_holds(lambda: node3_in("node1") or node3_in("node2"))
         (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
         await until_holds(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
-        await until_holds(lambda: "node3" not in clusters[other].up and other not in clusters["node3"].up)
+        await until_holds(lambda: "node3" not in clusters[other]._links.up and other not in clusters["node3"]._links.up)
         await until_looked(looks, other)
         assert not node3_in(other)
         views = {name: nodes.running[name].broker.metadata for name in nodes.running}
@@ -115,7 +115,7 @@ async def test_the_log_of_another_cluster_is_not_taken(
         beats[self] += 1
 
     async def stuck(self: Cluster, uuid: str) -> None:
-        if self.identity().node_id == "node2":
+        if self._this_node.name == "node2":
             await trio.sleep_forever()
         await adopt(self, uuid)
 
@@ -141,10 +141,10 @@ async def test_the_log_of_another_cluster_is_not_taken(
 async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
     """It was given to another one in silence."""
     async with found_nodes(tmp_path, "node1"):
-        own = clusters["node1"].identity().cluster_uuid
+        own = clusters["node1"]._this_node.cluster_uuid
         with pytest.raises(StartupError, match="belongs to cluster"):
             await clusters["node1"]._adopt("another")
-        assert clusters["node1"].identity().cluster_uuid == own
+        assert clusters["node1"]._this_node.cluster_uuid == own
 
 
 @pytest.mark.parametrize("changed", ["node1", "node2"])
