@@ -27,7 +27,7 @@ class PeerFrame(IntEnum):
     WELCOME = 7
     """[cluster UUID, voters, learners, index]: members of the metadata group, and what it has applied."""
     FOUND = 8
-    """"asks" | "agrees" | "refuses": whether the sender may found the cluster."""
+    """Whether the sender may found the cluster: "asks"; the answer is "agrees" | "refuses"."""
     SETTLED = 9
     """[[group, epoch, whole], ...]: see `metadata.commands.Settle`. To metadata's leader."""
     CLOCK_ASKED = 10

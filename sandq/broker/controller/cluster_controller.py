@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
-FAULTY_S: Final = 3.0
+STORAGE_FAILED_S: Final = 3.0
 """A node that has said so lately cannot write: it counts as one that is not there."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
@@ -115,7 +115,7 @@ class ClusterController:
         self._looked_s = now_s
         there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
         self._storage_failed = {
-            node: told_s for node, told_s in self._storage_failed.items() if now_s - told_s < FAULTY_S
+            node: told_s for node, told_s in self._storage_failed.items() if now_s - told_s < STORAGE_FAILED_S
         }
         self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
