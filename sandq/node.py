@@ -209,6 +209,22 @@ async def _running(
                 rate = config.storage.snapshot_rate
                 snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
+                reconciler = Reconciler(
+                    catalog,
+                    progress,
+                    snapshots,
+                    sweeper,
+                    node_log,
+                    runner,
+                    clock,
+                    timers,
+                    config.delivery.lease_ahead_ms,
+                    stats,
+                    nursery,
+                )
+                administration = Administration(
+                    node_log, catalog, progress, routes, config.limits, links.reachable, nursery
+                )
                 broker = Broker(
                     node_log,
                     runner,
@@ -219,20 +235,8 @@ async def _running(
                     links.reachable,
                     routes,
                     catalog,
-                    Reconciler(
-                        catalog,
-                        progress,
-                        snapshots,
-                        sweeper,
-                        node_log,
-                        runner,
-                        clock,
-                        timers,
-                        config.delivery.lease_ahead_ms,
-                        stats,
-                        nursery,
-                    ),
-                    Administration(node_log, catalog, progress, routes, config.limits, links.reachable, nursery),
+                    reconciler,
+                    administration,
                     nursery,
                 )
                 parts = _Parts(
