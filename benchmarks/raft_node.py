@@ -9,21 +9,24 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
 
-from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.stream import PeerStream
+from sandq.broker.signals import Signal
 from sandq.model.config_schema import Address
 from sandq.model.members import member_id
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import Group, GroupCommit, GroupJournal, Members
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.wal import Wal
 
-GROUP, RAFT = 1, 1
+GROUP = 1
 WINDOW = 4000
 """Entries on the way."""
 COMMAND = bytes(100)
@@ -36,21 +39,15 @@ class Node:
         self._count = count
         files = RealFiles(directory)
         self._wal, _ = Wal.open(files, known_groups=lambda group: True)
-        self._group_commit = GroupCommit()
-        self._wake = trio.Event()
-        self._group_commit.wake = lambda: self._wake.set()
+        self._wakeup = Signal()
         self._links = PeerLinks(
             cluster="benchmark",
             secret=None,
             identity=lambda: PeerIdentity(self._name, f"store of {self._name}", None, {}),
             peers={other: Address("127.0.0.1", ports[other]) for other in others},
             known=KnownPeers.open(files),
-            on_up=lambda peer: self._group_commit.connected(peer.identity.node_id),
-            on_down=self._group_commit.disconnected,
-            on_frame=lambda node, kind, body, size: self._group_commit.receive(node, body, size),
-            on_stream=_no_stream,
         )
-        self._group_commit.room = self._links.room
+        self._group_commit = GroupCommit(wake=self._wakeup.set, room=self._links.room)
         members = Members(tuple(member_id(name, 1) for name in sorted(ports)))
         journal = GroupJournal.create(self._group_commit.records, GROUP, members)
         own = member_id(self._name, 1)
@@ -79,13 +76,12 @@ class Node:
     async def run(self) -> None:
         listeners = await trio.open_tcp_listeners(self._port, host="127.0.0.1")
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._links.run, listeners)
+            await nursery.start(self._links.run, listeners, self)
             while True:
                 self._group_commit.on_time()
                 if not self._group_commit.has_work:
-                    self._wake = trio.Event()
                     with trio.move_on_after(self._group_commit.pause_s()):
-                        await self._wake.wait()
+                        await self._wakeup.wait()
                     continue
                 await self._pass()
 
@@ -97,11 +93,24 @@ class Node:
             await trio.lowlevel.checkpoint()
         self._group_commit.synced()
         for node, messages in self._group_commit.take_outgoing().items():
-            self._links.send(node, RAFT, messages)
+            self._links.send(node, PeerFrame.RAFT, messages)
 
+    # -- what the links call --------------------------------------------------------------------------------------
 
-async def _no_stream(node: str, stream: PeerStream) -> None:
-    pass
+    def up(self, peer: Peer) -> None:
+        self._group_commit.connected(peer.identity.node_id)
+
+    def down(self, node: str) -> None:
+        self._group_commit.disconnected(node)
+
+    def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
+        self._group_commit.receive(node, body, size)
+
+    async def on_stream(self, node: str, stream: PeerStream) -> None:
+        pass
+
+    def takes_more(self) -> bool:
+        return True
 
 
 def main(directory: str, count: str, *named_ports: str) -> None:

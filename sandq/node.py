@@ -12,19 +12,38 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
 import trio
 
 import sandq
-from sandq.broker.bootstrap.bootstrap import way_of
+from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
+from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
+from sandq.broker.catalog import Catalog
+from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.cluster import Cluster
+from sandq.broker.controller.administration import Administration
+from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.controller.metadata_barrier import MetadataBarrier
+from sandq.broker.controller.rebalancer import Rebalancer
+from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.controller.reports import Reports
+from sandq.broker.peers.directory import PeerDirectory
+from sandq.broker.peers.dispatch import PeerDispatch
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_progress import MetadataProgress
+from sandq.broker.peers.raft_frames import send_messages
+from sandq.broker.peers.routes import Routes, tell_by
 from sandq.broker.peers.secret import read_secret
-from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.peers.this_node import ThisNode
+from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.store_compaction import StoreSweeper
+from sandq.broker.signals import Signal
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -42,6 +61,7 @@ from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.tcp import ClientServer, listen
 from sandq.storage import identity
 from sandq.storage.files import Files, RealFiles
+from sandq.storage.known_peers import KnownPeers
 from sandq.storage.stores import LevelStores, Stores
 
 log = structlog.get_logger("sandq.node")
@@ -92,6 +112,27 @@ async def run_node(
         lock.close()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a node is made of, whether it takes part in a cluster yet or not."""
+
+    config: NodeConfig
+    data_dir: Path
+    files: Files
+    secret: bytes | None
+    this_node: ThisNode
+    known: KnownPeers
+    links: PeerLinks
+    clocks: ClockKeeper
+    node_log: NodeLog
+    runner: Runner
+    progress: MetadataProgress
+    barrier: MetadataBarrier
+    sweeper: StoreSweeper
+    snapshots: Snapshots
+    broker: Broker
+
+
 @contextlib.asynccontextmanager
 async def _running(
     config: NodeConfig,
@@ -103,19 +144,29 @@ async def _running(
     gate: Gate | None,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
+    way = way_of(config)
     if first_start:
         # A cluster of several nodes gets its UUID when it is formed.
-        cluster_uuid = identity.new_uuid() if way_of(config) == "alone" else None
+        cluster_uuid = identity.new_uuid() if way == "alone" else None
         own = identity.Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)
+    secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
-    runner = Runner(
-        checkpoint_bytes=config.storage.checkpoint_bytes,
-        checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
-    )
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
-    limits = config.limits
+    this_node = ThisNode(own, config.node.zone, config.node.weight, is_named=way == "named")
+    known = KnownPeers.open(files)
+    links = PeerLinks(
+        cluster=config.cluster.name,
+        secret=secret,
+        identity=this_node.identity,
+        peers={peer.id: peer.peer for peer in config.cluster.peers},
+        known=known,
+    )
+    clocks = ClockKeeper(clock, links.send)
+    stats = NodeStats()
+    wakeup = Signal()
+    token = trio.lowlevel.current_trio_token()
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / "stores.level", create=first_start)
     try:
@@ -124,27 +175,90 @@ async def _running(
             stores,
             node_id=own.node,
             now_ms=clock.now_ms,
-            publish=runner.publish,
-            limits=limits,
+            publish=lambda published: token.run_sync_soon(node_log.published, published),
+            limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
+            hooks=Hooks(
+                wake=wakeup.set,
+                room=links.room,
+                on_leads=clocks.leads,
+                on_sync=stats.fsync.observe,
+                on_applied=stats.applied,
+            ),
         )
         if first_start:
             # From here on a file that is missing was lost; and nobody has heard of this node before it knows its name.
             identity.save(files, own)
-        runner.start(node_log)
-        timers = timers_of(clock)
-        stats = NodeStats()
-        node_log.wal.on_sync = stats.fsync.observe
-        node_log.applier.on_applied = stats.applied
-        runner.on_pass = stats.pass_records.observe
-        broker = Broker(node_log, runner, clock, timers, config, stats)
+        runner = Runner(
+            node_log,
+            wakeup,
+            partial(send_messages, links.send),
+            checkpoint_bytes=config.storage.checkpoint_bytes,
+            checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
+            on_pass=stats.pass_records.observe,
+        )
         clean = False
         try:
             async with trio.open_nursery() as nursery:
+                timers = timers_of(clock)
+                routes = Routes(own.node, tell_by(links))
+                progress = MetadataProgress(links, this_node)
+                barrier = MetadataBarrier(node_log, links.send)
+                sweeper = StoreSweeper(node_log, runner, nursery)
+                rate = config.storage.snapshot_rate
+                snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
+                catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
+                reconciler = Reconciler(
+                    catalog,
+                    progress,
+                    snapshots,
+                    sweeper,
+                    node_log,
+                    runner,
+                    clock,
+                    timers,
+                    config.delivery.lease_ahead_ms,
+                    stats,
+                    nursery,
+                )
+                administration = Administration(
+                    node_log, catalog, progress, routes, config.limits, links.reachable, nursery
+                )
+                broker = Broker(
+                    node_log,
+                    runner,
+                    clock,
+                    timers,
+                    config.limits,
+                    stats,
+                    links.reachable,
+                    routes,
+                    catalog,
+                    reconciler,
+                    administration,
+                    nursery,
+                )
+                parts = _Parts(
+                    config,
+                    data_dir,
+                    files,
+                    secret,
+                    this_node,
+                    known,
+                    links,
+                    clocks,
+                    node_log,
+                    runner,
+                    progress,
+                    barrier,
+                    sweeper,
+                    snapshots,
+                    broker,
+                )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
-                async with _serving(config, data_dir, own, broker, runner, files, nursery, gate) as serving:
+                async with _serving(parts, gate) as serving:
                     yield serving
                 await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)
                 clean = True
@@ -168,17 +282,8 @@ def _close_log(node_log: NodeLog, clean: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    config: NodeConfig,
-    data_dir: Path,
-    own: identity.Identity,
-    broker: Broker,
-    runner: Runner,
-    files: Files,
-    nursery: trio.Nursery,
-    gate: Gate | None,
-) -> AsyncIterator[Serving]:
-    limits = broker.limits
+async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
+    config, broker, this_node = parts.config, parts.broker, parts.this_node
     async with _listening(config) as (listeners, web, between), trio.open_nursery() as serving:
         host, port = listeners[0].socket.getsockname()[:2]
         advertised = config.node.advertise_host or host
@@ -189,31 +294,32 @@ async def _serving(
         if between:
             peer_address = Address(*between[0].socket.getsockname()[:2])
             addresses["peer"] = str(Address(config.node.advertise_host or peer_address.host, peer_address.port))
-        secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
-        cluster = _cluster(config, own, addresses, secret, files, runner, broker)
-        discovery = _discovery(config, cluster, addresses, secret, files, broker)
+        this_node.advertise(addresses)
+        discovery = _discovery(parts, addresses)
+        member = _member(parts, discovery)
+        cluster = member.cluster
         if between:
-            await serving.start(cluster.links.run, between)
-            serving.start_soon(cluster.snapshots.run)
-        serving.start_soon(cluster.clock_keeper.run)
+            await serving.start(parts.links.run, between, member.dispatch)
+            serving.start_soon(parts.snapshots.run)
+        serving.start_soon(parts.clocks.run, parts.node_log.hosts.values)
         await serving.start(discovery.run)
-        serving.start_soon(cluster.follow, discovery.membership)
+        serving.start_soon(member.directory.follow)
         waits = cluster.waits
         if not waits:
-            await _take_part(cluster, broker, nursery, serving)
+            await _take_part(member, broker, serving)
         info = ServerInfo(
             sandq.__version__,
-            own.node,
+            this_node.name,
             config.cluster.name,
-            own.store_uuid,
+            this_node.own.store_uuid,
             advertised,
             port,
-            dataclasses.asdict(limits),
+            dataclasses.asdict(broker.limits),
             broker,
-            lambda: cluster.up,
+            broker.up,
             discovery.membership.members,
             cluster.waiting,
-            lambda: cluster.identity().cluster_uuid,
+            lambda: this_node.cluster_uuid,
             cluster.init,
         )
 
@@ -221,93 +327,136 @@ async def _serving(
             return ClientSession(broker, connection, info)
 
         clients = ClientStats()
-        about = About(sandq.__version__, own.node, config.cluster.name, data_dir)
+        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
         metrics = Metrics(broker, clients, about, discovery.seen)
-        serving.start_soon(ClientServer(session, limits, str(web_address or ""), clients, gate).serve, listeners)
+        serving.start_soon(ClientServer(session, broker.limits, str(web_address or ""), clients, gate).serve, listeners)
         serving.start_soon(metrics.run)
         node = NodeState(broker, metrics.render, cluster.waiting)
         async with _serving_http(config, broker, metrics, node, web, Address(host, port)):
             if waits:
-                await _take_part(cluster, broker, nursery, serving)
-            serving.start_soon(broker.reconciler.sweep)
-            yield Serving(host, port, web_address, data_dir, broker, metrics)
-            await cluster.hand_over()
+                await _take_part(member, broker, serving)
+            serving.start_soon(parts.sweeper.sweep)
+            yield Serving(host, port, web_address, parts.data_dir, broker, metrics)
+            await cluster.hand_over(parts.clocks)
             await discovery.leave()
         serving.cancel_scope.cancel()
 
 
-def _cluster(
-    config: NodeConfig,
-    own: identity.Identity,
-    addresses: dict[str, str],
-    secret: bytes | None,
-    files: Files,
-    runner: Runner,
-    broker: Broker,
-) -> Cluster:
-    section = config.cluster
-    return Cluster(
-        name=section.name,
-        secret=secret,
-        own=own,
-        addresses=addresses,
-        zone=config.node.zone,
-        weight=config.node.weight,
-        way=way_of(config),
-        reassign_after_ms=section.reassign_after_ms,
-        peers={peer.id: peer.peer for peer in section.peers},
-        files=files,
-        node_log=broker.node_log,
-        runner=runner,
-        broker=broker,
-        snapshots=Snapshots(broker.node_log, runner, config.storage.snapshot_rate),
-    )
+def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:
+    config, this_node = parts.config, parts.this_node
+    is_meeting = way_of(config) == "meets"
 
-
-def _discovery(
-    config: NodeConfig,
-    cluster: Cluster,
-    addresses: dict[str, str],
-    secret: bytes | None,
-    files: Files,
-    broker: Broker,
-) -> Discovery:
     def tags() -> dict[str, str]:
-        identity = cluster.identity()
         return node_tags(
-            node=identity.node_id,
+            node=this_node.name,
             cluster=config.cluster.name,
-            cluster_uuid=identity.cluster_uuid,
-            store_uuid=identity.store_uuid,
+            cluster_uuid=this_node.cluster_uuid,
+            store_uuid=this_node.own.store_uuid,
             zone=config.node.zone,
             version=sandq.__version__,
             addresses=addresses,
-            founder=cluster.is_founder,
+            # It is to found the cluster, unless it finds one, and has not yet.
+            founder=is_meeting and this_node.cluster_uuid is None,
         )
 
-    discovery = Discovery(
+    return Discovery(
         config,
-        secret=secret,
+        secret=parts.secret,
         tags=tags,
-        judge=judge_of(config.cluster.name, lambda: cluster.identity().cluster_uuid),
-        files=files,
-        now_ms=broker.clock.now_ms,
-        on_round_trip=broker.stats.round_trips.observe,
+        judge=judge_of(config.cluster.name, lambda: this_node.cluster_uuid),
+        files=parts.files,
+        now_ms=parts.broker.clock.now_ms,
+        on_round_trip=parts.broker.stats.round_trips.observe,
     )
-    cluster.on_joined = discovery.refresh_tags
-    return discovery
 
 
-async def _take_part(cluster: Cluster, broker: Broker, nursery: trio.Nursery, serving: trio.Nursery) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Member:
+    """What makes a node one of its cluster."""
+
+    directory: PeerDirectory
+    dispatch: PeerDispatch
+    rebalancer: Rebalancer
+    cluster: Cluster
+
+
+def _member(parts: _Parts, discovery: Discovery) -> _Member:
+    config, broker, links, this_node = parts.config, parts.broker, parts.links, parts.this_node
+    node_log, runner, catalog, routes = parts.node_log, parts.runner, parts.broker.catalog, parts.broker.routes
+    changed = Signal()
+    directory = PeerDirectory(
+        config.cluster.name,
+        this_node,
+        links,
+        parts.known,
+        discovery.membership,
+        node_log,
+        runner,
+        catalog,
+        changed,
+    )
+    joining = Joining(this_node.name, links)
+    controller = ClusterController(
+        joining,
+        directory.linked,
+        directory.alive,
+        lambda group: routes.leader(group) is not None,
+        parts.clocks.may_lead,
+        broker.clock.now_ms,
+        config.cluster.reassign_after_ms,
+    )
+    reports = Reports(node_log, links, controller, changed)
+    way = way_of(config)
+    bootstrap = Bootstrap(
+        way,
+        this_node.name,
+        [peer.id for peer in config.cluster.peers],
+        lambda: this_node.cluster_uuid,
+        joining,
+        links.send,
+        lambda: links.up,
+        lambda: parts.progress.others,
+        directory.seen,
+    )
+    dispatch = PeerDispatch(
+        node_log=node_log,
+        links=links,
+        this_node=this_node,
+        routes=routes,
+        progress=parts.progress,
+        barrier=parts.barrier,
+        clocks=parts.clocks,
+        controller=controller,
+        outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
+        on_stream=parts.snapshots.receive,
+        changed=changed,
+    )
+    cluster = Cluster(
+        way=way,
+        this_node=this_node,
+        files=parts.files,
+        links=links,
+        node_log=node_log,
+        runner=runner,
+        directory=directory,
+        bootstrap=bootstrap,
+        controller=controller,
+        reports=reports,
+        changed=changed,
+        on_joined=discovery.refresh_tags,
+    )
+    rebalancer = Rebalancer(node_log, catalog, broker.up, parts.clocks.may_lead, reports.tell_settled)
+    return _Member(directory, dispatch, rebalancer, cluster)
+
+
+async def _take_part(member: _Member, broker: Broker, serving: trio.Nursery) -> None:
     """Be a member of the cluster: form it, or go on in it."""
-    beginning = await cluster.formed()
+    beginning = await member.cluster.formed()
     metadata = broker.node_log.open_metadata(beginning.members, beginning.metadata_index)
-    await broker.start(nursery, metadata)
-    if metadata.ready:
-        await cluster.register(metadata)
-    serving.start_soon(cluster.run, metadata)
-    serving.start_soon(cluster.rebalancer.run)
-    cluster.takes_part = True
+    await broker.start(metadata)
+    await member.cluster.take_part(metadata)
+    serving.start_soon(member.cluster.run, metadata)
+    serving.start_soon(member.rebalancer.run)
 
 
 @contextlib.asynccontextmanager

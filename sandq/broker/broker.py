@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import held_by, open_group
 from sandq.broker.delivery.subscription import Subscription
-from sandq.broker.peers.routes import Route, Routes
+from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
@@ -29,13 +29,13 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
 from sandq.model.caller import Caller
-from sandq.model.config import NodeConfig
 from sandq.model.errors import (
     InvalidRequest,
     NotLeader,
     SandqError,
     UnknownTopic,
 )
+from sandq.model.limits import Limits
 from sandq.model.names import check_name
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import check_batch
@@ -56,50 +56,44 @@ class Broker:
         runner: Runner,
         clock: GuardedClock,
         timers: Timers,
-        config: NodeConfig,
+        limits: Limits,
         stats: NodeStats,
+        up: Callable[[], Collection[str]],
+        routes: Routes,
+        catalog: Catalog,
+        reconciler: Reconciler,
+        administration: Administration,
+        nursery: trio.Nursery,
     ) -> None:
+        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
         self.node_log = node_log
         self.clock = clock
-        self.limits = config.limits
+        self.limits = limits
         self.stats = stats
-        self.routes = Routes(config.node.id, lambda node, routes: self.tell(node, routes))
-        self.tell: Callable[[str | None, list[Route]], None] = lambda node, routes: None
-        """Where routes for one other node, or (None) all, go; set by who has connections to them."""
-        self.up: Callable[[], Collection[str]] = lambda: (config.node.id,)
-        """The nodes that can be reached, this one included; set as `tell`."""
-        self.until_others_followed: Callable[[int], Awaitable[None]] = _at_once
-        """Waits until the other nodes that can be reached have done what metadata said at an index."""
-        self.catalog = Catalog(node_log, clock, timers, self.routes)
-        self.reconciler = Reconciler(self.catalog, node_log, runner, clock, timers, config, stats)
-        self.reads = LinearizableReads(runner)
-        self.kv_watches = KvWatches(runner)
+        self.up = up
+        self.routes = routes
+        self.catalog = catalog
+        self.reconciler = reconciler
+        self.administration = administration
+        self.reads = LinearizableReads(runner, nursery)
+        self.kv_watches = KvWatches(runner, nursery)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
-        self.metadata_host: RaftGroup
-        self.administration: Administration
         self._turn = 0
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    async def start(self, nursery: trio.Nursery, metadata: RaftGroup) -> None:
-        """Open what metadata places here. `nursery` outlives every connection."""
-        self.metadata_host = metadata
-        self.reads.nursery = self.kv_watches.nursery = nursery
-        self.administration = Administration(
-            metadata,
-            self.catalog,
-            self.reconciler,
-            self.routes,
-            self.limits,
-            self.up,
-            self.until_others_followed,
-            nursery,
-        )
+    async def start(self, metadata: RaftGroup) -> None:
+        """Open what metadata places here."""
         if metadata.group.is_only_voter:
             await self.catalog.until_ready([metadata])
-        await self.reconciler.start(nursery, metadata)
+        await self.reconciler.start(metadata)
+
+    @property
+    def metadata_host(self) -> RaftGroup:
+        """The local replica of the metadata group; KeyError before this node takes part in a cluster."""
+        return self.node_log.metadata
 
     @property
     def metadata(self) -> MetadataView:
@@ -243,10 +237,6 @@ class Broker:
 
 
 _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}
-
-
-async def _at_once(index: int) -> None:
-    """There is nobody else."""
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import trio
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.metadata_barrier import ANSWER_S, MetadataBarrier, Unsure
 from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
@@ -47,13 +48,19 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    def __init__(self, node_log: NodeLog, clock: GuardedClock, timers: Timers, routes: Routes) -> None:
+    def __init__(
+        self,
+        node_log: NodeLog,
+        clock: GuardedClock,
+        timers: Timers,
+        routes: Routes,
+        barrier: MetadataBarrier,
+        progress: MetadataProgress,
+    ) -> None:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
-        self.barrier = MetadataBarrier(node_log)
-        self.metadata: RaftGroup
-        self.until_followed: Callable[[int], Awaitable[None]]
-        """Waits until this node has done what metadata said at an index; set by who does it."""
+        self._barrier = barrier
+        self._progress = progress
         self._node_log = node_log
         self._clock = clock
         self._timers = timers
@@ -67,8 +74,12 @@ class Catalog:
 
     @property
     def view(self) -> MetadataView:
-        view: MetadataView = self.metadata.status
+        view: MetadataView = self._node_log.metadata.status
         return view
+
+    async def catch_up(self) -> None:
+        """Wait until this node has done everything that metadata acknowledged before this call. Raises Unavailable."""
+        await self._progress.until(await self._barrier.index())
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +132,8 @@ class Catalog:
 
     def _unknown(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
         """What to raise where `look` finds nothing: this node may not have heard of it yet."""
-        if self.metadata.group.is_only_voter and self.metadata.ready:
+        metadata = self._node_log.metadata
+        if metadata.group.is_only_voter and metadata.ready:
             return claim  # there is nobody to hear it from
         return Unsure(claim, partial(self._settled, claim, look))
 
@@ -129,7 +141,7 @@ class Catalog:
         """What to answer, once this node has heard of everything that was acknowledged before this call."""
         with trio.move_on_after(ANSWER_S):
             try:
-                await self.until_followed(await self.barrier.index())
+                await self.catch_up()
                 look()
             except Unsure:
                 return claim
@@ -142,7 +154,7 @@ class Catalog:
     def opened(self, name: str, delivery: PartitionLeader) -> None:
         """A replica runs here from now on."""
         self.by_group[delivery.host.number] = delivery
-        delivery.host.on_ready = partial(self._on_ready, name, delivery)
+        delivery.host.listen(on_ready=partial(self._on_ready, name, delivery))
         delivery.host.look()
 
     def closed(self, delivery: PartitionLeader) -> None:

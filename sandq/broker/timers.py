@@ -22,7 +22,7 @@ class Timers:
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf
-        clock.on_step = self._look_again
+        clock.listen(on_step=self._look_again)
 
     def at(self, at_ms: int, call: Callable[[], None]) -> None:
         """Call once the guarded clock has reached `at_ms`. Timers cannot be taken back: `call` looks again whether

@@ -59,10 +59,12 @@ class Group:
         send: Callable[[str, wire.Message], None] = lambda node, message: None,
         room: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[], bool] = lambda: True,
+        on_leadership: Callable[[Group], None] = lambda group: None,
     ) -> None:
         """`committed(index, command)` is called inside a tick and must not raise; the command is empty for the
         library's own entries. `room(node)`: whether the queue to a node takes more. `takes_entries`: whether this
-        replica applies fast enough to be sent more. Raises Corruption."""
+        replica applies fast enough to be sent more. `on_leadership(self)`: this member begins or ceases to lead. Raises
+        Corruption."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
@@ -77,8 +79,7 @@ class Group:
         self.member = member
         self.journal = journal
         self.reads = ReadIndex()
-        self.on_leadership: Callable[[], None] = lambda: None
-        """Called when this member begins or ceases to lead."""
+        self._on_leadership = on_leadership
         self._transport = GroupTransport(number, member, send, lambda: self.term, room)
         self._transport.reset_at = lambda index: guards.conflict_start(journal, index, self.commit_index)
         self._core = core = Core(
@@ -366,7 +367,7 @@ class Group:
             self._message_filter.tried.clear()
             self._transport.flights.clear()
         if LEADER in (before, after):
-            self.on_leadership()
+            self._on_leadership(self)
 
     def _stepped_down(self) -> None:
         """Guards L5, L6: the library would leave a deposed leader's proposals waiting for ever, and its election

@@ -41,16 +41,21 @@ class Committed:
 
 
 class GroupCommit:
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        room: Callable[[str], bool] = lambda node: True,
+        takes_entries: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`wake`: called when there is work. `room(node)`: whether the queue to a node takes more. `takes_entries`:
+        whether this node applies fast enough to be sent more."""
         self.records: list[Record] = []
         """Where the journals of all groups write; taken by `tick`."""
         self.groups: dict[int, Group] = {}
-        self.wake: Callable[[], None] = lambda: None
-        """Called when there is work; the owner sets it."""
-        self.room: Callable[[str], bool] = lambda node: True
-        """Whether the queue to a node takes more; the owner sets it."""
-        self.takes_entries: Callable[[], bool] = lambda: True
-        """Whether this node applies fast enough to be sent more; the owner sets it."""
+        self._wake = wake
+        self._room = room
+        self._takes_entries = takes_entries
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
         self._touched: dict[Group, None] = {}
@@ -94,17 +99,19 @@ class GroupCommit:
             applied,
             committed=committed,
             send=self._send,
-            room=lambda node: self.room(node),
-            takes_entries=lambda: self.takes_entries(),
+            room=self._room,
+            takes_entries=self._takes_entries,
+            on_leadership=self._on_leadership,
         )
-        group.on_leadership = lambda: self.changed.setdefault(group)
-
         self.groups[number] = group
         self._before_tick[number] = before_tick
         for node in self._up:
             group.connected(node)
         self.mark(group)
         return group
+
+    def _on_leadership(self, group: Group) -> None:
+        self.changed[group] = None
 
     def remove(self, group: Group) -> None:
         """Run it no more. What it has written since the last tick never gets to the log."""
@@ -120,7 +127,7 @@ class GroupCommit:
         """There is something to do for a group; nothing happens for one that was removed."""
         if self.groups.get(group.number) is group:
             self._dirty[group] = None
-            self.wake()
+            self._wake()
 
     # -- peers and time -------------------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ class GroupCommit:
         """What a peer sent, for the next tick: a frame of so many bytes."""
         self._arrived.append((node, messages, size))
         self._arrived_bytes += size
-        self.wake()
+        self._wake()
 
     @property
     def takes_more(self) -> bool:

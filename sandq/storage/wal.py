@@ -38,7 +38,9 @@ _SEAL: Record = (Kind.SEAL, 0, 0, 0, b"")
 class Wal:
     """Make one with `Wal.open`."""
 
-    def __init__(self, files: Files, directory: str, segment_bytes: int, found: Recovered) -> None:
+    def __init__(
+        self, files: Files, directory: str, segment_bytes: int, found: Recovered, on_sync: Callable[[float], None]
+    ) -> None:
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -60,8 +62,7 @@ class Wal:
         """How many bytes of a torn pass were cut when it was opened."""
         self.mark = 0
         """Bytes written since it was opened; see `bytes_since`."""
-        self.on_sync: Callable[[float], None] = lambda seconds: None
-        """Told how long each sync of a pass took."""
+        self._on_sync = on_sync
 
     @classmethod
     def open(
@@ -72,12 +73,13 @@ class Wal:
         segment_bytes: int = SEGMENT_BYTES,
         known_groups: Callable[[int], bool],
         create: bool = True,
+        on_sync: Callable[[float], None] = lambda seconds: None,
     ) -> tuple[Wal, dict[int, RecoveredGroup]]:
         """Recover the log in `directory` (made when missing) and go on behind it.
 
-        Groups for which `known_groups` is false are dropped. Raises `Corruption` naming segment and byte
-        offset; with `create=False` (a directory that has been in use) also when there is no log, or none
-        that was ever begun.
+        Groups for which `known_groups` is false are dropped. `on_sync` is told how long each sync of a pass took.
+        Raises `Corruption` naming segment and byte offset; with `create=False` (a directory that has been in use) also
+        when there is no log, or none that was ever begun.
         """
         if create:
             files.make_dir(directory)
@@ -86,7 +88,7 @@ class Wal:
         found = recover(files, directory, known_groups)
         if found.file is None and not create:
             raise Corruption(f"the WAL {directory} holds no whole segment", file=directory, offset=0)
-        wal = cls(files, directory, segment_bytes, found)
+        wal = cls(files, directory, segment_bytes, found, on_sync)
         if wal._file is None:
             with wal._poisoning():
                 wal._rotate(0)
@@ -276,7 +278,7 @@ class Wal:
     def _sync(self, file: File) -> None:
         began = time.perf_counter()
         file.sync()
-        self.on_sync(time.perf_counter() - began)
+        self._on_sync(time.perf_counter() - began)
 
     def _rotate(self, need: int) -> None:
         """Go on in a new segment, with room for `need` bytes behind its opening pass."""

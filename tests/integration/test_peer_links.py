@@ -531,10 +531,6 @@ def test_the_links_need_nothing_to_be_made() -> None:
         identity=lambda: PeerIdentity("node1", "store-1", None, {}),
         peers={},
         known=KnownPeers.open(MemoryFiles()),
-        on_up=lambda peer: None,
-        on_down=lambda node: None,
-        on_frame=lambda node, kind, body, size: None,
-        on_stream=PeerNode._echo,  # type: ignore[arg-type]
     )
     assert not links.up and not links.send("node2", 1, None)
     assert NAME == "known-peers"

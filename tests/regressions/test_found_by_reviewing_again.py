@@ -122,7 +122,7 @@ async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     for _ in range(round(FAILED_S) + 2):
-        bed.controller.sick("c")
+        bed.controller.storage_failed("c")
         await bed.tend(1)
     assert bed.failed() == {"c"}
     await bed.tend(5)

@@ -97,15 +97,11 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
     host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
     node_log: Any = SimpleNamespace(hosts={1: host}, failed=None)
 
-    async def index() -> int:
-        return 0
-
-    async def until_followed(index: int) -> None:
+    async def catch_up() -> None:
         pass
 
-    latest = SimpleNamespace(index=index)
-    catalog: Any = SimpleNamespace(view=view, led_here=[1], barrier=latest, until_followed=until_followed)
-    rebalancer = Rebalancer(node_log, catalog, lambda: {"a", "b"}, told.extend)
+    catalog: Any = SimpleNamespace(view=view, led_here=[1], catch_up=catch_up)
+    rebalancer = Rebalancer(node_log, catalog, lambda: {"a", "b"}, lambda node: True, told.extend)
     for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
             rebalancer._look(nursery)

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.bootstrap.joining import WELCOME, Joining
+from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.cluster import Cluster
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.peers.handshake import Introduced
@@ -19,6 +19,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import Group
 from sandq.raft.group_commit import GroupCommit
 from tests.support.nodes.found import FoundNodes, found_nodes
@@ -38,7 +39,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster]:
     run = Cluster.run
 
     async def noted(self: Cluster, *args: Any) -> None:
-        found[self.identity().node_id] = self
+        found[self._this_node.name] = self
         await run(self, *args)
 
     monkeypatch.setattr(Cluster, "run", noted)
@@ -92,7 +93,7 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
         await until_holds(lambda: node3_in("node1") or node3_in("node2"))
         (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
         await until_holds(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
-        await until_holds(lambda: "node3" not in clusters[other].up and other not in clusters["node3"].up)
+        await until_holds(lambda: "node3" not in clusters[other]._links.up and other not in clusters["node3"]._links.up)
         await until_looked(looks, other)
         assert not node3_in(other)
         views = {name: nodes.running[name].broker.metadata for name in nodes.running}
@@ -114,7 +115,7 @@ async def test_the_log_of_another_cluster_is_not_taken(
         beats[self] += 1
 
     async def stuck(self: Cluster, uuid: str) -> None:
-        if self.identity().node_id == "node2":
+        if self._this_node.name == "node2":
             await trio.sleep_forever()
         await adopt(self, uuid)
 
@@ -128,7 +129,7 @@ async def test_the_log_of_another_cluster_is_not_taken(
         monkeypatch.setattr(Cluster, "_adopt", stuck)
         monkeypatch.setattr(GroupCommit, "_beat", counted)
         await nodes.start("node2")
-        await until_holds(lambda: "node1" in clusters["node2"].up and "node2" in clusters["node1"].up)
+        await until_holds(lambda: "node1" in clusters["node2"]._links.up and "node2" in clusters["node1"]._links.up)
         passes = nodes.running["node1"].broker.node_log.group_commit
         enough = beats[passes] + BEATS
         await until_holds(lambda: beats[passes] >= enough)  # whoever takes them has got its log with the first
@@ -140,10 +141,10 @@ async def test_the_log_of_another_cluster_is_not_taken(
 async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
     """It was given to another one in silence."""
     async with found_nodes(tmp_path, "node1"):
-        own = clusters["node1"].identity().cluster_uuid
+        own = clusters["node1"]._this_node.cluster_uuid
         with pytest.raises(StartupError, match="belongs to cluster"):
             await clusters["node1"]._adopt("another")
-        assert clusters["node1"].identity().cluster_uuid == own
+        assert clusters["node1"]._this_node.cluster_uuid == own
 
 
 @pytest.mark.parametrize("changed", ["node1", "node2"])
@@ -178,7 +179,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
             await register(self, metadata)
 
     def noted(self: PeerLinks, node: str, kind: int, body: Any) -> bool:
-        if kind == WELCOME:
+        if kind == PeerFrame.WELCOME:
             told.append(node)
         return send(self, node, kind, body)
 

@@ -124,7 +124,7 @@ async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> No
     node_log, runner = serving.broker.node_log, serving.broker._runner
     number = (await runner.on_maintenance(node_log.pointers.mint))[0]
     await runner.ask(partial(node_log.stores.write, [(number.to_bytes(4, "big") + b"row", b"left over")]))
-    serving.broker.reconciler.sweep_soon()
+    serving.broker.reconciler._sweeper.sweep_soon()
     key = number.to_bytes(4, "big") + b"row"
     await until_holds(lambda: node_log.stores.get(key) is None)
 

@@ -16,9 +16,8 @@ import trio
 
 from sandq.broker.peers.handshake import Peer
 from sandq.model.errors import Conflict, Unavailable
+from sandq.protocol.peer import PeerFrame
 
-FOUND: Final = 8
-"""A frame: one of the three words."""
 ASKS: Final = "asks"
 AGREES: Final = "agrees"
 REFUSES: Final = "refuses"
@@ -53,7 +52,7 @@ class FounderElection:
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
         """Whether it was one of these."""
-        if kind != FOUND or body not in (ASKS, AGREES, REFUSES):
+        if kind != PeerFrame.FOUND or body not in (ASKS, AGREES, REFUSES):
             return False
         if body == ASKS:
             self._answer(node)
@@ -88,7 +87,7 @@ class FounderElection:
                     if asked.get(node) is not peer:  # what was said on an earlier link may be lost
                         asked[node] = peer
                         self._agreed.discard(node)
-                        self._send(node, FOUND, ASKS)
+                        self._send(node, PeerFrame.FOUND, ASKS)
                 if self._refused_by is not None:
                     return self._refused_by
                 # Who has agreed and is not linked any more may not be able to ask before it founds one itself.
@@ -107,10 +106,10 @@ class FounderElection:
     def _answer(self, node: str) -> None:
         still_wants = self._wants and self._refused_by is None
         if self.decided or self._knows() or (still_wants and self._own_node < node):
-            self._send(node, FOUND, REFUSES)
+            self._send(node, PeerFrame.FOUND, REFUSES)
             return
         self._give_way_to(node)
-        self._send(node, FOUND, AGREES)
+        self._send(node, PeerFrame.FOUND, AGREES)
 
     def _give_way_to(self, node: str) -> None:
         if self._wants and self._refused_by is None:

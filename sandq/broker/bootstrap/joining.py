@@ -23,12 +23,9 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.model.members import member_id, own_member
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import Members
 
-JOIN: Final = 6
-"""A frame: nothing in it; the link says who it is."""
-WELCOME: Final = 7
-"""A frame: [cluster UUID, voters, learners, index]: members of the metadata group, and what it has applied."""
 VOTERS_MOST: Final = 5
 FIRST_INCARNATION: Final = 1
 ASK_PAUSE_S: Final = 0.5
@@ -59,9 +56,9 @@ class Joining:
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
         """Whether it was one of these."""
-        if kind == JOIN and body is None:
+        if kind == PeerFrame.JOIN and body is None:
             self._asking.add(node)
-        elif kind == WELCOME and _is_welcome(body):
+        elif kind == PeerFrame.WELCOME and _is_welcome(body):
             self._heard_welcome(Beginning(Members(body[1], body[2]), body[0], body[3]))
         else:
             return False
@@ -85,7 +82,7 @@ class Joining:
                 # There may be two clusters of one name: of both it must not become a member.
                 asked = asked or cluster_uuid
                 if cluster_uuid is not None and cluster_uuid == asked:
-                    self._links.send(node, JOIN, None)
+                    self._links.send(node, PeerFrame.JOIN, None)
             with trio.move_on_after(ASK_PAUSE_S):
                 await self._changed.wait()
         return self._welcomed
@@ -122,7 +119,8 @@ class Joining:
         for node in sorted(self._asking):
             if self._is_registered(node, view):
                 self._asking.discard(node)
-                self._links.send(node, WELCOME, (view.cluster_uuid, *metadata.group.members, view.applied_index))
+                body = (view.cluster_uuid, *metadata.group.members, view.applied_index)
+                self._links.send(node, PeerFrame.WELCOME, body)
 
     def linked_as_registered(self, view: MetadataView) -> list[str]:
         """Nodes that this one has a link with, and that have the store that is registered."""

@@ -20,11 +20,8 @@ from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
 from sandq.broker.controller.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.protocol.peer import PeerFrame
 
-CLOCK_ASKED: Final = 10
-"""A frame: [a number, the sender's `Standing`]."""
-CLOCK_TOLD: Final = 11
-"""A frame, the answer: [the number, the guarded clock in epoch microseconds, a `Standing`]."""
 CLOCK_ASK_S: Final = 2.0
 CLOCK_ASK_EAGER_S: Final = 0.25
 """While this node's clock has not agreed with others yet, or is in alarm."""
@@ -57,18 +54,12 @@ log = structlog.get_logger("sandq.clock")
 
 class ClockKeeper:
     """`run` it once. `up`, `down`, `on_frame` and `leads` are to be called on the loop; `send(node, kind, body)` as
-    `PeerLinks.send`; `hosts`: all groups that run here."""
+    `PeerLinks.send`."""
 
-    def __init__(
-        self,
-        clock: GuardedClock,
-        send: Callable[[str, int, Any], bool],
-        hosts: Callable[[], Iterable[RaftGroup]],
-    ) -> None:
+    def __init__(self, clock: GuardedClock, send: Callable[[str, int, Any], bool]) -> None:
         self._clock = clock
-        clock.on_alarm = lambda drift_ms: self._look.set()
+        clock.listen(on_alarm=lambda drift_ms: self._look.set())
         self._send = send
-        self._hosts = hosts
         self._look = trio.Event()
         self._lead_less = trio.Event()
         # Not from 1: an answer to a question of an earlier life of this node is none to a question of this one.
@@ -96,11 +87,11 @@ class ClockKeeper:
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
         """Whether it was one of these."""
-        if kind == CLOCK_ASKED and _is_asked(body):
+        if kind == PeerFrame.CLOCK_ASKED and _is_asked(body):
             guarded_us = int(self._clock.now_s() * 1_000_000)
-            self._send(node, CLOCK_TOLD, (body[0], guarded_us, int(self._clock.told_standing)))
+            self._send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.told_standing)))
             self._clock.peers.worse(node, Standing(body[1]))
-        elif kind == CLOCK_TOLD and _is_told(body):
+        elif kind == PeerFrame.CLOCK_TOLD and _is_told(body):
             self._told(node, body[0], body[1], Standing(body[2]))
         else:
             return False
@@ -123,7 +114,7 @@ class ClockKeeper:
         if len(asked) >= QUESTIONS_MOST:
             del asked[next(iter(asked))]
         asked[question] = self._clock.monotonic_s()
-        self._send(node, CLOCK_ASKED, (question, int(self._clock.told_standing)))
+        self._send(node, PeerFrame.CLOCK_ASKED, (question, int(self._clock.told_standing)))
 
     def _ask_all(self) -> None:
         for node in self._asked:
@@ -178,17 +169,17 @@ class ClockKeeper:
     def _may_try(self, host: RaftGroup) -> bool:
         return self._not_before_s.get(host.number, 0.0) <= trio.current_time()
 
-    def _tried(self) -> list[RaftGroup]:
-        return [host for host in self._hosts() if self._may_try(host)]
+    async def _give_up(self, nodes: set[str], hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+        def tried() -> list[RaftGroup]:
+            return [host for host in hosts() if self._may_try(host)]
 
-    async def _give_up(self, nodes: set[str]) -> None:
-        leaving = [host.number for host in self._tried() if can_leave(host, nodes)]
+        leaving = [host.number for host in tried() if can_leave(host, nodes)]
         if not leaving:
             return
         log.warning(
             "the clock is in alarm: nodes with better clocks are to lead", groups=len(leaving), nodes=sorted(nodes)
         )
-        kept = await hand_over(self._tried, nodes)
+        kept = await hand_over(tried, nodes)
         if kept:
             again_s = trio.current_time() + GIVE_UP_PAUSE_S
             self._not_before_s.update(dict.fromkeys(kept, again_s))
@@ -200,11 +191,11 @@ class ClockKeeper:
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
+    async def run(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+        """Compare clocks, and give up leaderships of `hosts()`, all groups that run here, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_often)
-            nursery.start_soon(self._give_up_often)
+            nursery.start_soon(self._give_up_often, hosts)
 
     async def _ask_often(self) -> None:
         while True:
@@ -217,12 +208,12 @@ class ClockKeeper:
                 await self._look.wait()
             self._look = trio.Event()
 
-    async def _give_up_often(self) -> None:
+    async def _give_up_often(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
         while True:
             await self._lead_less.wait()
             self._lead_less = trio.Event()
             try:
-                await self._give_up(self._better())
+                await self._give_up(self._better(), hosts)
             finally:
                 held, self._held = self._held, []
                 for host in held:

@@ -65,14 +65,27 @@ class GuardedClock:
         self._monotonic = monotonic
         self._max_drift_s = max_drift_ms / 1000
         self._slew = slew_ppm / 1_000_000
-        self.on_alarm = on_alarm
-        """`on_alarm(drift_ms)`: the wall clock is not followed from now on."""
-        self.on_step: Callable[[], None] = lambda: None
-        """The time is another one at once: who sleeps until an instant has to look again."""
+        self._on_alarm = [on_alarm]
+        self._on_step: list[Callable[[], None]] = []
         self.peers = PeerClocks(self._max_drift_s)
         self._last = self._offset = 0.0
         self._stepped = False
         self._follow()
+
+    def listen(
+        self, *, on_alarm: Callable[[int], None] | None = None, on_step: Callable[[], None] | None = None
+    ) -> None:
+        """Call these from now on: `on_alarm(drift_ms)` when the wall clock is not followed any more; `on_step` when the
+        time is another one at once, so that whoever sleeps until an instant has to look again."""
+        if on_alarm is not None:
+            self._on_alarm.append(on_alarm)
+        if on_step is not None:
+            self._on_step.append(on_step)
+
+    def notify_step(self) -> None:
+        """Tell all listeners that the time is another one at once."""
+        for on_step in self._on_step:
+            on_step()
 
     # -- whether it can be trusted --------------------------------------------------------------------------------
 
@@ -136,7 +149,8 @@ class GuardedClock:
             self._offset += max(-most, min(most, drift))
         elif not self._stepped:
             self._stepped = True
-            self.on_alarm(round(drift * 1000))
+            for on_alarm in self._on_alarm:
+                on_alarm(round(drift * 1000))
         self._last = now
         return now + self._offset
 
@@ -181,4 +195,4 @@ class GuardedClock:
             self._last = self._monotonic()
             self._offset = max(self._offset, wall_s - self._last)
         self._stepped = False
-        self.on_step()
+        self.notify_step()

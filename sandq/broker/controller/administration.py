@@ -10,9 +10,10 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
@@ -54,25 +55,27 @@ class Administration:
 
     def __init__(
         self,
-        metadata: RaftGroup,
+        node_log: NodeLog,
         catalog: Catalog,
-        reconciler: Reconciler,
+        progress: MetadataProgress,
         routes: Routes,
         limits: Limits,
         up: Callable[[], Collection[str]],
-        until_others_followed: Callable[[int], Awaitable[None]],
         nursery: trio.Nursery,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included."""
-        self._metadata = metadata
+        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
+        self._node_log = node_log
         self._catalog = catalog
-        self._reconciler = reconciler
+        self._progress = progress
         self._routes = routes
         self._limits = limits
         self._up = up
-        self._until_others_followed = until_others_followed
         self._nursery = nursery
         self._one = trio.Lock()
+
+    @property
+    def _metadata(self) -> RaftGroup:
+        return self._node_log.metadata
 
     @property
     def _view(self) -> MetadataView:
@@ -309,9 +312,9 @@ class Administration:
         # The others learn with the next message what is committed: now, not with the next heartbeat.
         self._metadata.hurry()
         with trio.move_on_after(LEADERS_WAIT_S):
-            await self._reconciler.until_followed(index)
+            await self._progress.until(index)
         with trio.move_on_after(OTHERS_WAIT_S):
-            await self._until_others_followed(index)
+            await self._progress.until_others(index)
         return result
 
     async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:

@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
-SICK_S: Final = 3.0
+STORAGE_FAILED_S: Final = 3.0
 """A node that has said so lately cannot write: it counts as one that is not there."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
@@ -40,18 +40,19 @@ LOOKED_AWAY_S: Final = 10.0
 class ClusterController:
     def __init__(
         self,
+        joining: Joining,
         linked: Callable[[], Sequence[PeerIdentity]],
         seen: Callable[[], Collection[tuple[str, str]]],
         is_led: Callable[[int], bool],
+        may_lead: Callable[[str], bool],
         now_ms: Callable[[], int],
         reassign_after_ms: int,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
-        alive by gossip. `is_led`: whether a group has a leader, as far as is known here."""
-        self.may_lead: Callable[[str], bool] = lambda node: True
-        """Whether leadership may be given to a node."""
-        self.joining: Joining
-        """Set by who has links."""
+        alive by gossip. `is_led`: whether a group has a leader, as far as is known here. `may_lead`: whether leadership
+        may be given to a node."""
+        self._joining = joining
+        self._may_lead = may_lead
         self._linked = linked
         self._seen = seen
         self._is_led = is_led
@@ -60,7 +61,7 @@ class ClusterController:
         self._settled: dict[int, tuple[int, bool]] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
-        self._sick: dict[str, float] = {}
+        self._storage_failed: dict[str, float] = {}
         """Since when, likewise, it has not said so again."""
         self._looked_s = 0.0
         self._not_before_s = 0.0
@@ -73,15 +74,15 @@ class ClusterController:
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
 
-    def sick(self, node: str) -> None:
+    def storage_failed(self, node: str) -> None:
         """A node says that it cannot write any more."""
-        self._sick[node] = trio.current_time()
+        self._storage_failed[node] = trio.current_time()
 
     async def tend(self, metadata: RaftGroup) -> None:
         """Raises SandqError when something could not be done now."""
-        await self.joining.take_in(metadata)
+        await self._joining.take_in(metadata)
         await self.register(metadata)
-        self.joining.welcome(metadata)
+        self._joining.welcome(metadata)
         await self._keep_members(metadata)
         await self._mark(metadata)
         await self._settle(metadata)
@@ -113,11 +114,13 @@ class ClusterController:
             self._missing.clear()
         self._looked_s = now_s
         there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
-        self._sick = {node: told_s for node, told_s in self._sick.items() if now_s - told_s < SICK_S}
+        self._storage_failed = {
+            node: told_s for node, told_s in self._storage_failed.items() if now_s - told_s < STORAGE_FAILED_S
+        }
         self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
-            if (node.node_id, node.store_uuid) in there and node.node_id not in self._sick:
+            if (node.node_id, node.store_uuid) in there and node.node_id not in self._storage_failed:
                 self._missing.pop(node.node_id, None)
                 if node.failed_since_ms is not None:
                     log.info("a node is back", back=node.node_id)
@@ -148,7 +151,7 @@ class ClusterController:
         voting = {node_of(voter) for voter in voters}
         if group.is_changing:
             return
-        for node in self.joining.linked_as_registered(view):
+        for node in self._joining.linked_as_registered(view):
             record = view.nodes[node]
             if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
                 learner = member_id(node, record.incarnation)
@@ -156,7 +159,7 @@ class ClusterController:
         ready = {learner for learner in learners if group.has_caught_up(learner)}
         for learner in learners:
             node, rest = node_of(learner), tuple([other for other in learners if other != learner])
-            if node in wanted and learner in ready and node in self.joining.linked_as_registered(view):
+            if node in wanted and learner in ready and node in self._joining.linked_as_registered(view):
                 return await metadata.change_members(Members((*voters, learner), rest))
             if self._is_leaving(node, view):
                 return await metadata.change_members(Members(voters, rest))
@@ -171,7 +174,7 @@ class ClusterController:
                     await metadata.change_members(Members(rest, learners))
                 return
             if now_s >= self._not_before_s:
-                able = {node for node in wanted & up if self.may_lead(node)}
+                able = {node for node in wanted & up if self._may_lead(node)}
                 if await hand_over(lambda: [metadata], able):
                     self._not_before_s = trio.current_time() + AGAIN_S
 

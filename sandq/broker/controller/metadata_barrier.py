@@ -11,11 +11,13 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
+from typing import Any
 
 import trio
 
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.model.errors import SandqError, Unavailable
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone
 
 ANSWER_S = 2.0
@@ -39,10 +41,9 @@ class MetadataBarrier:
     """How far metadata is, by the word of its leader (ReadIndex, see `raft/read_index.py`). One round for all that
     asked before it began."""
 
-    def __init__(self, node_log: NodeLog) -> None:
-        self.ask: Callable[[str, int], bool] = lambda node, question: False
-        """Where a question goes that another node is to answer; False: it does not get there. Set by who has
-        connections."""
+    def __init__(self, node_log: NodeLog, send: Callable[[str, int, Any], bool]) -> None:
+        """`send(node, kind, body)` as `PeerLinks.send`."""
+        self._send = send
         self._node_log = node_log
         self._coming = _Round()
         self._one_round = trio.Lock()
@@ -63,18 +64,25 @@ class MetadataBarrier:
         return mine.index
 
     async def _hold(self, round_: _Round) -> None:
-        leader, question = self._node_log.hosts[METADATA_GROUP].leader, next(self._questions)
+        leader, question = self._node_log.metadata.leader, next(self._questions)
         if leader is None:
             return
         self._asked[question] = round_
         try:
             if leader == self._node_log.node_id:
                 self.answer(partial(self.told, question))
-            elif not self.ask(leader, question):
+            elif not self._send(leader, PeerFrame.ASKED, question):
                 return
             await round_.answered.wait()
         finally:
             del self._asked[question]
+
+    def asked(self, node: str, question: int) -> None:
+        """Answer a node, as soon as it is known."""
+        self.answer(lambda index: self._tell(node, question, index))
+
+    def _tell(self, node: str, question: int, index: int | None) -> None:
+        self._send(node, PeerFrame.TOLD, (question, index))
 
     def answer(self, done: ReadDone) -> None:
         """Say it, as the leader; `done(None)` when this node does not lead."""

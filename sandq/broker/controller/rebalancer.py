@@ -77,11 +77,16 @@ class _Led:
 
 class Rebalancer:
     def __init__(
-        self, node_log: NodeLog, catalog: Catalog, up: Callable[[], Collection[str]], settled: Settled
+        self,
+        node_log: NodeLog,
+        catalog: Catalog,
+        up: Callable[[], Collection[str]],
+        may_lead: Callable[[str], bool],
+        settled: Settled,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included."""
-        self.may_lead: Callable[[str], bool] = lambda node: True
-        """Whether leadership may be given to a node."""
+        """`up`: the nodes that can be reached, this one included. `may_lead`: whether leadership may be given to a
+        node."""
+        self._may_lead = may_lead
         self._node_log = node_log
         self._catalog = catalog
         self._up = up
@@ -131,7 +136,7 @@ class Rebalancer:
         terms = [(led, led.host.group.term) for led in odd]
         try:
             with trio.move_on_after(ANSWER_S) as within:
-                await self._catalog.until_followed(await self._catalog.barrier.index())
+                await self._catalog.catch_up()
                 for led, term in terms:
                     led.fresh_in = term
             if within.cancelled_caught:
@@ -169,7 +174,7 @@ class Rebalancer:
         able = [
             node_of(member)
             for member in wanted.members
-            if node_of(member) in up and self.may_lead(node_of(member)) and group.has_caught_up(member)
+            if node_of(member) in up and self._may_lead(node_of(member)) and group.has_caught_up(member)
         ]
         return next_step(wanted.members, members, group.member, caught_up, up, able)
 
@@ -217,7 +222,7 @@ class Rebalancer:
         leaving = sum(other.leaving for other in self._led.values())
         if led.leaving or leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return
-        if self.may_lead(node) and led.host.group.has_caught_up(member):
+        if self._may_lead(node) and led.host.group.has_caught_up(member):
             led.leaving = True
             nursery.start_soon(self._give, led, node)
 

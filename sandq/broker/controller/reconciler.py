@@ -7,8 +7,7 @@ does not name it (`Partition.may_have`). And only once this node knows as much o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
@@ -17,15 +16,16 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.replication.runner import Runner
-from sandq.broker.replication.store_compaction import StoreCompaction
+from sandq.broker.replication.store_compaction import StoreCompaction, StoreSweeper
+from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
-from sandq.model.config import NodeConfig
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.names import COMPACTED
 from sandq.partition.produce_validation import Place
@@ -40,47 +40,40 @@ class Reconciler:
     def __init__(
         self,
         catalog: Catalog,
+        progress: MetadataProgress,
+        snapshots: Snapshots,
+        sweeper: StoreSweeper,
         node_log: NodeLog,
         runner: Runner,
         clock: GuardedClock,
         timers: Timers,
-        config: NodeConfig,
+        lease_ahead_ms: int,
         stats: NodeStats,
+        nursery: trio.Nursery,
     ) -> None:
-        self.index = 0
-        """What metadata had applied when this node did last what it says."""
-        self.on_followed: Callable[[int], None] = lambda index: None
+        """`nursery` outlives every connection."""
+        self._progress = progress
+        self._snapshots = snapshots
+        self._sweeper = sweeper
         self._catalog = catalog
         self._node_log = node_log
         self._runner = runner
         self._clock = clock
         self._timers = timers
-        self._config = config
+        self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
-        self._nursery: trio.Nursery
+        self._nursery = nursery
         self._changed = trio.Event()
-        self._followed = trio.Event()
         self._done: dict[str, Topic] | None = None
         """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
-        catalog.until_followed = self.until_followed
 
-    async def start(self, nursery: trio.Nursery, metadata: RaftGroup) -> None:
-        """Do what metadata says, now and whenever it changes. `nursery` outlives every connection."""
-        self._nursery = nursery
-        self._catalog.metadata = metadata
-        metadata.on_status = self._on_metadata
+    async def start(self, metadata: RaftGroup) -> None:
+        """Do what metadata says, now and whenever it changes."""
+        metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
         alone = [d.host for d in self._catalog.by_group.values() if d.host.group.is_only_voter]
         await self._catalog.until_ready(alone)
-        nursery.start_soon(self._keep_following)
-
-    async def until_followed(self, index: int) -> None:
-        """Wait until this node has done what metadata said at an index."""
-        while self.index < index:
-            await self._followed.wait()
-
-    def _on_metadata(self) -> None:
-        self._changed.set()
+        self._nursery.start_soon(self._keep_following)
 
     async def _keep_following(self) -> None:
         while self._node_log.failed is None:
@@ -100,10 +93,7 @@ class Reconciler:
         changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
         if changed or done.keys() - view.topics.keys() or self._done is None:
             await self._do(view, changed)
-        self.index = view.applied_index
-        self.on_followed(self.index)
-        self._followed.set()
-        self._followed = trio.Event()
+        self._progress.advance(view.applied_index)
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
         is_news = view.applied_index >= self._node_log.pointers.metadata_index
@@ -136,7 +126,7 @@ class Reconciler:
             if delivery is not None:
                 self._close(delivery, moved)
             else:
-                self._node_log.close_group(group, moved)  # what its log held must not come back with it
+                self._close_group(group, moved)  # what its log held must not come back with it
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
@@ -181,7 +171,7 @@ class Reconciler:
             partition,
             self._clock,
             self._timers,
-            self._config.delivery.lease_ahead_ms,
+            self._lease_ahead_ms,
             StoreCompaction(host, self._node_log, self._runner, self._nursery).look,
             stats,
         )
@@ -200,7 +190,11 @@ class Reconciler:
     def _close(self, delivery: PartitionLeader, error: SandqError) -> None:
         self._catalog.closed(delivery)
         delivery.close(error)
-        self._node_log.close_group(delivery.host.number, error)
+        self._close_group(delivery.host.number, error)
+
+    def _close_group(self, number: int, error: SandqError) -> None:
+        self._node_log.close_group(number, error)
+        self._snapshots.forget(number)
 
     async def _remove(self, groups: list[int], metadata_index: int) -> None:
         """Groups that run here no more."""
@@ -210,21 +204,7 @@ class Reconciler:
         await self._runner.ask(lambda: None)
         await self._runner.on_maintenance(partial(self._node_log.uninstall, groups, metadata_index))
         await self._runner.on_wal(partial(self._node_log.forget, groups))
-        self.sweep_soon()
-
-    # -- space ----------------------------------------------------------------------------------------------------
-
-    def sweep_soon(self) -> None:
-        self._nursery.start_soon(self.sweep)
-
-    async def sweep(self) -> None:
-        """Reclaim the space of deleted stores, in bounded steps."""
-        start: bytes | None = self._node_log.SWEEP_START
-        with suppress(StorageFailed):
-            while start is not None:
-                start, range_done = await self._runner.ask(partial(self._node_log.sweep, start))
-                if range_done is not None:
-                    await self._runner.on_maintenance(partial(self._node_log.stores.compact, *range_done))
+        self._sweeper.sweep_soon()
 
 
 def beginning(partition: Partition, member: str) -> Members:

@@ -81,7 +81,7 @@ class PartitionLeader:
         self.closed = False
         self.watchers: dict[Callable[[PartitionLeader], None], None] = {}
         """Called after each change of the partition's status, and at its end."""
-        host.on_status = self.status_changed
+        host.listen(on_status=self.status_changed)
 
     def attach(self, subscription: Subscription) -> None:
         """From now on the subscription takes part; one of the same consumer is replaced."""
@@ -124,7 +124,6 @@ class PartitionLeader:
     def close(self, error: SandqError) -> None:
         """The partition is gone: nothing more is leased or pushed."""
         self.closed = True
-        self.host.on_status = lambda: None
         self.end_subscriptions(error)
 
     def lead(self) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
@@ -61,14 +61,29 @@ _REMEDIES: Final = {
 log = structlog.get_logger("sandq.peers")
 
 
-class PeerLinks:
-    """`peers`: node id -> where it listens for peers. `secret`: None lets in, and dials, this machine only.
+class Receiver(Protocol):
+    """What links call, on the loop: for each peer `up`, then `on_frame` any number of times, then `down`."""
 
-    Called on the loop, and for each peer in this order: `on_up(peer)`, `on_frame(node id, kind, body, bytes)` any
-    number of times, `on_down(node id)`. While `takes_more()` is false no frame is read from any. `on_stream(node id,
-    stream)` runs as long as it likes; a SandqError out of it (the connection broke, the peer said something wrong)
-    concerns that stream only.
-    """
+    def up(self, peer: Peer) -> None:
+        """There is a link with a node."""
+
+    def down(self, node_id: str) -> None:
+        """There is no link with a node any more."""
+
+    def on_frame(self, node_id: str, kind: int, body: Any, size: int) -> None:
+        """A node sent this frame, of so many bytes."""
+
+    async def on_stream(self, node_id: str, stream: PeerStream) -> None:
+        """A node opened a stream. It may take as long as it likes; a SandqError out of it (the connection broke, the
+        peer said something wrong) concerns that stream only."""
+
+    def takes_more(self) -> bool:
+        """Whether frames may be read. Asked again and again while they may not."""
+
+
+class PeerLinks:
+    """`peers`: node id -> where it listens for peers. `secret`: None lets in, and dials, this machine only. Nothing is
+    needed to make it; it dials and listens once it is `run`."""
 
     def __init__(
         self,
@@ -78,25 +93,15 @@ class PeerLinks:
         identity: Callable[[], PeerIdentity],
         peers: Mapping[str, Address],
         known: KnownPeers,
-        on_up: Callable[[Peer], None],
-        on_down: Callable[[str], None],
-        on_frame: Callable[[str, int, Any, int], None],
-        on_stream: Callable[[str, PeerStream], Awaitable[None]],
-        takes_more: Callable[[], bool] = lambda: True,
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._peers = dict(peers)
         self._terms = Terms(cluster, secret or b"", identity, self._peers, known)
         self._this_machine_only = secret is None
-        self._on_up = on_up
-        self._on_down = on_down
-        self._on_frame = on_frame
-        self._on_stream = on_stream
-        self._takes_more = takes_more
         self._ping_s = ping_s
         self._silence_s = silence_s
-        self._nursery: trio.Nursery | None = None
+        self._running: tuple[trio.Nursery, Receiver] | None = None
         self._dialled: set[str] = set()
         """Peers that this node dials."""
         self._links: dict[str, PeerLink] = {}
@@ -109,6 +114,10 @@ class PeerLinks:
     def up(self) -> Mapping[str, Peer]:
         """Node id -> the peer, of all links."""
         return MappingProxyType(self._up)
+
+    def reachable(self) -> set[str]:
+        """The nodes that can be reached, this one included."""
+        return {self._terms.identity().node_id, *self._up}
 
     def send(self, node_id: str, kind: int, body: Any) -> bool:
         """Queue a frame of a kind from 1 to 255; False when there is no link. Never blocks. Raises FrameTooLarge."""
@@ -135,13 +144,14 @@ class PeerLinks:
     async def run(
         self,
         listeners: list[trio.SocketListener],
+        receiver: Receiver,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Dial, accept and carry links until cancelled. Closes the listeners."""
         async with trio.open_nursery() as nursery:
+            self._running = nursery, receiver
             await nursery.start(trio.serve_listeners, self._accept, listeners)
-            self._nursery = nursery
             self._dial_new()
             task_status.started()
 
@@ -151,8 +161,7 @@ class PeerLinks:
         self._peers.update(peers)
         for node_id in self._peers.keys() - peers.keys():
             del self._peers[node_id]
-        if self._nursery is not None:
-            self._dial_new()
+        self._dial_new()
 
     def renew(self) -> None:
         """End all links, to be made anew: this node is not any more who it introduced itself as."""
@@ -165,13 +174,19 @@ class PeerLinks:
         if link is not None:
             self._down(link, why)
 
+    @property
+    def _receiver(self) -> Receiver:
+        assert self._running is not None, "there are links only while they are run"
+        return self._running[1]
+
     def _dial_new(self) -> None:
-        assert self._nursery is not None
+        if self._running is None:
+            return
         own_id = self._terms.identity().node_id
         for node_id in self._peers.keys() - self._dialled:
             if own_id < node_id:
                 self._dialled.add(node_id)
-                self._nursery.start_soon(self._keep_linked, node_id)
+                self._running[0].start_soon(self._keep_linked, node_id)
 
     # The side that dials.
 
@@ -277,7 +292,7 @@ class PeerLinks:
             return
         self._streams += 1
         try:
-            await self._on_stream(node_id, stream)
+            await self._receiver.on_stream(node_id, stream)
         except* SandqError as errors:
             log.info("a stream of a peer ended early", peer=node_id, error=str(errors.exceptions[0]))
         finally:
@@ -304,8 +319,8 @@ class PeerLinks:
         self._told -= {told for told in self._told if told[0] == node_id}
         log.info("a peer is linked", peer=node_id, store=peer.identity.store_uuid, known=peer.known)
         try:
-            self._on_up(peer)
-            await link.run(partial(self._on_frame, node_id), self._takes_more)
+            self._receiver.up(peer)
+            await link.run(partial(self._receiver.on_frame, node_id), self._receiver.takes_more)
         finally:
             self._down(link, "this node stops")
             await stream.aclose()
@@ -316,7 +331,7 @@ class PeerLinks:
         if self._links.get(node_id) is link:
             del self._links[node_id], self._up[node_id]
             log.info("a link has ended", peer=node_id, reason=link.why)
-            self._on_down(node_id)
+            self._receiver.down(node_id)
 
     def _tell(self, peer: str, error: SandqError) -> None:
         """Log why there is no link, once until there is one: it is tried again for ever."""

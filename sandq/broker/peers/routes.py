@@ -6,12 +6,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
-import trio
+
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.signals import Signal
+from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
 """(group, term, whether the sender leads it and may answer for it), as it is sent."""
+
+
+def tell_by(links: PeerLinks) -> Callable[[str | None, list[Route]], None]:
+    """Send routes over links, to one node or (None) to all."""
+
+    def tell(node: str | None, routes: list[Route]) -> None:
+        if routes:
+            for each in [node] if node is not None else list(links.up):
+                links.send(each, PeerFrame.ROUTES, routes)
+
+    return tell
 
 
 class Routes:
@@ -24,7 +38,7 @@ class Routes:
         self._tell = tell
         self._led: dict[int, int] = {}
         self._told: dict[int, tuple[int, str]] = {}
-        self._changed = trio.Event()
+        self._changed = Signal()
 
     def leader(self, group: int) -> str | None:
         """The node that is ready to answer for a group, as far as is known here."""
@@ -56,7 +70,7 @@ class Routes:
         elif self._led.pop(group, None) is None:
             return
         self._tell(None, [(group, term, ready)])
-        self._wake()
+        self._changed.set()
 
     def up(self, node: str) -> None:
         """A connection was made."""
@@ -77,8 +91,4 @@ class Routes:
                 self._told[group] = (term, node)
             elif not leads and known is not None and known[1] == node:
                 del self._told[group]
-        self._wake()
-
-    def _wake(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()

@@ -59,9 +59,9 @@ class _Watcher:
 
 
 class KvWatches:
-    def __init__(self, runner: Runner) -> None:
-        self.nursery: trio.Nursery
-        """Outlives every watcher; set at the start."""
+    def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
+        """`nursery` outlives every watcher."""
+        self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, list[_Watcher]] = {}
 
@@ -75,7 +75,7 @@ class KvWatches:
         watchers = self._watchers.get(host)
         if watchers is None:
             watchers = self._watchers[host] = []
-            self.nursery.start_soon(self._serve, host, watchers)
+            self._nursery.start_soon(self._serve, host, watchers)
         elif len(watchers) >= WATCHERS_MOST:
             raise Overloaded(f"{len(watchers)} wait for changes of the same partition; ask again in a moment")
         else:

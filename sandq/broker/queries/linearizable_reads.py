@@ -48,9 +48,9 @@ class _Key(NamedTuple):
 
 
 class LinearizableReads:
-    def __init__(self, runner: Runner) -> None:
-        self.nursery: trio.Nursery
-        """Outlives every question; set at the start."""
+    def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
+        """`nursery` outlives every question."""
+        self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
         """By group: rounds that are to begin when this turn of the loop is over."""
@@ -74,7 +74,7 @@ class LinearizableReads:
         coming = self._coming.get(key)
         if coming is None:
             coming = self._coming[key] = []
-            self.nursery.start_soon(self._round, key)
+            self._nursery.start_soon(self._round, key)
         asked = _Asked(question, requests)
         coming.append(asked)
         await asked.answered.wait()

@@ -45,12 +45,17 @@ class Published:
 
 
 class Applier:
-    def __init__(self, stores: Stores, publish: Callable[[Published], None]) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        publish: Callable[[Published], None],
+        on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None,
+    ) -> None:
+        """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them."""
         self._stores = stores
         self._publish = publish
         self._unwritten: dict[int, Replica] = {}
-        self.on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None
-        """Told of each run: entries, and the seconds it took to apply and to write them."""
+        self._on_applied = on_applied
 
     def run(self, tasks: list[Apply | Ask]) -> None:
         """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
@@ -74,7 +79,7 @@ class Applier:
         self._publish(Published(results, statuses, answers, size))
         applied = time.perf_counter()
         self.write()
-        self.on_applied(entries, applied - began, time.perf_counter() - applied)
+        self._on_applied(entries, applied - began, time.perf_counter() - applied)
 
     def write(self) -> None:
         """Write every change of the entries applied so far, with their applied indices, in one batch."""

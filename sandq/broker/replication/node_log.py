@@ -10,7 +10,8 @@ A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from sandq.broker.replication.applier import Applier, Apply, Published
 from sandq.broker.replication.journals import open_journal
@@ -43,6 +44,25 @@ SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the rest of a node wants to know of its log, and says to it."""
+
+    wake: Callable[[], None] = lambda: None
+    """Called when there is something to commit."""
+    room: Callable[[str], bool] = lambda node: True
+    """Whether the queue to a node takes more."""
+    on_leads: Callable[[RaftGroup], None] = lambda host: None
+    """Told of groups that this node begins to lead, before they are ready."""
+    on_sync: Callable[[float], None] = lambda seconds: None
+    """Told how long each sync took."""
+    on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None
+    """See `Applier`."""
+
+
+NO_HOOKS: Final = Hooks()
+
+
 class NodeLog:
     """`now_ms` stamps entries."""
 
@@ -57,6 +77,7 @@ class NodeLog:
         limits: Limits,
         segment_bytes: int = SEGMENT_BYTES,
         create: bool = True,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
         self.stores = stores
@@ -68,27 +89,33 @@ class NodeLog:
             segment_bytes=segment_bytes,
             known_groups=lambda group: self.pointers.get(group) is not None,
             create=create,
+            on_sync=hooks.on_sync,
         )
-        self.group_commit = GroupCommit()
-        self.group_commit.takes_entries = lambda: self._applying < limits.apply_backlog_bytes
+        self.group_commit = GroupCommit(
+            wake=hooks.wake,
+            room=hooks.room,
+            takes_entries=lambda: self._applying < limits.apply_backlog_bytes,
+        )
         self._applying = 0
         """Bytes of entries that were handed to the applier and not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, RaftGroup] = {}
-        self.on_leads: Callable[[RaftGroup], None] = lambda host: None
-        """Told of groups that this node begins to lead, before they are ready."""
         self.filling: set[int] = set()
         """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
-        self.on_closed: Callable[[int], None] = lambda group: None
-        """Told of groups that run here no more."""
         self._loads: dict[int, Callable[[int], Replica]] = {}
         """How the replica of a group is made of a store."""
         self.failed: StorageFailed | None = None
-        self.applier = Applier(stores, publish)
+        self.applier = Applier(stores, publish, hooks.on_applied)
         self._now_ms = now_ms
+        self._on_leads = hooks.on_leads
         self._checkpoint_mark = self.wal.mark
 
     # -- groups ---------------------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> RaftGroup:
+        """The replica of the metadata group; KeyError before it was opened."""
+        return self.hosts[METADATA_GROUP]
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
         """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
@@ -116,13 +143,12 @@ class NodeLog:
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
         self.install([(METADATA_GROUP, own, members)], index)
-        host = self._open(
+        return self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store),
             lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
+            what="the metadata of the cluster",
         )
-        host.what = "the metadata of the cluster"
-        return host
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
         """Run the local replica of a partition, which was installed before."""
@@ -133,7 +159,13 @@ class NodeLog:
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 
-    def _open(self, number: int, load: Callable[[int], Replica], encode: Callable[[Sequence[Any]], bytes]) -> RaftGroup:
+    def _open(
+        self,
+        number: int,
+        load: Callable[[int], Replica],
+        encode: Callable[[Sequence[Any]], bytes],
+        what: str = "the partition",
+    ) -> RaftGroup:
         pointer = self.pointers.get(number)
         if pointer is None:
             raise ValueError(f"raft group {number} is not installed here")
@@ -143,13 +175,16 @@ class NodeLog:
             raise Corruption(
                 f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
             )
-        host = RaftGroup(number, replica, encode, self.group_commit, self.backlog, self.limits)
-        host.group = self.group_commit.add(
+        host = RaftGroup(
             number,
             member_id(self.node_id, pointer.incarnation),
             open_journal(self.group_commit.records, pointer, found, replica.applied_index),
-            applied=replica.applied_index,
-            before_tick=host.flush,
+            replica,
+            encode,
+            self.group_commit,
+            self.backlog,
+            self.limits,
+            what,
         )
         self.hosts[number] = host
         self._loads[number] = load
@@ -165,7 +200,6 @@ class NodeLog:
             host.close(error)
         self._recovered.pop(number, None)
         self._loads.pop(number, None)
-        self.on_closed(number)
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -257,7 +291,7 @@ class NodeLog:
             host = self.hosts.get(group.number)
             if host is not None:
                 if group.is_leader:
-                    self.on_leads(host)
+                    self._on_leads(host)
                 host.look()
         return tasks
 
@@ -283,7 +317,7 @@ class NodeLog:
         for number in published.statuses:
             if number in self.hosts:
                 self.hosts[number].look()
-                self.hosts[number].on_status()
+                self.hosts[number].notify_status()
         for number, index, results in published.results:
             if number in self.hosts:
                 self.hosts[number].applied(index, results)

@@ -15,7 +15,7 @@ from sandq.broker.replication.replica import Replica
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.raft import Group, GroupCommit, Members, ProposalFailed, ReadDone
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
 
 Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
@@ -58,27 +58,27 @@ class Backlog:
 
 
 class RaftGroup:
-    """`encode(commands)` stamps and encodes one entry. `on_status` runs on the loop after each change."""
+    """`encode(commands)` stamps and encodes one entry."""
 
     def __init__(
         self,
         number: int,
+        member: str,
+        journal: GroupJournal,
         replica: Replica,
         encode: Callable[[Sequence[Any]], bytes],
-        passes: GroupCommit,
+        group_commit: GroupCommit,
         backlog: Backlog,
         limits: Limits,
+        what: str,
     ) -> None:
+        """Run a group from now on. `what` it is a group of, for messages. Raises Corruption."""
         self.number = number
-        self.what = "the partition"
-        """What it is a group of, for messages."""
+        self.what = what
         self.replica = replica
-        self.group: Group
-        """Set right after construction: the group needs the host's `flush`."""
         self.status: Any = replica.status()
-        self.on_status: Callable[[], None] = lambda: None
-        self.on_ready: Callable[[bool], None] = lambda ready: None
-        """Called when this node begins to lead the group and may answer for it, and when it ceases to."""
+        self._on_status: list[Callable[[], None]] = []
+        self._on_ready: list[Callable[[bool], None]] = []
         self._was_ready = False
         self._leaving = False
         self._readers: list[trio.Event] = []
@@ -93,7 +93,7 @@ class RaftGroup:
         self._stands: Unavailable | None = None
         """Nothing is applied any more."""
         self._encode = encode
-        self._group_commit = passes
+        self._group_commit = group_commit
         self._backlog = backlog
         self._limits = limits
         self._pending: deque[Request] = deque()
@@ -101,6 +101,24 @@ class RaftGroup:
         """By the id of the list: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
+        self.group: Group = group_commit.add(
+            number, member, journal, applied=replica.applied_index, before_tick=self.flush
+        )
+
+    def listen(
+        self, *, on_status: Callable[[], None] | None = None, on_ready: Callable[[bool], None] | None = None
+    ) -> None:
+        """Call these from now on, on the loop: `on_status` after each change of `status`; `on_ready(ready)` when this
+        node begins to lead the group and may answer for it, and when it ceases to."""
+        if on_status is not None:
+            self._on_status.append(on_status)
+        if on_ready is not None:
+            self._on_ready.append(on_ready)
+
+    def notify_status(self) -> None:
+        """Tell all listeners that the status is another one."""
+        for on_status in self._on_status:
+            on_status()
 
     @property
     def ready(self) -> bool:
@@ -178,7 +196,8 @@ class RaftGroup:
         ready = self.ready and self._closed is None
         if ready != self._was_ready:
             self._was_ready = ready
-            self.on_ready(ready)
+            for on_ready in self._on_ready:
+                on_ready(ready)
 
     def check_ready(self) -> None:
         """Raises NotLeader, or what ended the group."""
@@ -291,7 +310,7 @@ class RaftGroup:
         self.replica, self.status = replica, status
         self._drop(self._in_flight, TimedOut("the group was installed anew: the outcome is unknown"))
         self.look()
-        self.on_status()
+        self.notify_status()
 
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""

@@ -1,4 +1,4 @@
-"""Runs an engine on trio and three threads: WAL, apply, maintenance. No stall of one stops another."""
+"""Run a node's log on trio and three threads: WAL, apply, maintenance. No stall of one stops another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import outcome
 import structlog
 import trio
 
-from sandq.broker.replication.applier import Apply, Ask, Published
+from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import Worker
+from sandq.broker.signals import Signal
 from sandq.model.errors import StorageFailed
 
 T = TypeVar("T")
@@ -25,29 +26,33 @@ CHECKPOINT_ENTRIES = 50_000
 
 
 class Runner:
-    """`publish` must be given to the engine before: see `Runner.publish`."""
+    """`wakeup` must be what the log sets when there is something to commit. `send(node, messages)`: where Raft messages
+    for another node go. `on_pass` is told of each pass that was written: its WAL records."""
 
-    def __init__(self, *, checkpoint_bytes: int, checkpoint_interval_s: float) -> None:
+    def __init__(
+        self,
+        node_log: NodeLog,
+        wakeup: Signal,
+        send: Callable[[str, list[Any]], None],
+        *,
+        checkpoint_bytes: int,
+        checkpoint_interval_s: float,
+        on_pass: Callable[[int], None] = lambda records: None,
+    ) -> None:
+        self.node_log = node_log
         self._token = trio.lowlevel.current_trio_token()
+        self._wakeup = wakeup
+        self._send = send
+        self._on_pass = on_pass
         self._checkpoint_bytes = checkpoint_bytes
         self._checkpoint_interval_s = checkpoint_interval_s
-        self._wake = trio.Event()
-        self._ticked = trio.Event()
+        self._ticked = Signal()
         self._crash: BaseException | None = None
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
         self._passing = False
-        self.on_pass: Callable[[int], None] = lambda records: None
-        """Told of each pass that was written: its WAL records."""
-        self.send: Callable[[str, list[Any]], None] = lambda node, messages: None
-        """Where Raft messages for another node go."""
         self._between: list[Callable[[], None]] = []
-        self.node_log: NodeLog
-
-    def start(self, node_log: NodeLog) -> None:
-        self.node_log = node_log
-        node_log.group_commit.wake = self.wake
         self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
@@ -59,13 +64,6 @@ class Runner:
             self.node_log.wal.prepare()
         except StorageFailed as error:
             log.warning("no room for the next segment of the log", error=error.message)
-
-    def publish(self, published: Published) -> None:
-        """From the apply thread to the loop."""
-        self._token.run_sync_soon(self.node_log.published, published)
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def is_busy(self) -> bool:
         """Whether something is on its way to the log."""
@@ -94,9 +92,8 @@ class Runner:
                 await trio.sleep_forever()
             passes.on_time()
             if not passes.has_work and not self._between:
-                self._wake = trio.Event()
                 with trio.move_on_after(passes.pause_s()):
-                    await self._wake.wait()
+                    await self._wakeup.wait()
                 continue
             self._passing = True
             await self._pass()
@@ -109,7 +106,6 @@ class Runner:
             call()
         records, ready = node_log.tick()
         self._ticked.set()
-        self._ticked = trio.Event()
         self._submit(ready)
         if records:
             try:
@@ -118,12 +114,12 @@ class Runner:
                 log.error("the log cannot be written: this node stops taking messages", error=error.message)
                 node_log.fail(error)
                 return
-            self.on_pass(len(records))
+            self._on_pass(len(records))
         else:
             await trio.lowlevel.checkpoint()
         self._submit(node_log.synced())
         for node, messages in node_log.group_commit.take_outgoing().items():
-            self.send(node, messages)
+            self._send(node, messages)
 
     def _submit(self, tasks: list[Apply]) -> None:
         for task in tasks:
@@ -161,7 +157,7 @@ class Runner:
         """Wait until the records gathered so far are on their way to the WAL thread, whose next job is then later."""
         node_log = self.node_log
         while node_log.group_commit.records and node_log.failed is None:
-            self.wake()
+            self._wakeup.set()
             await self._ticked.wait()
 
     async def _watch(self) -> None:
@@ -211,7 +207,7 @@ class Runner:
         """Run on the loop, while nothing of a pass is on its way to the disk."""
         reply: _Reply[T] = _Reply()
         self._between.append(lambda: reply.settle(outcome.capture(call)))
-        self.wake()
+        self._wakeup.set()
         return await reply.wait()
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:

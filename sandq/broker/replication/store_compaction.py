@@ -1,4 +1,4 @@
-"""Space that partitions do not need any more: a store keeps deleted rows until it is compacted there."""
+"""Give back space that is not needed any more: of deleted stores, and of rows that partitions have deleted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,30 @@ MOST_BYTES = 1 << 30
 """Of a larger partition LevelDB takes care by itself: it would keep the thread for maintenance for long."""
 
 
+class StoreSweeper:
+    """Delete the rows of stores that nothing points to, in bounded steps."""
+
+    def __init__(self, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
+        self._node_log = node_log
+        self._runner = runner
+        self._nursery = nursery
+
+    def sweep_soon(self) -> None:
+        """Begin a sweep: a store is needed no more."""
+        self._nursery.start_soon(self.sweep)
+
+    async def sweep(self) -> None:
+        """Look at all stores once."""
+        start: bytes | None = self._node_log.SWEEP_START
+        with suppress(StorageFailed):
+            while start is not None:
+                start, range_done = await self._runner.ask(partial(self._node_log.sweep, start))
+                if range_done is not None:
+                    await self._runner.on_maintenance(partial(self._node_log.stores.compact, *range_done))
+
+
 class StoreCompaction:
-    """Of one replica, whoever leads."""
+    """Compact the store of one replica, whoever leads, where it keeps deleted rows."""
 
     def __init__(self, host: RaftGroup, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._host = host

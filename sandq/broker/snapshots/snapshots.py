@@ -56,17 +56,23 @@ class _View:
 
 
 class Snapshots:
-    def __init__(self, node_log: NodeLog, runner: Runner, bytes_per_s: int) -> None:
-        self.open_stream: OpenStream
-        """A connection to a node, for bulk; set by who has connections."""
-        self.on_garbage: Callable[[], None] = lambda: None
-        """Called when a store is needed no more: the old one of a group, or one that was given up."""
+    def __init__(
+        self,
+        node_log: NodeLog,
+        runner: Runner,
+        bytes_per_s: int,
+        open_stream: OpenStream,
+        on_garbage: Callable[[], None],
+    ) -> None:
+        """`open_stream(node)`: a connection for bulk. `on_garbage`: called when a store is needed no more, the old one
+        of a group or one that was given up."""
         self.sent = self.installed = 0
         self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
         self._intake = Intake(self._begin)
-        node_log.on_closed = self._intake.forget
+        self._open_stream = open_stream
+        self._on_garbage = on_garbage
         self._sending: set[tuple[int, str]] = set()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -120,7 +126,7 @@ class Snapshots:
 
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self.open_stream(node) as stream:
+                async with self._open_stream(node) as stream:
                     return await send_snapshot(stream, view.meta, read, self._outlet.throttle)
             except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 if attempt == ATTEMPTS or isinstance(error, StorageFailed):
@@ -143,6 +149,10 @@ class Snapshots:
         return _View(rows, exporter, meta)
 
     # -- receiving ------------------------------------------------------------------------------------------------
+
+    def forget(self, group: int) -> None:
+        """Drop what has come for a group that runs here no more."""
+        self._intake.forget(group)
 
     async def receive(self, node: str, stream: PeerStream) -> None:
         """What a node offers over a connection."""
@@ -167,7 +177,7 @@ class Snapshots:
         number = (await self._runner.on_maintenance(self._node_log.pointers.mint))[0]
         self._node_log.check_runs(host)
         self._node_log.filling.add(number)
-        return _Store(self._node_log, self._runner, host, number, lambda: self.on_garbage())
+        return _Store(self._node_log, self._runner, host, number, self._on_garbage)
 
 
 class _Store:

@@ -14,11 +14,12 @@ import trio
 from sandq.broker.controller import cluster_controller
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
-from sandq.broker.peers.dispatch import PeerDispatch
+from sandq.broker.controller.reports import Reports
 from sandq.broker.replication import node_log
 from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata import commands as m
 from sandq.model.members import node_of
@@ -57,11 +58,11 @@ POINTS = {
     "once a voter is gone": Point(RaftGroup, "change_members", halting.drops, after=True),
     "before it hands over": Point(Rebalancer, "_give", halting.leaves),
     "once it has handed over": Point(Rebalancer, "_give", halting.leaves, after=True),
-    "before it is told": Point(PeerDispatch, "tell_settled"),
+    "before it is told": Point(Reports, "tell_settled"),
     # who held it
     "before its pointer goes": Point(Reconciler, "_remove", halting.removes),
     "before the log forgets": Point(Runner, "on_wal", halting.calls("forget")),
-    "before its rows go": Point(Reconciler, "sweep_soon"),
+    "before its rows go": Point(StoreSweeper, "sweep_soon"),
 }
 SNAPSHOT_POINTS = {
     "before the snapshot's pointer": Point(_Store, "_replace", halting.of_partition),
@@ -212,7 +213,7 @@ def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes gave up a partition, lose what was not flushed, and find older metadata that places it on them. They do
     not make it anew: it would be empty, and they are a majority of the group that they know of."""
-    monkeypatch.setattr(Reconciler, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
+    monkeypatch.setattr(StoreSweeper, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
     names = FIVE[:4]
     async with found_nodes(tmp_path, *names) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 4)

@@ -132,7 +132,7 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
                 adopt = cluster.Cluster._adopt
 
                 async def stuck(self: cluster.Cluster, uuid: str) -> None:
-                    if self.identity().node_id == "node3":
+                    if self._this_node.name == "node3":
                         await trio.sleep_forever()
                     await adopt(self, uuid)
 

@@ -48,7 +48,7 @@ async def test_such_a_node_stops_and_its_next_start_finds_either(
         third = nodes.running["node3"].broker
         await until_holds(lambda: third.node_log.failed is not None)
         # What nothing in memory points to is swept away, unless it may be what the next start finds.
-        await third.reconciler.sweep()
+        await third.reconciler._sweeper.sweep()
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.until_even()

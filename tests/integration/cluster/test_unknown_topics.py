@@ -83,7 +83,7 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
 async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes) -> None:
     leader = (await leading(nodes)).broker.node_log.node_id
     for name in NAMES:
-        latest = nodes.running[name].broker.catalog.barrier
+        latest = nodes.running[name].broker.catalog._barrier
         rounds = []
         ask_leader = latest._hold
 

@@ -13,10 +13,11 @@ import trio
 
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
-from sandq.broker.peers.dispatch import PeerDispatch
+from sandq.broker.controller.reports import Reports
 from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata.records import Topic
 from sandq.model.members import node_of
@@ -78,7 +79,7 @@ class Halt:
             await trio.sleep_forever()
 
 
-def _node(part: RaftGroup | Runner | Reconciler | Rebalancer | PeerDispatch | _Store) -> str:
+def _node(part: RaftGroup | Runner | Reconciler | Rebalancer | Reports | StoreSweeper | _Store) -> str:
     """Whose part it is."""
     if isinstance(part, RaftGroup):
         return node_of(part.group.member)

@@ -50,7 +50,7 @@ class HandClock:
 
     def _tell(self) -> None:
         for clock in self._guarded:
-            clock.on_step()
+            clock.notify_step()
 
     def now_ms(self) -> int:
         return int(self._now_s() * 1000)

@@ -45,6 +45,17 @@ class PeerNode:
         self._scope = trio.CancelScope()
         self._stopped = trio.Event()
 
+    # What the links call; a test may put something else in the place of what it does.
+
+    def up(self, peer: Peer) -> None:
+        self.on_up(peer)
+
+    def down(self, node: str) -> None:
+        self.on_down(node)
+
+    def takes_more(self) -> bool:
+        return True
+
     async def _echo(self, node_id: str, stream: PeerStream) -> None:
         while True:
             await stream.send((node_id, await stream.receive()))
@@ -61,15 +72,11 @@ class PeerNode:
             identity=lambda: self.identity,
             peers=peers,
             known=self.known,
-            on_up=lambda peer: self.on_up(peer),
-            on_down=lambda node: self.on_down(node),
-            on_frame=lambda node, kind, body, size: self.on_frame(node, kind, body, size),
-            on_stream=lambda node, stream: self.on_stream(node, stream),
             **settings,
         )
         try:
             with self._scope:
-                await self.links.run([self.listener])
+                await self.links.run([self.listener], self)
         finally:
             self._stopped.set()
 

@@ -78,7 +78,7 @@ class ClusterNode(Stepped):
         self.node_log.install([(GROUP, own, members)])
         self.host = self.node_log.open_partition(world.topic, 0)
         self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
-        self.host.on_ready = self._on_ready
+        self.host.listen(on_ready=self._on_ready)
         self.host.look()
 
     @property

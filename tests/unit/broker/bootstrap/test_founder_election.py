@@ -12,11 +12,12 @@ import trio.testing
 
 from sandq.broker.bootstrap import founder_election
 from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
-from sandq.broker.bootstrap.founder_election import AGREES, ASKS, FOUND, REFUSES, FounderElection
+from sandq.broker.bootstrap.founder_election import AGREES, ASKS, REFUSES, FounderElection
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.errors import Conflict, Unavailable
 from sandq.model.members import member_id
+from sandq.protocol.peer import PeerFrame
 from sandq.raft import Members
 from tests.support.examples import seeds
 
@@ -37,12 +38,12 @@ class Node:
         self._network = network
 
     def _send(self, node: str, kind: int, body: Any) -> None:
-        assert kind == FOUND
+        assert kind == PeerFrame.FOUND
         self.sent.setdefault(node, []).append(body)
 
     def deliver(self, node: str) -> None:
         """The first word for this node arrives."""
-        assert self._network[node].founding.on_frame(self.name, FOUND, self.sent[node].pop(0))
+        assert self._network[node].founding.on_frame(self.name, PeerFrame.FOUND, self.sent[node].pop(0))
 
 
 def linked(*names: str) -> dict[str, Node]:
@@ -163,7 +164,7 @@ async def test_what_was_said_on_an_earlier_link_does_not_count(autojump_clock: t
 
 def test_other_frames_are_left_to_others() -> None:
     node = linked("a")["a"].founding
-    assert not node.on_frame("b", FOUND + 1, ASKS) and not node.on_frame("b", FOUND, ["asks"])
+    assert not node.on_frame("b", PeerFrame.FOUND + 1, ASKS) and not node.on_frame("b", PeerFrame.FOUND, ["asks"])
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Bed:
 
     def _send(self, node: str, kind: int, body: str) -> None:
         if body == ASKS:
-            self.forming.on_frame(node, FOUND, AGREES)
+            self.forming.on_frame(node, PeerFrame.FOUND, AGREES)
 
     async def until_welcome(self) -> Beginning:
         while self.welcomed is None:  # noqa: ASYNC110 - the test says when

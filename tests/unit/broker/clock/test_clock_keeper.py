@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.clock.clock_keeper import CLOCK_ASKED, CLOCK_TOLD, GUARDED_US_MOST, QUESTIONS_MOST, ClockKeeper
+from sandq.broker.clock.clock_keeper import GUARDED_US_MOST, QUESTIONS_MOST, ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
+from sandq.protocol.peer import PeerFrame
 
 NOW_S = 1_800_000_000.25
 
@@ -21,7 +22,7 @@ class Kept:
         self.monotonic_s = 10.0
         self.clock = GuardedClock(wall=lambda: self.wall_s, monotonic=lambda: self.monotonic_s)
         self.sent: list[tuple[str, int, Any]] = []
-        self.keeper = ClockKeeper(self.clock, self._send, lambda: ())
+        self.keeper = ClockKeeper(self.clock, self._send)
 
     def _send(self, node: str, kind: int, body: Any) -> bool:
         self.sent.append((node, kind, body))
@@ -30,11 +31,11 @@ class Kept:
     def question(self) -> int:
         """The last one."""
         node, kind, (question, _) = self.sent[-1]
-        assert (node, kind) == ("b", CLOCK_ASKED)
+        assert (node, kind) == ("b", PeerFrame.CLOCK_ASKED)
         return int(question)
 
     def told(self, *body: Any, node: str = "b") -> bool:
-        return self.keeper.on_frame(node, CLOCK_TOLD, body)
+        return self.keeper.on_frame(node, PeerFrame.CLOCK_TOLD, body)
 
     def offsets(self) -> dict[str, int]:
         return dict(self.clock.status().peers)
@@ -55,14 +56,14 @@ def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
 
 
 def test_a_question_is_answered_with_the_clock_and_how_it_stands(kept: Kept) -> None:
-    assert kept.keeper.on_frame("b", CLOCK_ASKED, (17, 0))
-    assert kept.sent == [("b", CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
+    assert kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (17, 0))
+    assert kept.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
     kept.keeper.up("b")
     kept.told(kept.question(), int(NOW_S * 1e6), 2)
-    kept.keeper.on_frame("b", CLOCK_ASKED, (18, 0))
+    kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (18, 0))
     assert kept.sent[-1][2][2] == Standing.GOOD, "it has agreed"
     kept.wall_s += 3600
-    kept.keeper.on_frame("b", CLOCK_ASKED, (19, 0))
+    kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (19, 0))
     assert kept.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), "it is seen as the question comes"
 
 
@@ -96,9 +97,9 @@ def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
     """Not when it got better: the question may have been long on its way."""
     kept.keeper.up("b")
     kept.told(kept.question(), int(NOW_S * 1e6), 0)
-    kept.keeper.on_frame("b", CLOCK_ASKED, (1, int(Standing.DOUBTED)))
+    kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (1, int(Standing.DOUBTED)))
     assert kept.keeper.good() == set() and not kept.keeper.may_lead("b")
-    kept.keeper.on_frame("b", CLOCK_ASKED, (2, int(Standing.GOOD)))
+    kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (2, int(Standing.GOOD)))
     assert kept.keeper.good() == set()
 
 
@@ -121,12 +122,12 @@ def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
     ],
 )
 def test_what_is_no_answer_is_not_taken(kept: Kept, body: Any) -> None:
-    assert not kept.keeper.on_frame("b", CLOCK_TOLD, body)
+    assert not kept.keeper.on_frame("b", PeerFrame.CLOCK_TOLD, body)
 
 
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [(CLOCK_ASKED, body) for body in (None, 1, (1,), (1, True), (1, 3), ("1", 0), [1, 0])] + [(9, (1, 0))],
+    [(PeerFrame.CLOCK_ASKED, body) for body in (None, 1, (1,), (1, True), (1, 3), ("1", 0), [1, 0])] + [(9, (1, 0))],
 )
 def test_what_is_no_question_is_not_taken(kept: Kept, kind: int, body: Any) -> None:
     assert not kept.keeper.on_frame("b", kind, body)

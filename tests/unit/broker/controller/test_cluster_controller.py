@@ -86,13 +86,14 @@ class Bed:
         self.seen: set[str] = set()
         self.led: set[int] = set()
         self.controller = ClusterController(
+            Joining(self),  # type: ignore[arg-type]
             lambda: [self.identity(name) for name in sorted(self.linked)],
             lambda: [(name, f"store-{name}") for name in self.seen],
             lambda group: group in self.led,
+            lambda node: True,
             lambda: T + round(trio.current_time() * 1000),
             AFTER_MS,
         )
-        self.controller.joining = Joining(self)  # type: ignore[assignment]
 
     def identity(self, name: str) -> PeerIdentity:
         return PeerIdentity(name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1)

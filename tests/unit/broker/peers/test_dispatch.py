@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.bootstrap.joining import JOIN
-from sandq.broker.peers import dispatch
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.broker.peers.metadata_progress import MetadataProgress
+from sandq.broker.peers.this_node import ThisNode
+from sandq.broker.signals import Signal
+from sandq.protocol.peer import PeerFrame
+from sandq.storage.identity import Identity
 
 FRAMES = [
-    (dispatch.RAFT, ()),
-    (dispatch.ROUTES, ((1, 1, True),)),
-    (dispatch.FOLLOWED, 7),
-    (dispatch.ASKED, 5),
-    (dispatch.TOLD, (5, 9)),
-    (dispatch.SETTLED, ((1, 1, True),)),
-    (JOIN, None),
+    (PeerFrame.RAFT, ()),
+    (PeerFrame.ROUTES, ((1, 1, True),)),
+    (PeerFrame.FOLLOWED, 7),
+    (PeerFrame.ASKED, 5),
+    (PeerFrame.TOLD, (5, 9)),
+    (PeerFrame.SETTLED, ((1, 1, True),)),
+    (PeerFrame.JOIN, None),
 ]
 
 
@@ -33,30 +36,38 @@ class Bed:
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.sent: list[tuple[str, int, Any]] = []
-        passes = SimpleNamespace(receive=self.note("raft"), connected=self.note("connected"))
-        latest = SimpleNamespace(answer=self.note("asked"), told=self.note("told"))
-        broker: Any = SimpleNamespace(
-            routes=SimpleNamespace(heard=self.note("routes"), up=self.note("routes up")),
-            catalog=SimpleNamespace(barrier=latest),
-            reconciler=SimpleNamespace(index=3),
-        )
+        self.peers = {"a": peer("a", "ours"), "b": peer("b", "theirs"), "c": peer("c", None)}
+        links: Any = SimpleNamespace(up=self.peers, send=lambda *frame: self.sent.append(frame))
+        this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, is_named=False)
+        self.progress = MetadataProgress(links, this_node)
+        self.progress.index = 3
+        group_commit = SimpleNamespace(receive=self.note("raft"), connected=self.note("connected"))
+        node_log: Any = SimpleNamespace(group_commit=group_commit, failed=None)
+        routes: Any = SimpleNamespace(heard=self.note("routes"), up=self.note("routes up"))
+        barrier: Any = SimpleNamespace(asked=self.note("asked"), told=self.note("told"))
         clocks: Any = SimpleNamespace(up=self.note("clocks up"), on_frame=lambda *frame: False)
-        node_log: Any = SimpleNamespace(group_commit=passes, failed=None)
         controller: Any = SimpleNamespace(settled=self.note("settled"))
         self.dispatch = PeerDispatch(
-            node_log, broker, clocks, controller, lambda peer: peer.identity.cluster_uuid == "ours", self.outside
+            node_log=node_log,
+            links=links,
+            this_node=this_node,
+            routes=routes,
+            progress=self.progress,
+            barrier=barrier,
+            clocks=clocks,
+            controller=controller,
+            outside=self.outside,
+            on_stream=self.note("stream"),
+            changed=Signal(),
         )
-        up = {"a": peer("a", "ours"), "b": peer("b", "theirs"), "c": peer("c", None)}
-        links: Any = SimpleNamespace(up=up, send=lambda *frame: self.sent.append(frame))
-        self.dispatch.links = links
 
     def note(self, what: str) -> Any:
         return lambda *args: self.heard.append(what)
 
     def outside(self, node: str, kind: int, body: Any) -> bool:
-        if kind == JOIN:
+        if kind == PeerFrame.JOIN:
             self.heard.append("join")
-        return kind == JOIN
+        return kind == PeerFrame.JOIN
 
 
 async def test_a_node_of_this_cluster_is_heard() -> None:
@@ -64,7 +75,7 @@ async def test_a_node_of_this_cluster_is_heard() -> None:
     for kind, body in FRAMES:
         bed.dispatch.on_frame("a", kind, body, 10)
     assert bed.heard == ["raft", "routes", "asked", "told", "settled", "join"]
-    assert bed.dispatch.followed == {"a": 7}
+    assert bed.progress.others == {"a": 7}
 
 
 @pytest.mark.parametrize("node", ["b", "c"])
@@ -73,13 +84,13 @@ async def test_of_others_only_what_joins_is_heard(node: str) -> None:
     bed = Bed()
     for kind, body in FRAMES:
         bed.dispatch.on_frame(node, kind, body, 10)
-    assert bed.heard == ["join"] and bed.dispatch.followed == {}
+    assert bed.heard == ["join"] and bed.progress.others == {}
 
 
 async def test_only_a_node_of_this_cluster_is_told_what_is_led_here() -> None:
     bed = Bed()
     for node in "bc":
-        bed.dispatch.up(bed.dispatch.links.up[node])
+        bed.dispatch.up(bed.peers[node])
     assert bed.heard == [] and bed.sent == []
-    bed.dispatch.up(bed.dispatch.links.up["a"])
-    assert bed.heard == ["connected", "clocks up", "routes up"] and bed.sent == [("a", dispatch.FOLLOWED, 3)]
+    bed.dispatch.up(bed.peers["a"])
+    assert bed.heard == ["connected", "clocks up", "routes up"] and bed.sent == [("a", PeerFrame.FOLLOWED, 3)]

@@ -1,0 +1,37 @@
+"""Tell whoever leads the metadata group what it has to know: of groups led here, and that this node cannot write."""
+
+from __future__ import annotations
+
+from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.controller.rebalancer import Report
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.signals import Signal
+from sandq.protocol.peer import PeerFrame
+
+
+class Reports:
+    """What is told may get lost, and is told again. `changed` is set when this node itself is the one to act."""
+
+    def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Signal) -> None:
+        self._node_log = node_log
+        self._links = links
+        self._controller = controller
+        self._changed = changed
+
+    def tell_settled(self, reports: list[Report]) -> None:
+        """Report committed configurations of groups that this node leads."""
+        leader = self._node_log.metadata.leader
+        if leader == self._node_log.node_id:
+            self._controller.settled(reports)
+            self._changed.set()
+        elif leader is not None:
+            self._links.send(leader, PeerFrame.SETTLED, reports)
+
+    def tell_storage_failed(self) -> None:
+        """Report that this node cannot write any more."""
+        leader = self._node_log.metadata.leader
+        if leader == self._node_log.node_id:
+            self._controller.storage_failed(leader)
+        elif leader is not None:
+            self._links.send(leader, PeerFrame.STORAGE_FAILED, None)

@@ -1,0 +1,128 @@
+"""Know which other nodes there are: by metadata, by gossip, or because the configuration names them.
+
+Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
+its old name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.controller.metadata_barrier import ANSWER_S
+from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.this_node import ThisNode
+from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.runner import Runner
+from sandq.broker.signals import Signal
+from sandq.gossip import tags
+from sandq.metadata.records import NodeRecord
+from sandq.model.config_schema import Address
+from sandq.model.membership import Membership, State
+from sandq.storage.known_peers import KnownPeers
+
+log = structlog.get_logger("sandq.cluster")
+
+_LIVE = (State.ALIVE, State.SUSPECT)
+
+
+class PeerDirectory:
+    """`cluster`: its name. `changed` is set when members come or go."""
+
+    def __init__(
+        self,
+        cluster: str,
+        this_node: ThisNode,
+        links: PeerLinks,
+        known: KnownPeers,
+        membership: Membership,
+        node_log: NodeLog,
+        runner: Runner,
+        catalog: Catalog,
+        changed: Signal,
+    ) -> None:
+        self._cluster = cluster
+        self._this_node = this_node
+        self._links = links
+        self._known = known
+        self._membership = membership
+        self._node_log = node_log
+        self._runner = runner
+        self._catalog = catalog
+        self._changed = changed
+
+    async def follow(self) -> None:
+        """Be linked with all nodes of the cluster, as they come and go, until cancelled."""
+        async for _ in self._membership.changes():
+            self.look()
+            self._changed.set()
+
+    def seen(self) -> list[Mapping[str, str]]:
+        """The tags of other live members that are nodes of a cluster of this name."""
+        members = self._membership.members().values()
+        ours = [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.CLUSTER) == self._cluster]
+        return [found for found in ours if found.get(tags.NODE, self._this_node.name) != self._this_node.name]
+
+    def alive(self) -> list[tuple[str, str]]:
+        """Node id and store UUID of other nodes that are alive by gossip."""
+        return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self.seen()]
+
+    def linked(self) -> list[PeerIdentity]:
+        """This node, and those that it has a link with."""
+        return [self._this_node.identity(), *[peer.identity for peer in self._links.up.values()]]
+
+    def look(self) -> None:
+        """Set whom to be linked with: who is registered, and whom gossip knows, which knows best where they are now."""
+        if self._this_node.is_named:
+            return
+        metadata = self._node_log.hosts.get(METADATA_GROUP)
+        registered = metadata.status.nodes if metadata is not None else {}
+        found = {name: record.addresses.get("peer") for name, record in registered.items()}
+        for seen in self.seen():
+            found[seen[tags.NODE]] = seen.get("peer") or found.get(seen[tags.NODE])
+        found.pop(self._this_node.name, None)
+        peers = {}
+        for node, text in found.items():
+            try:
+                peers[node] = Address.parse(text)
+            except ValueError:
+                continue  # it does not say where it is
+        self._links.set_peers(peers)
+
+    async def pin_registered(self) -> None:
+        """Know whoever is registered by its store from now on, whether or not this node ever met it. Who was removed is
+        let in no more, and hears why."""
+        view = self._catalog.view
+        for gone in view.removed.values():
+            for store in gone.stores:
+                if not self._known.is_removed(store):
+                    await self._runner.on_maintenance(partial(self._known.remove, gone.node_id, store))
+                    self._links.end(gone.node_id, "the node was removed from the cluster")
+        for node in view.nodes.values():
+            is_new = self._known.get(node.node_id) is None and not self._known.is_removed(node.store_uuid)
+            if node.node_id != self._this_node.name and is_new:
+                await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
+
+    async def correct_pins(self) -> None:
+        """Let the registered store count, where a node that lost its disk was met before the one that is registered
+        under its name. Only by what is known for certain: an older registry would shut out those that were added anew.
+        Raises Unavailable."""
+
+        def wrong() -> list[NodeRecord]:
+            nodes = self._catalog.view.nodes.values()
+            return [node for node in nodes if self._known.get(node.node_id) not in (None, node.store_uuid)]
+
+        if wrong():
+            with trio.move_on_after(ANSWER_S):
+                await self._catalog.catch_up()
+                for node in wrong():
+                    log.warning(
+                        "the data directory of a node that is known here is not the registered one", peer=node.node_id
+                    )
+                    await self._runner.on_maintenance(partial(self._known.correct, node.node_id, node.store_uuid))
+                    self._links.end(node.node_id, "its data directory is not the registered one")

@@ -1,0 +1,27 @@
+"""Put the Raft messages of a pass into frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from sandq.protocol.peer import PeerFrame
+from sandq.raft.wire import size_of
+
+FRAME_BYTES: Final = 4 << 20
+"""The messages of a pass go in one frame, unless they are larger than this."""
+
+
+def send_messages(send: Callable[[str, int, Any], object], node: str, messages: Sequence[Any]) -> None:
+    """Send messages to a node, in frames that are not much larger than one message needs to be. `send(node, kind,
+    body)` as `PeerLinks.send`."""
+    frame: list[Any] = []
+    size = 0
+    for message in messages:
+        frame.append(message)
+        size += size_of(message)
+        if size >= FRAME_BYTES:
+            send(node, PeerFrame.RAFT, frame)
+            frame, size = [], 0
+    if frame:
+        send(node, PeerFrame.RAFT, frame)

@@ -1,0 +1,44 @@
+"""Say who this node is, to other nodes and to the parts of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.storage.identity import Identity
+
+
+class ThisNode:
+    """`is_named`: the configuration names the nodes of the cluster, which form it together."""
+
+    def __init__(self, own: Identity, zone: str, weight: int, *, is_named: bool) -> None:
+        self.own = own
+        """What its data directory says; its cluster's UUID may come later."""
+        self.is_named = is_named
+        self._zone = zone
+        self._weight = weight
+        self._addresses: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The node id."""
+        return self.own.node
+
+    @property
+    def cluster_uuid(self) -> str | None:
+        """None: it belongs to no cluster yet."""
+        return self.own.cluster_uuid
+
+    def advertise(self, addresses: Mapping[str, str]) -> None:
+        """Serve what at which address, from now on."""
+        self._addresses = dict(addresses)
+
+    def identity(self) -> PeerIdentity:
+        """How it introduces itself, at this moment."""
+        own = self.own
+        return PeerIdentity(own.node, own.store_uuid, own.cluster_uuid, self._addresses, self._zone, self._weight)
+
+    def is_ours(self, peer: Peer) -> bool:
+        """Whether a peer is of this node's cluster, and knows that this node is. Named ones form theirs together."""
+        uuid = self.own.cluster_uuid
+        return self.is_named or (uuid is not None and peer.identity.cluster_uuid == uuid)

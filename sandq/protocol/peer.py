@@ -1,0 +1,38 @@
+"""Name the frames that nodes send each other over a link: `[kind, body]`.
+
+A link carries a PING, kind 0, by itself. JOIN, WELCOME and FOUND are understood between any two nodes of a cluster of
+one name; all others only between nodes that have named the same cluster UUID to each other.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class PeerFrame(IntEnum):
+    """The kind of a frame. What stands in the body follows each."""
+
+    RAFT = 1
+    """[message, ...]: of any groups, see `raft.wire`."""
+    ROUTES = 2
+    """[[group, term, whether the sender leads it and may answer for it], ...]"""
+    FOLLOWED = 3
+    """An index: what metadata said up to there the sender has done."""
+    ASKED = 4
+    """A number: how far is metadata? To its leader."""
+    TOLD = 5
+    """[the number, an index | nil]: the answer; nil from a node that does not lead metadata."""
+    JOIN = 6
+    """nil: the sender wants to be taken in; the link says who it is."""
+    WELCOME = 7
+    """[cluster UUID, voters, learners, index]: members of the metadata group, and what it has applied."""
+    FOUND = 8
+    """Whether the sender may found the cluster: "asks"; the answer is "agrees" | "refuses"."""
+    SETTLED = 9
+    """[[group, epoch, whole], ...]: see `metadata.commands.Settle`. To metadata's leader."""
+    CLOCK_ASKED = 10
+    """[a number, the sender's `Standing`]: what is your time?"""
+    CLOCK_TOLD = 11
+    """[the number, the guarded clock in epoch microseconds, a `Standing`]: the answer."""
+    STORAGE_FAILED = 12
+    """nil: the sender cannot write any more. To metadata's leader."""

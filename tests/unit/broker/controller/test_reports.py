@@ -1,0 +1,34 @@
+"""What the leader of the metadata has to know reaches it, whichever node that is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandq.broker.controller.reports import Reports
+from sandq.broker.signals import Signal
+from sandq.protocol.peer import PeerFrame
+
+SETTLED = [(1, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("leader", "noted", "sent"),
+    [
+        ("n", [SETTLED, "n"], []),
+        ("a", [], [("a", PeerFrame.SETTLED, SETTLED), ("a", PeerFrame.STORAGE_FAILED, None)]),
+        (None, [], []),
+    ],
+)
+def test_a_report_goes_to_whoever_leads(leader: str | None, noted: list[Any], sent: list[Any]) -> None:
+    heard: list[Any] = []
+    frames: list[Any] = []
+    node_log: Any = SimpleNamespace(node_id="n", metadata=SimpleNamespace(leader=leader))
+    links: Any = SimpleNamespace(send=lambda *frame: frames.append(frame))
+    controller: Any = SimpleNamespace(settled=heard.append, storage_failed=heard.append)
+    reports = Reports(node_log, links, controller, Signal())
+    reports.tell_settled(SETTLED)
+    reports.tell_storage_failed()
+    assert (heard, frames) == (noted, sent)
