@@ -1,4 +1,4 @@
-"""docs/topics.md, docs/sandctl.md and the help of sandctl: each setting with the default and the range of its field."""
+"""docs/topics.md and the help of sandctl: each setting with the default and the range of its field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ TOPICS: dict[str, dict[str, Row]] = {
     for kind, table in zip((TIMER, COMPACTED), _TABLES, strict=True)
 }
 ROWS = [(kind, key, *row) for kind, rows in TOPICS.items() for key, row in rows.items()]
-_OPTIONS = r"^\| (`--[^|]*?(?:\\\|[^|]*?)*) \| [^|]+ \| ([^|]+) \|$"
 
 
 def text(value: Any) -> str:
@@ -125,16 +124,6 @@ def test_the_help_of_sandctl_has_the_defaults() -> None:
     assert _option_defaults(list(own), list(own.values())) == DEFAULTS
     for command in (update, update_group):
         assert not any("[default: " in words for words in _help_of(command).values()), "what is not named stays"
-
-
-def test_the_table_of_sandctl_has_the_defaults() -> None:
-    rows = re.findall(_OPTIONS, (ROOT / "docs" / "sandctl.md").read_text(), re.MULTILINE)
-    found: dict[str, str] = {}
-    for options, told in rows:
-        names = [name for name in re.findall(r"`(--[a-z-]+)", options) if name != "--retain"]
-        if set(names) <= set(_help_of(create)):
-            found |= _option_defaults(names, told.replace("`", "").split(", "))
-    assert found == DEFAULTS
 
 
 def test_a_default_or_a_range_that_is_wrong_is_found() -> None:
