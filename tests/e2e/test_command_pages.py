@@ -121,10 +121,26 @@ def test_a_line_of_the_page_about_sandctl(shell: Shell, client: sandq.sync.Clien
     shell(ready)
 
 
+@pytest.fixture(scope="module")
+def left_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a node that was stopped: of one that runs, files go while they are copied."""
+    process = NodeProcess(tmp_path_factory.mktemp("stopped"))
+    try:
+        process.start()
+        with sandq.sync.connect(process.address, timeout=PATIENCE_S) as client:
+            client.admin.create_topic("orders", partitions=3)
+            for number in range(150):
+                client.produce("orders", b"x", partition=number % 3)
+        assert process.stop() == 0
+    finally:
+        process.close()
+    return process.data_dir
+
+
 @pytest.mark.parametrize("line", lines("configuration.md", "sandq"))
-def test_a_line_of_the_page_about_configuration(node: NodeProcess, tmp_path: Path, line: str) -> None:
+def test_a_line_of_the_page_about_configuration(left_data: Path, tmp_path: Path, line: str) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    shutil.copytree(node.data_dir, tmp_path / "sandq-data")
+    shutil.copytree(left_data, tmp_path / "sandq-data")
     names = ("CLIENT", "HTTP", "PEER", "GOSSIP")
     ports = {f"SANDQ_LISTEN__{name}": f"127.0.0.1:{free_port()}" for name in names}
     out = Shell(tmp_path, **(ports if "doctor" in line else {}))(line)
