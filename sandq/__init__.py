@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         offset_time_ms,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Change",

@@ -52,6 +52,7 @@ from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
+from sandq.model.features import KNOWN, Levels
 from sandq.server import open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
@@ -93,11 +94,13 @@ async def run_node(
     clock: GuardedClock | None = None,
     timers: Callable[[GuardedClock], Timers] = Timers,
     gate: Gate | None = None,
+    levels: Levels = KNOWN,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
 
     `files`, `stores`, `clock` and `timers` may be twins (tests start real nodes over faulty ones, and `sandq.testing`
-    one whose time stands still); `gate` is awaited before what a client sent is looked at. Raises StartupError
+    one whose time stands still); `gate` is awaited before what a client sent is looked at; `levels` are the feature
+    levels that it knows (a test has nodes of another version by that). Raises StartupError
     (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
     # Of what runs in here; several nodes may be in one process.
@@ -106,7 +109,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock, timers, gate) as serving:
+        async with _running(config, data_dir, files, stores, clock, timers, gate, levels) as serving:
             yield serving
     finally:
         lock.close()
@@ -142,6 +145,7 @@ async def _running(
     clock: GuardedClock | None,
     timers_of: Callable[[GuardedClock], Timers],
     gate: Gate | None,
+    levels: Levels,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     way = way_of(config)
@@ -154,7 +158,14 @@ async def _running(
     secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
-    this_node = ThisNode(own, config.node.zone, config.node.weight, is_named=way == "named")
+    this_node = ThisNode(
+        own,
+        config.node.zone,
+        config.node.weight,
+        lambda: node_log.feature_level,
+        is_named=way == "named",
+        levels=levels,
+    )
     known = KnownPeers.open(files)
     links = PeerLinks(
         cluster=config.cluster.name,
@@ -179,6 +190,7 @@ async def _running(
             limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
+            levels=levels,
             hooks=Hooks(
                 wake=wakeup.set,
                 room=links.room,

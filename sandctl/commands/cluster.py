@@ -74,7 +74,8 @@ def init(yes: bool) -> None:
 @common_options
 def nodes(limit: int | None) -> None:
     """List the nodes: what the one asked believes of each and since when, whether it is linked with it (UP), where it
-    serves, how many partitions it leads, how many replicas it holds, and whether it votes in the metadata group.
+    serves, how many partitions it leads, how many replicas it holds, whether it votes in the metadata group, and which
+    version it runs, with the feature levels that this one knows.
 
     STANDING is what is written down of it: in, draining, removing; failed. A member that is no node of the cluster, or
     not yet, has none.
@@ -98,6 +99,7 @@ def nodes(limit: int | None) -> None:
                 for name in ("since", "failed_since")
             },
             "condition": _condition(row),
+            "levels": _levels(row),
             "leads": leads[row.get("node")],
             "asked": row.get("node") == found.get("node"),
         }
@@ -115,8 +117,16 @@ def nodes(limit: int | None) -> None:
         "leads": "LEADS",
         "replicas": "REPLICAS",
         "voter": "VOTER",
+        "version": "VERSION",
+        "levels": "LEVELS",
     }
     show_rows(rows, columns, limit)
+
+
+def _levels(row: dict[str, Any]) -> str | None:
+    """The feature levels that a node's version knows."""
+    levels = row.get("feature_levels")
+    return None if levels is None else "-".join(map(str, dict.fromkeys(levels)))
 
 
 def _condition(row: dict[str, Any]) -> str | None:

@@ -12,14 +12,23 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption
+from sandq.model.features import FIRST_LEVEL
 
 ENTRY_VERSION = 1
 
 
+class _Command:
+    """What every command has."""
+
+    __slots__ = ()
+    feature_level: ClassVar[int] = FIRST_LEVEL
+    """The cluster's level from which on it may be proposed."""
+
+
 @dataclass(frozen=True, slots=True)
-class RegisterNode:
-    """A node that is a member of the metadata group, with its store UUID and the addresses it serves
-    (`{"client": "host:port", ...}`)."""
+class RegisterNode(_Command):
+    """A node that is a member of the metadata group, with its store UUID, the addresses it serves
+    (`{"client": "host:port", ...}`), and the feature levels that its version knows."""
 
     type: ClassVar[int] = 1
     node_id: str
@@ -28,10 +37,12 @@ class RegisterNode:
     zone: str = "default"
     weight: int = 1
     incarnation: int = 1
+    lowest_level: int = FIRST_LEVEL
+    highest_level: int = FIRST_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopic:
+class CreateTopic(_Command):
     """`placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record."""
 
     type: ClassVar[int] = 2
@@ -43,13 +54,13 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopic:
+class DeleteTopic(_Command):
     type: ClassVar[int] = 3
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateTopic:
+class UpdateTopic(_Command):
     """`settings`: the whole settings record. `added`: where further partitions are placed, the first of them being
     number `partitions`: refused when there are more or fewer by then."""
 
@@ -62,7 +73,7 @@ class UpdateTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class FormCluster:
+class FormCluster(_Command):
     """Give the cluster its UUID; the first one stays."""
 
     type: ClassVar[int] = 5
@@ -70,7 +81,7 @@ class FormCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkNode:
+class MarkNode(_Command):
     """Since when a node is neither heard of nor linked; None: it is back."""
 
     type: ClassVar[int] = 6
@@ -79,7 +90,7 @@ class MarkNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeStanding:
+class ChangeStanding(_Command):
     """Whether a node is to hold anything: see `records`."""
 
     type: ClassVar[int] = 7
@@ -88,7 +99,7 @@ class ChangeStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveNode:
+class RemoveNode(_Command):
     """Forget a node that is removing and holds nothing any more, of which the metadata group has no member either."""
 
     type: ClassVar[int] = 8
@@ -97,7 +108,7 @@ class RemoveNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(_Command):
     """These nodes are to hold the partition of a group, the first is to lead it. `epoch`: the assignment that this one
     follows; after another one it is refused."""
 
@@ -108,7 +119,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(_Command):
     """The committed configuration of a group has nobody whom the assignment of this epoch does not want; `whole`: and
     all whom it wants, as voters."""
 
@@ -119,11 +130,19 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(_Command):
     """All partitions are spread evenly over these nodes."""
 
     type: ClassVar[int] = 11
     nodes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseFeatureLevel(_Command):
+    """Let the cluster come to a feature level; refused while a registered node does not know it."""
+
+    type: ClassVar[int] = 12
+    level: int
 
 
 Command = (
@@ -138,6 +157,7 @@ Command = (
     | Assign
     | Settle
     | Balance
+    | RaiseFeatureLevel
 )
 _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
@@ -158,6 +178,12 @@ class Entry:
             version, now_ms, commands = msgpack.unpackb(data, raw=False)
             if version != ENTRY_VERSION:
                 raise Corruption(f"a metadata entry has version {version}, this program knows {ENTRY_VERSION}")
+            unknown = {command[0] for command in commands} - _CLASSES.keys()
+            if unknown:
+                raise Corruption(
+                    f"a metadata entry has commands of types {sorted(unknown)}, which this program does not know: "
+                    "a newer version has written them"
+                )
             return cls(now_ms, [_CLASSES[c[0]](*c[1:]) for c in commands])
         except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
             raise Corruption(f"a metadata entry cannot be read: {error!r}") from error

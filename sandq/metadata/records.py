@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.members import member_id, node_of, own_member
 
 IN = "in"
@@ -114,6 +115,13 @@ class NodeRecord:
     standing: str = IN
     failed_since_ms: int | None = None
     """None: it is there."""
+    lowest_level: int = FIRST_LEVEL
+    highest_level: int = FIRST_LEVEL
+
+    @property
+    def levels(self) -> Levels:
+        """The feature levels that its version knows, as it said last."""
+        return Levels(self.lowest_level, self.highest_level)
 
     def row(self) -> bytes:
         row: bytes = msgpack.packb(
@@ -125,6 +133,7 @@ class NodeRecord:
                 self.incarnation,
                 self.standing,
                 self.failed_since_ms,
+                *self.levels,
             )
         )
         return row

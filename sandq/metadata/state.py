@@ -2,12 +2,15 @@
 
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
-    "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil]
+    "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil,
+                     lowest feature level, highest feature level]
     "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
-                     [node id, ...] that all is spread evenly over]
+                     [node id, ...] that all is spread evenly over, feature level]
     "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with]
     "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
+
+Before v0.2.0 rows had no feature levels at their ends: level 1 is meant.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import msgpack
 
 from sandq.metadata import commands as c
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
+from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.members import member_id, own_member
 
 STATE_KEY = b"s"
@@ -35,6 +39,8 @@ class MetadataState:
     def __init__(self) -> None:
         self.applied_index = 0
         self.cluster_uuid: str | None = None
+        self.feature_level = FIRST_LEVEL
+        """What the cluster has come to: see `model.features`."""
         self.topics: dict[str, Topic] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.removed: dict[str, RemovedNode] = {}
@@ -48,8 +54,9 @@ class MetadataState:
         self._next_incarnation = 1
 
     @classmethod
-    def load(cls, rows: list[tuple[bytes, bytes]]) -> MetadataState:
-        """From all rows of the metadata store."""
+    def load(cls, rows: list[tuple[bytes, bytes]], known: Levels = KNOWN) -> MetadataState:
+        """From all rows of the metadata store. Raises StartupError when they are of a feature level that is not among
+        the `known` ones."""
         self = cls()
         partitions: dict[str, dict[int, Partition]] = {}
         for key, value in sorted(rows):  # partitions come before topics
@@ -65,14 +72,26 @@ class MetadataState:
             elif key[:1] == b"x":
                 self.removed[name] = RemovedNode.load(name, value)
             elif key == STATE_KEY:
-                _, self.applied_index, *counters, self.cluster_uuid, balanced = msgpack.unpackb(value)
+                _, self.applied_index, *counters, self.cluster_uuid, balanced = (row := msgpack.unpackb(value))[:7]
                 self._next_topic, self.next_group, self._next_incarnation = counters
                 self.balanced = tuple(balanced)
+                self.feature_level = row[7] if len(row) > 7 else FIRST_LEVEL
+        self.check_level(known)
         return self
+
+    def check_level(self, known: Levels) -> None:
+        """Raises StartupError unless the state is of one of these feature levels: the log may hold what this version
+        does not know."""
+        if self.feature_level not in known:
+            raise StartupError(
+                f"the data of this node is of feature level {self.feature_level}, and this version knows {known}: "
+                f"start a version that knows {self.feature_level}"
+            )
 
     def write_state(self, put: Put) -> None:
         counters = (self._next_topic, self.next_group, self._next_incarnation)
-        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, self.cluster_uuid, self.balanced)))
+        rest = (self.cluster_uuid, self.balanced, self.feature_level)
+        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
         """One result a command: what it made or changed, or the SandqError that refused it."""
@@ -114,6 +133,8 @@ class MetadataState:
             case c.Balance():
                 self.balanced = tuple(command.nodes)
                 return self.balanced
+            case c.RaiseFeatureLevel():
+                return self._raise_level(command)
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
@@ -134,6 +155,13 @@ class MetadataState:
             raise Conflict(f"node {command.node_id!r} is registered with another data directory", node=command.node_id)
         if removed is not None and command.store_uuid in removed.stores:
             raise Conflict(f"the data directory of {command.node_id!r} was removed", node=command.node_id)
+        levels = Levels(command.lowest_level, command.highest_level)
+        if self.feature_level not in levels:
+            raise Conflict(
+                f"the version of {command.node_id!r} knows feature level {levels}, the cluster is at "
+                f"{self.feature_level}",
+                node=command.node_id,
+            )
         node = NodeRecord(
             command.node_id,
             command.store_uuid,
@@ -143,8 +171,18 @@ class MetadataState:
             command.incarnation,
             known.standing if known is not None else IN,
             known.failed_since_ms if known is not None else None,
+            *levels,
         )
         return self._put_node(node, put)
+
+    def _raise_level(self, command: c.RaiseFeatureLevel) -> int:
+        """A level that the cluster has come to already is no news, and nothing to be refused."""
+        if command.level > self.feature_level:
+            unable = [node.node_id for node in self.nodes.values() if command.level not in node.levels]
+            if unable:
+                raise Conflict(f"{unable[0]} does not know feature level {command.level}", node=unable[0])
+            self.feature_level = command.level
+        return self.feature_level
 
     def _change_standing(self, command: c.ChangeStanding, put: Put) -> NodeRecord:
         node = self._node(command.node_id)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.sequence import number_of
 
 ENTRY_VERSION = 1
@@ -58,6 +59,8 @@ class Command:
     """What every command can do; its fields are its slots."""
 
     __slots__ = ()
+    feature_level: ClassVar[int] = FIRST_LEVEL
+    """The cluster's level from which on it may be proposed."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
     type: ClassVar[int]
 
@@ -281,6 +284,12 @@ class Entry:
             version, now_ms, clock_epoch, commands = msgpack.unpackb(data, raw=False, strict_map_key=False)
             if version != ENTRY_VERSION:
                 raise Corruption(f"a partition entry has version {version}, this program knows {ENTRY_VERSION}")
+            unknown = {command[0] for command in commands} - _CLASSES.keys()
+            if unknown:
+                raise Corruption(
+                    f"a partition entry has commands of types {sorted(unknown)}, which this program does not know: "
+                    "a newer version has written them"
+                )
             return cls(now_ms, [_CLASSES[c[0]].parse(c[1:]) for c in commands], clock_epoch)
         except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
             raise Corruption(f"a partition entry cannot be read: {error!r}") from error

@@ -75,6 +75,7 @@ class ServerInfo:
             "version": self.version,
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
+            "feature_level": None if waiting is not None else broker.metadata.feature_level,
             "moving": moving,
             "nodes": nodes,
             "others": others,
@@ -115,6 +116,7 @@ class ServerInfo:
                 "failed_since_ms": node.failed_since_ms,
                 "zone": node.zone,
                 "weight": node.weight,
+                "feature_levels": list(node.levels),
                 "voter": node.node_id in voting,
                 "replicas": held.get(node.node_id, 0),
             }

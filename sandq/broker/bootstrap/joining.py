@@ -106,7 +106,18 @@ class Joining:
             if peer is None:
                 self._asking.discard(node)
             elif _is_another(peer.identity.store_uuid, node, view):
-                self._refuse(node)
+                self._refuse(
+                    node,
+                    "a node asks to join under the name of one that had another data directory",
+                    f"give it back that directory; if it is lost: sandctl cluster remove {node}, and start it again",
+                )
+            elif view.feature_level not in peer.identity.levels:
+                # It was linked before the cluster came to this level.
+                self._refuse(
+                    node,
+                    f"a node asks to join whose version does not know feature level {view.feature_level}",
+                    "start a version on it that does (docs/upgrading.md)",
+                )
             elif own_member(node, (*members.voters, *members.learners)) is None:
                 learner = member_id(node, _next_incarnation(node, view))
                 await metadata.change_members(Members(members.voters, (*members.learners, learner)))
@@ -131,15 +142,11 @@ class Joining:
         peer, record = self._links.up.get(node), view.nodes.get(node)
         return peer is not None and record is not None and record.store_uuid == peer.identity.store_uuid
 
-    def _refuse(self, node: str) -> None:
+    def _refuse(self, node: str, why: str, remedy: str) -> None:
         self._asking.discard(node)
         if node not in self._told:
             self._told.add(node)
-            log.error(
-                "a node asks to join under the name of one that had another data directory",
-                joining=node,
-                remedy=f"give it back that directory; if it is lost: sandctl cluster remove {node}, and start it again",
-            )
+            log.error(why, joining=node, remedy=remedy)
 
 
 def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 import structlog
@@ -24,6 +25,7 @@ from sandq.metadata.planning import is_lost, next_changes, next_voters
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import has_majority, incarnation_of, member_id, node_of, own_member
 from sandq.raft import Members
 
@@ -35,6 +37,9 @@ STORAGE_FAILED_S: Final = 3.0
 """A node that has said so lately cannot write: it counts as one that is not there."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
+
+_told = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
+"""What a node says of itself, of a record and of the command that writes it."""
 
 
 class ClusterController:
@@ -85,6 +90,7 @@ class ClusterController:
         self._joining.welcome(metadata)
         await self._keep_members(metadata)
         await self._mark(metadata)
+        await self._raise_feature_level(metadata)
         await self._settle(metadata)
         await self._plan(metadata)
         await self._remove(metadata)
@@ -102,10 +108,24 @@ class ClusterController:
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is removed and comes anew
+            if metadata.status.feature_level not in peer.levels:
+                continue  # it was linked before the cluster came to this level, and is refused when it dials again
             incarnation = incarnation_of(member)
-            found = (peer.addresses, peer.zone, peer.weight, incarnation)
-            if record is None or (record.addresses, record.zone, record.weight, record.incarnation) != found:
-                await metadata.call(m.RegisterNode(peer.node_id, peer.store_uuid, dict(peer.addresses), *found[1:]))
+            found = m.RegisterNode(
+                peer.node_id, peer.store_uuid, peer.addresses, peer.zone, peer.weight, incarnation, *peer.levels
+            )
+            if record is None or _told(record) != _told(found):
+                await metadata.call(found)
+
+    async def _raise_feature_level(self, metadata: RaftGroup) -> None:
+        """Come to the highest level that every node knows. A member that is not registered yet may know less."""
+        view, members = self._view(metadata), metadata.members
+        if any(node_of(member) not in view.nodes for member in (*members.voters, *members.learners)):
+            return
+        level = min([node.highest_level for node in view.nodes.values()], default=FIRST_LEVEL)
+        if level > view.feature_level and all(level in node.levels for node in view.nodes.values()):
+            await metadata.call(m.RaiseFeatureLevel(level))
+            log.info("the cluster comes to another feature level", feature_level=level)
 
     async def _mark(self, metadata: RaftGroup) -> None:
         """Who has failed, and who is back."""

@@ -1,7 +1,7 @@
 """How two nodes get to know each other, without any I/O: the bodies of frames in, the bodies of frames out.
 
     dialer    HELLO       [magic, version, "hello", cluster, purpose, to, nonce, node, store, cluster UUID, addresses,
-                           zone, weight]
+                           zone, weight, lowest feature level, highest feature level, cluster's feature level, ...]
     acceptor  CHALLENGE   [magic, version, "challenge", ...]         the same fields; `to` is the dialer
     dialer    PROOF       ["proof", proof]
     acceptor  WELCOME     ["welcome", known, cluster UUID, proof]
@@ -13,7 +13,8 @@ its own frame says: a byte that is changed anywhere, a frame of another connecti
 The dialer proves first, so that a stranger who connects gets nothing to guess the secret from.
 
 `dial` and `accept` are generators: each yields a body to send (empty: none) and is sent the body that is received next;
-it returns when both sides are proved, or raises `Refusal`. docs/protocol.md has the bytes.
+it returns when both sides are proved, or raises `Refusal`. What a later version adds to the end of HELLO or CHALLENGE
+is passed over. docs/protocol.md has the bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ import msgpack
 
 from sandq.model.config_schema import WEIGHT_MOST
 from sandq.model.errors import Conflict, InvalidName, ProtocolError
+from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.names import check_name
 from sandq.storage.known_peers import KnownPeers
 
 MAGIC: Final = "sandq-peer"
-VERSION: Final = 1
+VERSION: Final = 2
 HANDSHAKE_BYTES: Final = 4096
 """The body of a frame of the handshake, at most."""
 NONCE_BYTES: Final = 32
@@ -56,6 +58,7 @@ REMEDIES: Final = {
     "place": "set cluster.secret_file on all nodes, or let them listen on and name loopback addresses",
     "cluster-uuid": "one of the two has the data of another cluster: check node.data_dir",
     "store": "give it back its data directory, or remove the node and add it anew",
+    "level": "start a version on that node that knows the feature level of the cluster (docs/upgrading.md)",
     "removed": "end that node; to add it anew, start it with an empty data directory",
 }
 """What to do, for every reason of a refusal."""
@@ -79,7 +82,8 @@ class Refusal(ProtocolError):
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
     """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
-    as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others."""
+    as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others.
+    `levels`: the feature levels that its version knows. `feature_level`: what its cluster has come to, as it knows."""
 
     node_id: str
     store_uuid: str
@@ -87,6 +91,8 @@ class PeerIdentity:
     addresses: dict[str, str]
     zone: str = "default"
     weight: int = 1
+    levels: Levels = KNOWN
+    feature_level: int = FIRST_LEVEL
 
 
 class Peer(NamedTuple):
@@ -175,7 +181,7 @@ class _Opening:
         own = self.identity
         fields = (self.kind, self.cluster, self.purpose, self.to, self.nonce)
         who = (own.node_id, own.store_uuid, own.cluster_uuid, own.addresses, own.zone, own.weight)
-        return _pack(MAGIC, VERSION, *fields, *who)
+        return _pack(MAGIC, VERSION, *fields, *who, *own.levels, own.feature_level)
 
     @classmethod
     def parse(cls, body: bytes, kind: str) -> _Opening:
@@ -185,12 +191,14 @@ class _Opening:
             raise Refusal("malformed", "this is no greeting of a sandq node")
         if type(fields[1]) is not int or fields[1] != VERSION:
             raise Refusal("version", f"version {fields[1]!r:.20} of the peer protocol is not known here")
-        types = (str, int, str, str, str, str, bytes, str, str, (str, type(None)), dict, str, int)
+        types = (str, int, str, str, str, str, bytes, str, str, (str, type(None)), dict, str, int, int, int, int)
+        fields = fields[: len(types)]
         _check_types(fields, types, kind)
         if fields[2] != kind or fields[4] not in (LINK, STREAM) or len(fields[6]) != NONCE_BYTES:
             raise Refusal("malformed", f"this is no {kind.upper()}")
-        _, cluster, purpose, to, nonce, *identity = fields[2:]
-        return cls(kind, cluster, purpose, to, nonce, _checked(PeerIdentity(*identity)))
+        cluster, purpose, to, nonce, node, store, uuid, addresses, zone, weight, lowest, highest, level = fields[3:]
+        peer = PeerIdentity(node, store, uuid, addresses, zone, weight, Levels(lowest, highest), level)
+        return cls(kind, cluster, purpose, to, nonce, _checked(peer))
 
 
 def _checked(identity: PeerIdentity) -> PeerIdentity:
@@ -204,6 +212,8 @@ def _checked(identity: PeerIdentity) -> PeerIdentity:
         raise Refusal("malformed", f"at most {ADDRESSES_MOST} addresses are expected, as text")
     if not 1 <= identity.weight <= WEIGHT_MOST:
         raise Refusal("malformed", f"a weight is 1 to {WEIGHT_MOST}")
+    if not FIRST_LEVEL <= identity.levels.lowest <= identity.levels.highest or identity.feature_level < FIRST_LEVEL:
+        raise Refusal("malformed", "these are no feature levels")
     _check_uuid(identity.store_uuid)
     _check_uuid(identity.cluster_uuid)
     return identity
@@ -238,7 +248,19 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
     except Conflict as conflict:
         removed = terms.known.is_removed(identity.store_uuid)
         raise Refusal("removed" if removed else "store", conflict.message) from None
+    _check_levels(terms.identity(), identity)
     return Peer(identity, known), terms.known.get(node_id) is not None
+
+
+def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
+    """A node may be written and sent whatever the feature level of its cluster allows: it must know that level."""
+    for node, cluster_of in ((own, theirs), (theirs, own)):
+        if cluster_of.cluster_uuid is not None and cluster_of.feature_level not in node.levels:
+            raise Refusal(
+                "level",
+                f"the version of {node.node_id} knows feature level {node.levels}, and the cluster of "
+                f"{cluster_of.node_id} is at {cluster_of.feature_level}",
+            )
 
 
 class _Proofs:
@@ -297,7 +319,7 @@ def _unpack(body: bytes) -> list[Any]:
         raise Refusal("malformed", "a frame must be an array")
     if len(fields) == 3 and fields[0] == "refused":
         reason, message = fields[1:]
-        if not isinstance(reason, str) or reason not in REMEDIES or not isinstance(message, str):
+        if not isinstance(reason, str) or not isinstance(message, str):
             raise Refusal("malformed", "a refusal cannot be read")
         raise Refusal(reason, message[:MESSAGE_CHARS], by_peer=True)
     return fields

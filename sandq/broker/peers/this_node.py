@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.model.features import KNOWN, Levels
 from sandq.storage.identity import Identity
 
 
 class ThisNode:
-    """`is_named`: the configuration names the nodes of the cluster, which form it together."""
+    """`is_named`: the configuration names the nodes of the cluster, which form it together. `feature_level()`: what the
+    cluster has come to; `levels`: what this node's version knows."""
 
-    def __init__(self, own: Identity, zone: str, weight: int, *, is_named: bool) -> None:
+    def __init__(
+        self,
+        own: Identity,
+        zone: str,
+        weight: int,
+        feature_level: Callable[[], int],
+        *,
+        is_named: bool,
+        levels: Levels = KNOWN,
+    ) -> None:
         self.own = own
         """What its data directory says; its cluster's UUID may come later."""
         self.is_named = is_named
         self._zone = zone
         self._weight = weight
+        self._feature_level = feature_level
+        self._levels = levels
         self._addresses: dict[str, str] = {}
 
     @property
@@ -36,7 +49,16 @@ class ThisNode:
     def identity(self) -> PeerIdentity:
         """How it introduces itself, at this moment."""
         own = self.own
-        return PeerIdentity(own.node, own.store_uuid, own.cluster_uuid, self._addresses, self._zone, self._weight)
+        return PeerIdentity(
+            own.node,
+            own.store_uuid,
+            own.cluster_uuid,
+            self._addresses,
+            self._zone,
+            self._weight,
+            self._levels,
+            self._feature_level(),
+        )
 
     def is_ours(self, peer: Peer) -> bool:
         """Whether a peer is of this node's cluster, and knows that this node is. Named ones form theirs together."""

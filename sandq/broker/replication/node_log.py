@@ -20,6 +20,7 @@ from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, 
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
 from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailable
+from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
@@ -78,6 +79,7 @@ class NodeLog:
         segment_bytes: int = SEGMENT_BYTES,
         create: bool = True,
         hooks: Hooks = NO_HOOKS,
+        levels: Levels = KNOWN,
     ) -> None:
         """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
         self.stores = stores
@@ -107,6 +109,7 @@ class NodeLog:
         self.failed: StorageFailed | None = None
         self.applier = Applier(stores, publish, hooks.on_applied)
         self._now_ms = now_ms
+        self._levels = levels
         self._on_leads = hooks.on_leads
         self._checkpoint_mark = self.wal.mark
 
@@ -116,6 +119,12 @@ class NodeLog:
     def metadata(self) -> RaftGroup:
         """The replica of the metadata group; KeyError before it was opened."""
         return self.hosts[METADATA_GROUP]
+
+    @property
+    def feature_level(self) -> int:
+        """What the cluster has come to, as far as is known here."""
+        metadata = self.hosts.get(METADATA_GROUP)
+        return FIRST_LEVEL if metadata is None else int(metadata.status.feature_level)
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
         """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
@@ -145,7 +154,7 @@ class NodeLog:
         self.install([(METADATA_GROUP, own, members)], index)
         return self._open(
             METADATA_GROUP,
-            lambda store: MetadataReplica(self.stores, store),
+            lambda store: MetadataReplica(self.stores, store, self._levels),
             lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
             what="the metadata of the cluster",
         )
@@ -184,6 +193,7 @@ class NodeLog:
             self.group_commit,
             self.backlog,
             self.limits,
+            lambda: self.feature_level,
             what,
         )
         self.hosts[number] = host

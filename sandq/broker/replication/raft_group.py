@@ -12,7 +12,7 @@ import trio
 
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.replica import Replica
-from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.errors import Conflict, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
@@ -70,9 +70,11 @@ class RaftGroup:
         group_commit: GroupCommit,
         backlog: Backlog,
         limits: Limits,
+        feature_level: Callable[[], int],
         what: str,
     ) -> None:
-        """Run a group from now on. `what` it is a group of, for messages. Raises Corruption."""
+        """Run a group from now on. `feature_level()`: what the cluster has come to; `what` it is a group of, for
+        messages. Raises Corruption."""
         self.number = number
         self.what = what
         self.replica = replica
@@ -96,6 +98,7 @@ class RaftGroup:
         self._group_commit = group_commit
         self._backlog = backlog
         self._limits = limits
+        self._feature_level = feature_level
         self._pending: deque[Request] = deque()
         self._proposals: dict[int, list[Request]] = {}
         """By the id of the list: handed to Raft, neither committed nor refused yet."""
@@ -214,12 +217,19 @@ class RaftGroup:
         return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
-        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; then `done` is never called."""
+        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; Conflict for a command above the
+        cluster's feature level. Then `done` is never called."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
+        if command.feature_level > self._feature_level():
+            raise Conflict(
+                f"this needs feature level {command.feature_level}, and the cluster is at {self._feature_level()}: "
+                "it comes there by itself once all of its nodes run a version that knows it",
+                feature_level=self._feature_level(),
+            )
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

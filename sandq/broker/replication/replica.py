@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState
+from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, TIMER
 from sandq.model.piece import LeasedPieces
 from sandq.partition import commands
@@ -192,12 +193,14 @@ class PartitionReplica:
 
 
 class MetadataReplica:
-    def __init__(self, stores: Stores, store: int) -> None:
+    def __init__(self, stores: Stores, store: int, levels: Levels = KNOWN) -> None:
+        """Raises StartupError when the state is of none of these feature levels."""
         self._prefix = store_prefix(store)
         stop = store_prefix(store + 1)
         found = stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
         self._changes: dict[bytes, bytes | None] = {}
-        self.state = MetadataState.load([(key[len(self._prefix) :], value) for key, value in found])
+        self.state = MetadataState.load([(key[len(self._prefix) :], value) for key, value in found], levels)
+        self._levels = levels
 
     @property
     def applied_index(self) -> int:
@@ -207,7 +210,9 @@ class MetadataReplica:
         if not command:
             self.state.applied_index = max(self.state.applied_index, index)
             return []
-        return self.state.apply(index, metadata_commands.Entry.decode(command), self._put)
+        results = self.state.apply(index, metadata_commands.Entry.decode(command), self._put)
+        self.state.check_level(self._levels)  # a log that a later version has written, and that was not applied then
+        return results
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         self._changes[self._prefix + key] = value
@@ -229,6 +234,7 @@ class MetadataReplica:
             dict(state.removed),
             state.balanced,
             dict(state.places),
+            state.feature_level,
         )
 
 
@@ -245,6 +251,7 @@ class MetadataView:
     """The nodes that all partitions are spread evenly over."""
     places: dict[int, tuple[str, int]]
     """Raft group -> topic and partition."""
+    feature_level: int
 
     def partition(self, group: int) -> Partition | None:
         """That a group is of; None: there is none (any more)."""

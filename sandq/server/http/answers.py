@@ -207,6 +207,7 @@ class Node(Answer):
     weight: int
     voter: bool = Field(description="Whether it votes in the metadata group.")
     replicas: int = Field(description="How many it is to hold, or may still hold.")
+    feature_levels: list[int] = Field(description="The lowest and the highest feature level that its version knows.")
 
 
 class Changing(Answer):
@@ -237,6 +238,7 @@ class Cluster(Answer):
     waiting: str | None = Field(description="Why it belongs to none yet, for people.")
     node: str
     version: str
+    feature_level: int | None = Field(description="What the cluster has come to: what its nodes may write and say.")
     moving: int = Field(description="Partitions that are on their way between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)

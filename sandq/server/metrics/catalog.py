@@ -24,6 +24,7 @@ class Metric(NamedTuple):
 NODE: Final = (
     Metric("sandq_build_info", GAUGE, ("version", "python", "node", "cluster"), "1; the labels say what runs here."),
     Metric("sandq_storage_failed", GAUGE, (), "1: the disk failed or is full, and nothing is written any more."),
+    Metric("sandq_feature_level", GAUGE, (), "The feature level that the cluster has come to."),
     Metric("sandq_clock_drift_seconds", GAUGE, (), "The wall clock, less the guarded clock."),
     Metric("sandq_clock_alarm", GAUGE, (), "1: the wall clock is not followed, or the peers' clocks are elsewhere."),
     Metric("sandq_clock_peer_offset_seconds", GAUGE, ("peer",), "A peer's guarded clock, less this node's."),

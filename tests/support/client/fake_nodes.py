@@ -13,6 +13,7 @@ from sandq.protocol.requests_admin import ClusterClock, NodeChange, Transfer
 def registered(*nodes: str) -> dict[str, dict[str, Any]]:
     """Nodes that hold two replicas each."""
     row = {"up": True, "standing": "in", "failed_since_ms": None, "zone": "a", "weight": 1}
+    row |= {"version": "0.2.0", "feature_levels": [1, 2]}
     return {node: {**row, "replicas": 2, "voter": True} for node in nodes}
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from sandq.metadata import commands as m
 from sandq.metadata.records import Partition, Topic
 from sandq.metadata.state import MetadataState
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
+from sandq.model.errors import Conflict, Corruption, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
+from sandq.model.features import Levels
 
 T = 1_800_000_000_000
 
@@ -200,3 +202,51 @@ def test_who_is_registered_again_stays_what_it_was() -> None:
     for command in (m.MarkNode("nobody", T), m.ChangeStanding("nobody", "in"), m.RemoveNode("nobody", "")):
         assert isinstance(table.apply(command)[0], NotFound)
     assert isinstance(table.apply(m.ChangeStanding("n3", "lost"))[0], InvalidRequest)
+
+
+# -- feature levels ---------------------------------------------------------------------------------------------------
+
+
+def levels(node: str, lowest: int, highest: int) -> m.RegisterNode:
+    return m.RegisterNode(node, f"store of {node}", {}, lowest_level=lowest, highest_level=highest)
+
+
+def test_the_level_rises_to_what_all_know_and_never_falls() -> None:
+    table = Table()
+    assert table.state.feature_level == 1
+    (refused,) = table.apply(m.RaiseFeatureLevel(2))
+    assert isinstance(refused, Conflict) and "n1 does not know feature level 2" in refused.message
+    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=1, highest_level=3), levels("n2", 1, 2))
+    assert table.apply(m.RaiseFeatureLevel(2), m.RaiseFeatureLevel(1)) == [2, 2]
+    assert isinstance(table.apply(m.RaiseFeatureLevel(3))[0], Conflict)
+    assert MetadataState.load(list(table.rows.items()), Levels(1, 2)).feature_level == 2
+    too_old, too_new, fits = table.apply(levels("n3", 1, 1), levels("n4", 3, 4), levels("n5", 2, 9))
+    assert isinstance(too_old, Conflict) and "knows feature level 1, the cluster is at 2" in too_old.message
+    assert isinstance(too_new, Conflict) and "knows feature level 3 to 4" in too_new.message
+    assert not isinstance(fits, Exception) and set(table.state.nodes) == {"n1", "n2", "n5"}
+
+
+def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
+    table = Table()
+    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=1, highest_level=3), m.RaiseFeatureLevel(3))
+    rows = list(table.rows.items())
+    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1 to 2: start a version"):
+        MetadataState.load(rows, Levels(1, 2))
+    with pytest.raises(StartupError, match="this version knows 4"):
+        MetadataState.load(rows, Levels(4, 4))
+
+
+def test_rows_and_commands_from_before_there_were_levels_are_of_level_1() -> None:
+    table = Table()
+    table.apply(m.Balance(["n1"]))
+    state, node = (msgpack.unpackb(table.rows[key]) for key in (b"s", b"nn1"))
+    table.rows |= {b"s": msgpack.packb(state[:-1]), b"nn1": msgpack.packb(node[:-2])}
+    loaded = MetadataState.load(list(table.rows.items()))
+    assert loaded.feature_level == 1 and loaded.nodes["n1"].levels == (1, 1) and vars(loaded) == vars(table.state)
+    old = msgpack.packb((1, T, [(1, "n2", "store", {}, "default", 1, 1)]))
+    assert m.Entry.decode(old).commands == [m.RegisterNode("n2", "store", {})]
+
+
+def test_commands_of_a_newer_version_are_called_that() -> None:
+    with pytest.raises(Corruption, match=r"commands of types \[77\].*a newer version"):
+        m.Entry.decode(msgpack.packb((1, T, [(11, ["n1"]), (77, "what")])))

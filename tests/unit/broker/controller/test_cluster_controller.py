@@ -16,6 +16,7 @@ from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, REMOVING, NodeRecord
 from sandq.metadata.state import MetadataState
+from sandq.model.features import KNOWN, Levels
 from sandq.model.members import node_of
 from sandq.raft import Members
 
@@ -45,6 +46,7 @@ class Host:
             dict(s.removed),
             s.balanced,
             dict(s.places),
+            s.feature_level,
         )
 
     def submit(self, command: m.Command, done: Callable[[Any], None]) -> None:
@@ -85,6 +87,7 @@ class Bed:
         self.linked = set(names)
         self.seen: set[str] = set()
         self.led: set[int] = set()
+        self.levels = dict.fromkeys(names, KNOWN)
         self.controller = ClusterController(
             Joining(self),  # type: ignore[arg-type]
             lambda: [self.identity(name) for name in sorted(self.linked)],
@@ -96,7 +99,9 @@ class Bed:
         )
 
     def identity(self, name: str) -> PeerIdentity:
-        return PeerIdentity(name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1)
+        return PeerIdentity(
+            name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1, self.levels[name]
+        )
 
     async def tend(self, seconds: float = 0.5) -> None:
         """For so long, as the node does."""
@@ -232,3 +237,39 @@ async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_c
     bed.linked.discard("c")
     await bed.tend()
     assert "c" not in bed.host.state.nodes and bed.host.members == Members(("a#1", "b#1"))
+
+
+# -- feature levels ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_cluster_comes_to_a_level_once_every_node_knows_it(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    bed.levels |= {"a": Levels(1, 3), "b": Levels(1, 2)}
+    await bed.tend()
+    assert bed.host.state.feature_level == 1, "c runs the version before"
+    bed.linked.discard("c")
+    await bed.tend(2 * FAILED_S)
+    assert bed.failed() == {"c"} and bed.host.state.feature_level == 1, "it may come back as it was"
+    bed.levels["c"] = Levels(2, 3)
+    bed.linked.add("c")
+    await bed.tend()
+    assert bed.host.state.feature_level == 1 and bed.node("c").levels == (1, 1), "c does not know 1 any more"
+    bed.levels["c"] = Levels(1, 4)
+    await bed.tend()
+    assert bed.host.state.feature_level == 2, "what all know"
+
+
+async def test_a_member_that_is_not_registered_yet_holds_the_level_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bed = Bed("a", "b")
+    bed.levels |= dict.fromkeys("ab", Levels(1, 2))
+    bed.linked.discard("b")
+    await bed.tend()
+    assert set(bed.host.state.nodes) == {"a"} and bed.host.state.feature_level == 1
+    bed.linked.add("b")
+    await bed.tend()
+    assert bed.host.state.feature_level == 2
+    bed.levels["b"] = Levels(1, 1)
+    await bed.tend()
+    assert bed.node("b").levels == (1, 2), "a version that does not know the level is not registered"

@@ -38,7 +38,7 @@ class Bed:
         self.sent: list[tuple[str, int, Any]] = []
         self.peers = {"a": peer("a", "ours"), "b": peer("b", "theirs"), "c": peer("c", None)}
         links: Any = SimpleNamespace(up=self.peers, send=lambda *frame: self.sent.append(frame))
-        this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, is_named=False)
+        this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, lambda: 1, is_named=False)
         self.progress = MetadataProgress(links, this_node)
         self.progress.index = 3
         group_commit = SimpleNamespace(receive=self.note("raft"), connected=self.note("connected"))

@@ -27,6 +27,7 @@ from sandq.broker.peers.handshake import (
     accept,
     dial,
 )
+from sandq.model.features import Levels
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from tests.support.paths import ROOT
@@ -271,6 +272,39 @@ def test_who_dials_proves_first() -> None:
     assert msgpack.unpackb(with_other_secret[3])[0] == "refused"
 
 
+# ---------------------------------------------------------------------------------------------------- feature levels
+
+
+def levelled(who: PeerIdentity, lowest: int, highest: int, level: int, cluster: str | None = "cluster-1") -> Terms:
+    return terms(dataclasses.replace(who, levels=Levels(lowest, highest), feature_level=level, cluster_uuid=cluster))
+
+
+@pytest.mark.parametrize(
+    ("two", "by"),
+    [
+        ((1, 1, 1), "the acceptor's version is too old"),
+        ((3, 5, 3), "the acceptor's version is too new"),
+    ],
+)
+def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, int, int], by: str) -> None:
+    for dialer_terms, acceptor_terms in (
+        (levelled(ONE, 1, 2, 2), levelled(TWO, *two)),
+        (levelled(ONE, *two), levelled(TWO, 1, 2, 2)),
+    ):
+        dialer, acceptor = shake(dialer_terms, acceptor_terms)
+        for side in (dialer, acceptor):
+            assert side.refusal is not None and side.refusal.reason == "level", by
+            assert re.search("the version of node[12] knows feature level", side.refusal.message), by
+
+
+def test_levels_that_overlap_are_enough() -> None:
+    for two in (levelled(TWO, 1, 5, 2), levelled(TWO, 2, 2, 2), levelled(TWO, 2, 3, 1, cluster=None)):
+        dialer, acceptor = shake(levelled(ONE, 1, 3, 2), two)
+        assert dialer.introduced is not None and acceptor.introduced is not None
+        assert acceptor.introduced.peer.identity.levels == (1, 3)
+        assert acceptor.introduced.peer.identity.feature_level == 2
+
+
 # ------------------------------------------------------------------------------------------- what may not be changed
 
 
@@ -345,7 +379,7 @@ def test_a_mirror_is_no_node() -> None:
 
 HELLO: list[Any] = [
     "sandq-peer",
-    1,
+    2,
     "hello",
     "sandq",
     LINK,
@@ -357,6 +391,9 @@ HELLO: list[Any] = [
     {},
     "default",
     1,
+    1,
+    3,
+    2,
 ]
 
 
@@ -379,7 +416,8 @@ def test_the_hello_of_these_tests_is_one() -> None:
     [
         (0, "sandq-pear", "malformed"),
         (0, b"sandq-peer", "malformed"),
-        (1, 2, "version"),
+        (1, 1, "version"),
+        (1, 3, "version"),
         (1, True, "version"),
         (1, None, "version"),
         (2, "challenge", "malformed"),
@@ -405,26 +443,37 @@ def test_the_hello_of_these_tests_is_one() -> None:
         (12, 1001, "malformed"),
         (12, True, "malformed"),
         (10, {str(number): "a:1" for number in range(9)}, "malformed"),
+        (13, 0, "malformed"),
+        (13, 4, "malformed"),
+        (14, None, "malformed"),
+        (15, 0, "malformed"),
+        (15, True, "malformed"),
     ],
 )
 def test_a_field_that_is_wrong_is_refused(field: int, value: object, reason: str) -> None:
     assert refusal_of(msgpack.packb([*HELLO[:field], value, *HELLO[field + 1 :]])).reason == reason
 
 
-@pytest.mark.parametrize("fields", [[], HELLO[:1], HELLO[:-1], [*HELLO, None], {"a": 1}, None, 5, "hello"])
+@pytest.mark.parametrize("fields", [[], HELLO[:1], HELLO[:-1], {"a": 1}, None, 5, "hello"])
 def test_what_is_no_hello_is_refused(fields: object) -> None:
     assert refusal_of(msgpack.packb(fields)).reason == "malformed"
 
 
 def test_another_version_may_look_otherwise() -> None:
-    assert refusal_of(msgpack.packb(["sandq-peer", 2])).reason == "version"
+    assert refusal_of(msgpack.packb(["sandq-peer", 3])).reason == "version"
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    acceptor = Side(accept(terms(TWO), NONCE_2))
+    acceptor.step(None)
+    assert acceptor.step(msgpack.packb([*HELLO, {"new": 1}, None])) and not acceptor.ended
 
 
 @pytest.mark.parametrize(
     ("body", "by_peer", "reason"),
     [
         (["refused", "cluster", "why"], True, "cluster"),
-        (["refused", "something new", "why"], False, "malformed"),
+        (["refused", "something new", "why"], True, "something new"),
         (["refused", 5, "why"], False, "malformed"),
         (["refused", "cluster", b"why"], False, "malformed"),
     ],

@@ -25,7 +25,7 @@ class Bed:
             node: Peer(PeerIdentity(node, f"store-{node}", uuid, {}), known=True) for node, uuid in clusters.items()
         }
         links: Any = SimpleNamespace(up=self.up, send=lambda *frame: self.sent.append(frame))
-        this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, is_named=False)
+        this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, lambda: 1, is_named=False)
         self.progress = MetadataProgress(links, this_node)
 
 

@@ -120,10 +120,10 @@ def test_nodes_say_how_they_stand(ctl: Any, server: FakeServer) -> None:
     server.registered["n3"] |= {"standing": "draining", "failed_since_ms": 1_700_000_000_000, "voter": False}
     lines = [line.split("  ") for line in ctl("cluster", "nodes").output.splitlines()]
     heads, n1, n3, n2 = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert " ".join(heads) == "NODE MEMBER SINCE UP STANDING ZONE CLIENTS HTTP LEADS REPLICAS VOTER"
-    assert n1 == ["n1", "-", "-", "yes", "in", "a", "-", "-", "1", "2", "yes"]
-    assert n3 == ["n3", "-", "-", "yes", "draining, failed", "a", "-", "-", "0", "2", "no"]
-    assert n2 == ["n2", "-", "-", "-", "-", "-", "-", "-", "0", "-", "-"], "it is outside"
+    assert " ".join(heads) == "NODE MEMBER SINCE UP STANDING ZONE CLIENTS HTTP LEADS REPLICAS VOTER VERSION LEVELS"
+    assert n1 == ["n1", "-", "-", "yes", "in", "a", "-", "-", "1", "2", "yes", "0.2.0", "1-2"]
+    assert n3 == ["n3", "-", "-", "yes", "draining, failed", "a", "-", "-", "0", "2", "no", "0.2.0", "1-2"]
+    assert n2 == ["n2", "-", "-", "-", "-", "-", "-", "-", "0", "-", "-", "-", "-"], "it is outside"
     rows = json.loads(ctl("cluster", "nodes", "-o", "json").output)
     assert rows[1]["failed_since"] == "2023-11-14T22:13:20.000Z" and rows[0]["failed_since"] is None
 

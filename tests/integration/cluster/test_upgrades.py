@@ -1,0 +1,110 @@
+"""A cluster is upgraded node by node: feature levels, with nodes that know other ranges of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.metadata.commands import Balance
+from sandq.model.errors import Conflict, StartupError
+from sandq.model.features import KNOWN, Levels
+from sandq.node import run_node
+from sandq.partition.commands import Touch
+from tests.support.nodes.found import FoundNodes, found_nodes, refusals
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.three import leading
+from tests.support.waiting import PATIENCE_S, until_holds
+
+NAMES = ("node1", "node2", "node3")
+NEXT = Levels(KNOWN.lowest, KNOWN.highest + 1)
+
+
+async def restart(nodes: FoundNodes, name: str, **options: Any) -> None:
+    await nodes.stop(name)
+    await nodes.start(name, **options)
+
+
+async def until_at(nodes: FoundNodes, level: int) -> None:
+    await until_holds(lambda: {node.broker.node_log.feature_level for node in nodes.running.values()} == {level})
+
+
+async def until_registered(nodes: FoundNodes, name: str, levels: Levels) -> None:
+    await until_holds(lambda: all(node.broker.metadata.nodes[name].levels == levels for node in nodes.running.values()))
+
+
+async def test_the_level_rises_when_the_last_node_was_upgraded(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t", replicas=3)
+        await until_at(nodes, KNOWN.highest)
+        for name in NAMES[:2]:
+            await restart(nodes, name, levels=NEXT)
+            await until_registered(nodes, name, NEXT)
+            await client.produce("t", f"while {name} is upgraded")
+        await until_at(nodes, KNOWN.highest)
+
+        # Upgraded and back again: nothing of the new version was stored.
+        await restart(nodes, "node2")
+        await until_registered(nodes, "node2", KNOWN)
+        for name in NAMES[1:]:
+            await restart(nodes, name, levels=NEXT)
+        await until_at(nodes, NEXT.highest)
+        assert (await client.admin.cluster())["feature_level"] == NEXT.highest
+        assert [row["feature_levels"] for row in (await client.admin.cluster())["nodes"]] == [list(NEXT)] * 3
+        await client.produce("t", "afterwards")
+
+        # There is no way back then.
+        await nodes.stop("node3")
+        with refusals() as count:
+            nodes.launch("node3")
+            await until_holds(lambda: count("level") >= 1)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_data_of_a_level_that_is_not_known_is_refused(tmp_path: Path, is_clean: bool) -> None:
+    """After a clean stop the stores hold the level; else the log does, from which it is applied."""
+    config = small_config(tmp_path)
+    with trio.CancelScope() as scope:
+        async with run_node(config, levels=NEXT) as node:
+            await until_holds(lambda: node.broker.node_log.feature_level == NEXT.highest)
+            if not is_clean:
+                scope.cancel()
+                await trio.sleep_forever()
+    with pytest.raises(BaseExceptionGroup) as failure, trio.fail_after(PATIENCE_S):
+        async with run_node(config):
+            await trio.sleep_forever()
+    assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version knows")
+
+
+async def test_a_version_that_does_not_know_the_level_is_not_let_in(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1") as nodes:
+        await restart(nodes, "node1", levels=NEXT)
+        await until_at(nodes, NEXT.highest)
+        with refusals() as count:
+            nodes.launch("node2")
+            await until_holds(lambda: count("level") >= 1)
+        assert set(nodes.registered("node1")) == {"node1"}
+        await nodes.stop("node2")
+        await nodes.start("node2", levels=NEXT)
+        await nodes.until_registered("node1", "node2")
+
+
+async def test_what_needs_a_higher_level_is_refused_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Balance, "feature_level", NEXT.highest)
+    monkeypatch.setattr(Touch, "feature_level", NEXT.highest)
+    async with found_nodes(tmp_path, "node1") as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t")
+        await nodes.until_led()
+        metadata, partition = (await leading(nodes)).broker.metadata_host, nodes.host("node1")
+        for group, command in ((metadata, Balance(("node1",))), (partition, Touch(()))):
+            with pytest.raises(Conflict, match=f"needs feature level {NEXT.highest}, and the cluster is at"):
+                await group.call(command)
+        assert metadata.status.balanced == ()
+        await restart(nodes, "node1", levels=NEXT)
+        await until_at(nodes, NEXT.highest)
+        await nodes.until_led()
+        await (await leading(nodes)).broker.metadata_host.call(Balance(("node1",)))
+        await nodes.host("node1").call(Touch(()))

@@ -1,0 +1,74 @@
+"""What earlier versions stored: each archive of `tests/support/release_data.py` opens, and everything is there."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.model.features import KNOWN
+from tests.support.processes.node import NodeProcess
+from tests.support.release_data import ARCHIVES
+from tests.support.waiting import PATIENCE_S
+
+ACKED, PRODUCED_BEFORE, PRODUCED_AFTER, DELAYED = 30, 100, 20, 50
+NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))
+
+
+async def taken(client: sandq.Client, topic: str, count: int) -> list[sandq.LeasedMessage]:
+    """So many messages of the group, and no more."""
+    leases = client.leases(topic, "work")
+    found: list[sandq.LeasedMessage] = []
+    while len(found) < count:
+        found += await leases.take(1000, wait="30s", lease="1h")
+    assert await leases.take(1000) == []
+    return found
+
+
+async def check(address: str) -> None:
+    async with sandq.connect(address, timeout=PATIENCE_S) as client:
+        info = await client.admin.cluster()
+        assert info["feature_level"] == KNOWN.highest
+
+        left = await taken(client, "jobs", PRODUCED_BEFORE - ACKED + PRODUCED_AFTER)
+        values = {message.value.decode() for message in left}
+        assert len(values) == len(left) and {f"second {n}" for n in range(PRODUCED_AFTER)} <= values
+        assert sorted({message.attempt for message in left}) == [1, 2], "what was leased, and what was nacked, is again"
+        delayed = [message async for message in client.messages("jobs").list(state="delayed", values=True)]
+        assert len(delayed) == DELAYED, "one of 50 was cancelled, and there is the invoice"
+        with pytest.raises(sandq.errors.DuplicateKey):
+            await client.produce("jobs", "again", unique_key="invoice-1")
+        invoice = await client.messages("jobs").get(unique_key="invoice-1")
+        assert invoice.value == b"invoice" and invoice.deliver_at_ms == 4_133_980_800_000  # 2101-01-01
+
+        dead = [message async for message in client.dead("poison", "work").list(values=True)]
+        assert sorted(message.value for message in dead) == [b"bad 0", b"bad 1"]
+        assert {message.error for message in dead} == {"cannot be read"}
+        assert [message.value for message in await taken(client, "poison", 1)] == [b"bad 2"]
+
+        keys = client.kv("config")
+        found = {entry.key.decode(): entry.value.decode() async for entry in keys.scan()}
+        wanted = {f"key {n}": f"value {n}" for n in range(20) if n != 4}
+        assert found == wanted | {"key 3": "another", "key 5": "after the start"}
+        await client.produce("jobs", "written by this version")
+
+
+def test_there_is_an_archive_of_each_tagged_version() -> None:
+    assert {"before-v0.2.0", "v0.2.0"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_opens_with_everything_in_it(name: str, tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    node = NodeProcess(tmp_path)
+    try:
+        node.start()
+        trio.run(check, node.address)
+        assert node.stop() == 0
+        node.start()
+    finally:
+        node.close()
