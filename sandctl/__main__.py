@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+
+_EXIT_INTERRUPTED = 130
+
+
+def _end(*_: object) -> None:
+    os._exit(_EXIT_INTERRUPTED)
+
+
+# Only who is about to call `run` imports this. Until then nothing has begun, so nothing has to be cleaned up; and where
+# Ctrl-C is ignored (`nohup`), it stays so.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _end)
 
 
 def run() -> None:
     """Does not return: ends the process with the exit code."""
-    try:
-        from sandctl.main import main
+    from sandctl.interrupts import FirstOnly
+    from sandctl.main import main
 
-        main()
+    first_only = FirstOnly()
+    try:
+        try:
+            if signal.getsignal(signal.SIGINT) is _end:
+                signal.signal(signal.SIGINT, first_only)
+            main()
+        finally:
+            first_only.is_over = True  # from here on nothing is raised
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_EXIT_INTERRUPTED)
     finally:
-        # The rest is Python taking itself apart: a second Ctrl-C changes nothing any more.
+        # The rest is Python taking itself apart.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -22,30 +22,58 @@ CLEAN_UP_S = 10.0
 _SOON_S = 0.001  # 0 would stop a timer
 
 
+class FirstOnly:
+    """Handle SIGINT in a process that is sandctl from its start to its end, wherever no loop runs: the first one raises
+    KeyboardInterrupt, one right after it is the same one, and one that comes later ends the process at once.
+
+    A second exception would come out of whatever deals with the first.
+    """
+
+    def __init__(self) -> None:
+        self.first_s: float | None = None
+        """When the first one came, on the monotonic clock."""
+        self.is_over = False
+        """Nothing is left to be interrupted."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self.is_over:
+            return
+        if self.first_s is None:
+            self.first_s = now_s
+            raise KeyboardInterrupt
+        if now_s - self.first_s > IMPATIENT_S:
+            _end(number, frame)
+
+
 class Interrupts:
     """`with Interrupts() as interrupts:` around the loop; in there `interrupts.cancel` is set to what ends the work."""
 
     def __init__(self) -> None:
         self.cancel: Callable[[], object] | None = None
         self._first_s: float | None = None
-        self._installed = False
+        self._outer: Any = None
+        """What handles SIGINT otherwise; None: it is not handled here."""
         self._callers_timer: tuple[float, float] = (0.0, 0.0)
         self._callers_handler: Any = None
 
     def __enter__(self) -> Interrupts:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        outer = signal.getsignal(signal.SIGINT)
+        if is_main and (outer is signal.default_int_handler or isinstance(outer, FirstOnly)):
+            self._outer = outer
             signal.signal(signal.SIGINT, self._on_signal)
-            self._installed = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._installed:
+        if self._outer is not None:
             if self._first_s is not None:
                 self._restore_timer(time.monotonic() - self._first_s)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+                if isinstance(self._outer, FirstOnly):
+                    self._outer.first_s = self._first_s
+            signal.signal(signal.SIGINT, self._outer)
 
     def _restore_timer(self, passed_s: float) -> None:
         """Let the caller's timer go on as if ours had never been."""
@@ -58,6 +86,9 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         if self.cancel is None:
+            if isinstance(self._outer, FirstOnly):
+                self._outer(number, frame)
+                return
             raise KeyboardInterrupt
         if self._first_s is None:
             self._first_s = now_s

@@ -116,11 +116,14 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sandctl: %(message)s")
 
     async def main() -> T:
-        with anyio.CancelScope() as scope:
-            interrupts.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
-            async with connected() as client:
-                return await work(client)
-        raise KeyboardInterrupt
+        try:
+            with anyio.CancelScope() as scope:
+                interrupts.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
+                async with connected() as client:
+                    return await work(client)
+            raise KeyboardInterrupt
+        finally:
+            interrupts.cancel = lambda: None  # it is done, and the loop takes no calls any more
 
     try:
         with Interrupts() as interrupts:

@@ -29,9 +29,13 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
+PATIENT = f"import sandq.cli, sandq.tools.doctor.check_ports as ports\nports.ANSWER_S = {PATIENCE_S}\nsandq.cli.main()"
+"""`sandq` that gives a node time to say who it is, however loaded the machine is."""
+
+
 def run(node: NodeProcess, *args: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "sandq.cli", *args],
+        [sys.executable, "-c", PATIENT, *args],
         env=node.environ,
         cwd=node.directory,
         capture_output=True,

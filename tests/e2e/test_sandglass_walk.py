@@ -14,11 +14,12 @@ import trio
 
 import sandq
 from tests.support.paths import ROOT
+from tests.support.ports import free_host
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, until_answer
 
-HOST = "127.0.0.77"
-"""A loopback address on which the usual ports are free; to curl it is "localhost"."""
+HOST = free_host()
+"""The usual ports are free there; to curl it is "localhost"."""
 NODES = {"gossip1": 7170, "gossip2": 7171}
 CREATE = """curl -XPOST http://localhost:2108/topics -d \
 '{"name": "payments", "kind": 0, "replicationFactor": 2, "numPartitions": 6}'"""

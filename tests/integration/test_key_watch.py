@@ -25,19 +25,21 @@ Write = tuple[bytes, bytes | None]
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait for changes end because its time is over."""
+    """Let no wait for changes end because its time is over; who does not want to wait at all is answered at once."""
 
     class Endless(kv_watch._Watcher):
         def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float) -> None:
-            super().__init__(watch, max_messages, max_bytes, math.inf)
+            waits = deadline_s > trio.current_time()
+            super().__init__(watch, max_messages, max_bytes, math.inf if waits else deadline_s)
 
     monkeypatch.setattr(kv_watch, "_Watcher", Endless)
 
 
 async def until_waiting(node: Serving, partitions: int = 1) -> None:
-    """Wait until the node has looked for somebody in so many partitions, and found nothing yet."""
+    """Wait until the node has looked for somebody in so many partitions, and found nothing yet. Who waited there
+    before, and has gone without a word, counts as well: of endless waits there may be more than one."""
     watchers = node.broker.kv_watches._watchers
-    await until_holds(lambda: sum(one.index >= 0 for waiting in watchers.values() for one in waiting) == partitions)
+    await until_holds(lambda: sum(any(one.index >= 0 for one in found) for found in watchers.values()) == partitions)
 
 
 class Watcher:

@@ -57,9 +57,9 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)
         await until_holds(lambda: len(nodes.voters("node1")) == 4)
-        await (await moves.administrating(nodes)).drain("node3")
-        await until_holds(lambda: moves.held(nodes)["node3"] == 0)
-        await (await moves.administrating(nodes)).remove("node3")
+        await moves.administrate(nodes, lambda by: by.drain("node3"))
+        await moves.until_planned(nodes, lambda: not moves.held(nodes)["node3"])
+        await moves.administrate(nodes, lambda by: by.remove("node3"))
         await moves.until_gone(nodes, "node3")
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
@@ -107,7 +107,7 @@ async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
 
         async def remove(name: str) -> None:
             try:
-                await (await moves.administrating(nodes)).remove(name)
+                await moves.administrate(nodes, lambda by: by.remove(name))
             except SandqError as error:
                 refused.append(error)
 

@@ -1,4 +1,4 @@
-"""Ports for nodes that must know each other's before they listen."""
+"""Ports for nodes that must know each other's before they listen, and hosts on which all ports are free."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ FIRST, END, SLICE = 12_000, 32_000, 100
 """Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be given it
 as its own end, and is then connected to itself."""
 
-_slices: list[socket.socket] = []
-"""Names in the kernel that this process holds: each stands for `SLICE` ports, and goes with the process."""
+_held: list[socket.socket] = []
+"""Names in the kernel that this process holds: each stands for `SLICE` ports, or for a host, and goes with the
+process."""
 
 
 def _take_slice() -> range:
@@ -19,15 +20,21 @@ def _take_slice() -> range:
     firsts = list(range(FIRST, END, SLICE))
     random.shuffle(firsts)
     for first in firsts:
-        name = socket.socket(socket.AF_UNIX)
-        try:
-            name.bind(f"\0sandq-test-ports-{first}")
-        except OSError:
-            name.close()
-        else:
-            _slices.append(name)
+        if _take(f"ports-{first}"):
             return range(first, first + SLICE)
     raise AssertionError("no ports are left: too many runs of tests at once")
+
+
+def _take(what: str) -> bool:
+    """Whether it is this process's from now on."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0sandq-test-{what}")
+    except OSError:
+        name.close()
+        return False
+    _held.append(name)
+    return True
 
 
 def _ports() -> Iterator[int]:
@@ -44,3 +51,10 @@ _free = _ports()
 def free_port() -> int:
     """A port that nobody uses, and that no other call gave, here or in a test that runs beside."""
     return next(_free)
+
+
+def free_host() -> str:
+    """A loopback address that no other test uses, of whichever run of tests: every port is free there."""
+    hosts = [f"127.0.77.{number}" for number in range(1, 255)]
+    random.shuffle(hosts)
+    return next(host for host in hosts if _take(f"host-{host}"))

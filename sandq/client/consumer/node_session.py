@@ -91,6 +91,7 @@ class Session:
                         return
                     log.info("subscription to %s on %s: %s", self._subscription.topic, self.node_id, error)
                     cluster.refresh(self._subscription.topic, self.node_id)
+                    self._subscription.wake()  # it may have nothing to do there any more
                     if anyio.current_time() - started_at > options.back_off_max_s:
                         attempt = 0
                     await anyio.sleep(options.back_off_s(attempt))
@@ -126,7 +127,8 @@ class Session:
                 await self._wake.wait()
             return self._ended
         except SandqError as error:
-            self._ended = error if error.code != "TIMED_OUT" else None
+            # The next SUBSCRIBE takes the place of one without an answer; UNSUBSCRIBE would give back what is held.
+            self._ended = error if self.held or error.code != "TIMED_OUT" else None
             return error
         finally:
             connection.listeners.pop(self._id, None)
@@ -137,6 +139,19 @@ class Session:
             for group_number, partition in self._last_tokens:
                 subscription.partition_consumer(group_number, partition).cut()
             self._last_tokens.clear()
+
+    def retire(self) -> bool:
+        """Give the node no more credit, as it seems to lead nothing of the topic; end the session, if there is no
+        subscription on the node. Returns whether it has ended.
+
+        To unsubscribe would give back what is held of the node, and what seems so may be wrong: its leaders may only
+        not be known for a moment. A node that ceases to lead ends the subscription itself.
+        """
+        self.target = 0
+        if self._connection is not None:
+            return False
+        self.scope.cancel()
+        return True
 
     async def leave(self) -> None:
         """Give back what is leased here; returns when the node has done it (or cannot be reached)."""

@@ -294,8 +294,8 @@ class Subscription:
         if any(row.leader is None for row in record.partitions):
             self.cluster.refresh(self.topic)
         for node_id in [node_id for node_id in self._sessions if node_id not in leaders]:
-            if leaders:
-                self._sessions.pop(node_id).scope.cancel()
+            if leaders and self._sessions[node_id].retire():
+                del self._sessions[node_id]
         share = math.ceil(self._credit / max(1, len(leaders)))
         for node_id in sorted(leaders):
             session = self._sessions.get(node_id)

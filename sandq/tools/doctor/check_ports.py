@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
-from sandq.tools.doctor.check import Check, failed, ok
+from sandq.tools.doctor.check import Check, failed, ok, warning
 
 ANSWER_S = 2.0
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -23,15 +23,16 @@ class Node(NamedTuple):
     store_uuid: str
 
 
-def check_ports(config: NodeConfig, own_store: str | None) -> list[Check]:
-    """`own_store`: the store UUID in the data directory, None while there is none."""
+def check_ports(config: NodeConfig, own_store: str | None, is_running: bool = False) -> list[Check]:
+    """`own_store`: the store UUID in the data directory, None while there is none. `is_running`: a process uses the
+    data directory."""
     listen, cluster = config.listen, config.cluster
-    checks = [_served("client", listen.client, own_store, node_at_client_port)]
+    checks = [_served("client", listen.client, own_store, is_running, node_at_client_port)]
     if listen.http is not None:
-        checks.append(_served("http", listen.http, own_store, node_at_http_port))
+        checks.append(_served("http", listen.http, own_store, is_running, node_at_http_port))
     else:
         checks.append(ok("port http", "none: not served"))
-    runs = "which is running" in checks[0].found
+    runs = is_running or "which is running" in checks[0].found
     used = {"peer": bool(cluster.peers) or cluster.membership != "static", "gossip": cluster.membership == "gossip"}
     for name, is_used in used.items():
         if is_used:
@@ -41,7 +42,7 @@ def check_ports(config: NodeConfig, own_store: str | None) -> list[Check]:
     return checks
 
 
-def _served(name: str, address: Address, own_store: str | None, ask: Any) -> Check:
+def _served(name: str, address: Address, own_store: str | None, is_running: bool, ask: Any) -> Check:
     what = f"port {name}"
     if not address.port:
         return ok(what, f"any free one of {address.host}")
@@ -52,6 +53,12 @@ def _served(name: str, address: Address, own_store: str | None, ask: Any) -> Che
         return failed(what, f"{address}: {refused.strerror}", f"name another address in listen.{name}")
     todo = f"stop it, or name another port in listen.{name}"
     node: Node | None = ask(address)
+    if node is None and is_running:
+        return warning(
+            what,
+            f"{address} is in use, most likely by the node that is running: it did not say so in {ANSWER_S:g} s",
+            "look again when it is less busy; if it stays so, see whose port it is",
+        )
     if node is None:
         return failed(
             what, f"{address} is in use by another program", f"stop it, or name another port in listen.{name}"

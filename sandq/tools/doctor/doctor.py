@@ -60,7 +60,7 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
         yield check_disk.check_space(data_dir, check_disk.needed_bytes(config))
         yield check_disk.check_syncs(data_dir)
         yield from data.checks()
-    yield from check_ports(config, data.store_uuid)
+    yield from check_ports(config, data.store_uuid, data.is_running)
     yield check_open_files(config.limits)
     yield check_clock(config.clock.max_drift_ms)
 

@@ -12,9 +12,8 @@ from sandq.model.batch import Column, encode
 from sandq.partition.compacted import ABSENT
 from sandq.partition.kv.key_table import Value
 from sandq.protocol.frames import Type
-from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
 from tests.support.waiting import until_holds
 
 TASKS = 3
@@ -61,7 +60,8 @@ class Keys:
 
 
 async def created(nodes: ThreeNodes) -> None:
-    await Administrator((await leading(nodes)).broker).create_topic("t", "compacted", 1, 3, {"history": "0s"})
+    async with nodes.connect() as client:
+        await client.admin.create_topic("t", kind="compacted", replicas=3, history="0s")
 
 
 async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: Path) -> None:

@@ -108,15 +108,16 @@ async def disturb(nodes: ThreeNodes, client: sandq.Client, proxy: Proxy, rng: ra
             other = rng.choice([name for name in NAMES if name != leader])
             await client.admin.transfer("t", partition, other)
             await trio.sleep(rng.uniform(0.05, 0.3))
+        while not proxy.lost.is_set():
+            # What is written to node1 goes by that line, until it was stopped: then the client may come to it by its
+            # own address. And node1 may have come to lead nothing.
+            if await nodes.until_led() != "node1":
+                with suppress(SandqError):
+                    await client.admin.transfer("t", 0, "node1")
+            await trio.sleep(0.05)
         await nodes.stop(name)
         await trio.sleep(rng.uniform(0.2, 0.6))
         await nodes.start(name)
-    while not proxy.lost.is_set():
-        # What is written to node1 goes by that line, and node1 may have come to lead nothing.
-        if await nodes.until_led() != "node1":
-            with suppress(SandqError):
-                await client.admin.transfer("t", 0, "node1")
-        await trio.sleep(0.05)
     proxy.cut_answer = lambda n: False
 
 

@@ -11,9 +11,8 @@ import trio
 from sandq.model.batch import Column, encode
 from sandq.partition.kv.key_table import Value
 from sandq.protocol.frames import Type
-from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
 from tests.support.waiting import until_answer, until_holds
 
 
@@ -38,7 +37,8 @@ def value_of(reply: list[Any]) -> bytes:
 async def test_every_replica_answers_and_says_how_old_that_is(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes:
         await until_holds(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
-        await Administrator((await leading(nodes)).broker).create_topic("t", "compacted", 1, 3, {})
+        async with nodes.connect() as client:
+            await client.admin.create_topic("t", kind="compacted", replicas=3)
         leader = await nodes.until_led()
         batch = encode({Column.VALUE: [b"on"], Column.KEY: [b"lamp"]})
         assert (await ask(nodes, leader, Type.PRODUCE, 0, 0, 0, 0, batch))[0] == Type.REPLY

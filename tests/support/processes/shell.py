@@ -85,7 +85,10 @@ class Shell:
         programs = directory / "bin"
         programs.mkdir()
         for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
-            (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            # Python itself says of a Ctrl-C while it starts what no program can keep it from saying: a document's
+            # `timeout` may be over by then. It comes once the program has begun.
+            block = "env --block-signal=INT " if name == "sandctl" else ""
+            (programs / name).write_text(f'#!/bin/sh\nexec {block}{shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
         path = f"{programs}:{os.environ['PATH']}"
         self._environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, **environ}

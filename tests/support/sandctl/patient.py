@@ -7,8 +7,10 @@ import sys
 LONG_S = 1000.0
 
 _CODE = f"""
+import sandctl.__main__, signal
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 import functools
-import sandctl.__main__, sandctl.interrupts, sandctl.options.names, sandctl.options.common
+import sandctl.interrupts, sandctl.options.names, sandctl.options.common
 import sandq.client.options as options
 from sandq.client.consumer import subscription
 
@@ -23,6 +25,7 @@ sandctl.bench_loads.CLEAN_UP_S = {LONG_S}
 
 
 def patient(*args: str, change: str = "") -> list[str]:
-    """The command that runs `sandctl ARGS` so; `change` is code that is run before."""
+    """The command that runs `sandctl ARGS` so; `change` is code that is run before. A SIGINT that was blocked until
+    Python itself was there is quiet as well."""
     bench = _BENCH if "bench" in args else ""
     return [sys.executable, "-c", f"{_CODE}{bench}{change}\nsandctl.__main__.run()", *args]

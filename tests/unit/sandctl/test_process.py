@@ -197,18 +197,46 @@ def test_interrupted_while_it_connects(spawn: Any, server: FakeServer) -> None:
     assert process.wait(PATIENCE_S) == 130 and process.stderr.read().strip() == b""
 
 
-def test_interrupted_while_it_is_loaded() -> None:
+@pytest.mark.parametrize(
+    ("program", "imported"),
+    [
+        ("sandctl", "click"),
+        ("sandctl", "sandctl.options.common"),
+        ("sandctl", "sandctl.commands.topics"),
+        ("sandq", "click"),
+        ("sandq", "sandq.tools.running"),
+    ],
+)
+def test_interrupted_while_it_is_loaded(program: str, imported: str) -> None:
     code = (
         "import os, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'sandctl.options.common': os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == {imported!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from sandctl.__main__ import run\n"
+        f"from {program}.__main__ import run\n"
         "run()\n"
     )
+    command = [sys.executable, "-c", code, "topic", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["twice", "once"])
+def test_interrupted_while_it_ends(first: bool) -> None:
+    """The exception came out of what ended the process: a traceback, and the end by the signal."""
+    code = (
+        "import os, signal, sys, sandctl.__main__, sandctl.main, sandctl.interrupts\n"
+        f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}\n"
+        "def press(*_): os.kill(os.getpid(), signal.SIGINT)\n"
+        f"sandctl.main.main = press if {first} else lambda: sys.exit(130)\n"
+        "change, leave = signal.signal, sys.exit\n"
+        "signal.signal = lambda number, handler: (handler is signal.SIG_IGN and press(), change(number, handler))[1]\n"
+        "sys.exit = lambda code: (press() if sys.exc_info()[0] else None, leave(code))\n"
+        "sandctl.__main__.run()\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
 
 
 def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> None:

@@ -249,6 +249,21 @@ def test_a_port_that_a_node_has(stranger: Address, monkeypatch: pytest.MonkeyPat
     assert check.state == gossip.state == state and "node9" in check.found
 
 
+def test_a_port_of_a_node_that_is_too_busy_to_answer(stranger: Address) -> None:
+    """It was said to be another program's, and the node to be unable to run."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        environ = {
+            "SANDQ_LISTEN__CLIENT": str(stranger),
+            "SANDQ_LISTEN__HTTP": "none",
+            "SANDQ_LISTEN__GOSSIP": f"127.0.0.1:{other.getsockname()[1]}",
+        }
+        config = load_config(None, environ)
+        client, *_, gossip = check_ports.check_ports(config, "mine", is_running=True)
+        assert (client.state, gossip.state) == ("warning", "ok") and "did not say so in 2 s" in client.found
+        client, *_, gossip = check_ports.check_ports(config, "mine")
+        assert client.state == gossip.state == "failed" and "another program" in client.found
+
+
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*requires: str) -> list[Check]:
         return list(check_machine.check_packages(lambda: requires))

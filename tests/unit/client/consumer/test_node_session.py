@@ -1,0 +1,107 @@
+"""A subscription on several nodes: which of them it leaves, and what is held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from sandq.client.client import Client, connect_with
+from sandq.client.options import Options
+from sandq.model.errors import NotLeader
+from sandq.protocol.frames import Type, encode_error
+from sandq.protocol.replies import Node
+from tests.support.client.fake_server import SILENCE, FakeServer
+from tests.support.client.helpers import QUICK, take
+from tests.support.waiting import until_holds
+
+TOKEN = 5 << 16
+
+
+@asynccontextmanager
+async def two_nodes(**options: Any) -> AsyncIterator[tuple[FakeServer, FakeServer, Client]]:
+    """Each leads a partition of topic "t"."""
+    async with anyio.create_task_group() as tasks:
+        one, two = FakeServer("n1"), FakeServer("n2")
+        for server in (one, two):
+            server.add_topic("t", 2, leaders=["n1", "n2"])
+            await server.start(tasks)
+        one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+        async with connect_with(Options(**{**QUICK, **options}), (one.address,), "test") as client:
+            yield one, two, client
+        tasks.cancel_scope.cancel()
+
+
+async def told(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:
+    """Have the client told that these lead."""
+    for server in servers:
+        number = server.topics["t"].number
+        server.add_topic("t", 2, leaders=leaders)
+        server.topics["t"] = server.topics["t"]._replace(number=number)
+    client._cluster.refresh("t")
+
+    def knows() -> bool:
+        record = client._cluster.record("t")
+        return record is not None and [row.leader for row in record.partitions] == list(leaders)
+
+    await until_holds(knows)
+
+
+def test_what_is_held_stays_while_a_leader_is_not_known(run: Any) -> None:
+    """It was given back behind the consumer's back, as if nobody had begun with it: others got it, as the same
+    attempt."""
+
+    async def main() -> None:
+        async with (
+            two_nodes() as (one, two, client),
+            client.subscribe("t", group="g", credit=4) as subscription,
+        ):
+            await until_holds(lambda: one.subscribed and two.subscribed)
+            one.deliver(one.subscription(), [b"a"], token=TOKEN, last=True)
+            (message,) = await take(subscription, 1)
+            await told(client, [None, "n2"], one, two)
+            await told(client, ["n1", "n2"], one, two)
+            one.deliver(one.subscription(), [b"b"], token=TOKEN + 1, last=True)
+            (other,) = await take(subscription, 1)
+            await message.ack()
+            await other.ack()
+            assert one.unsubscribed == [] and len(one.subscribed) == 1
+
+    run(main)
+
+
+def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
+    """It says so itself."""
+
+    async def main() -> None:
+        async with two_nodes() as (one, two, client), client.subscribe("t", group="g", credit=4) as subscription:
+            await until_holds(lambda: one.subscribed and two.subscribed)
+            await told(client, ["n2", "n2"], one, two)
+            subscribed = one.subscription()
+            subscribed.connection.send(encode_error(subscribed.request.subscription_id, NotLeader("n2 leads it")))
+            await until_holds(lambda: list(subscription._sessions) == ["n2"])
+            assert one.unsubscribed == []
+
+    run(main)
+
+
+def test_what_is_held_stays_when_a_node_does_not_answer_in_time(run: Any) -> None:
+    """Subscribing again on a new connection took too long, and was tried once more."""
+
+    async def main() -> None:
+        async with (
+            two_nodes(timeout_s=0.5) as (one, two, client),
+            client.subscribe("t", group="g", credit=4) as subscription,
+        ):
+            await until_holds(lambda: one.subscribed and two.subscribed)
+            one.deliver(one.subscription(), [b"a"], token=TOKEN, last=True)
+            (message,) = await take(subscription, 1)
+            one.script[Type.SUBSCRIBE] += [SILENCE]
+            one.cut_all()
+            await until_holds(lambda: len(one.subscribed) == 2)
+            await message.ack()
+            assert one.unsubscribed == []
+
+    run(main)
