@@ -33,9 +33,9 @@ PATIENT = f"import sandq.cli, sandq.tools.doctor.check_ports as ports\nports.ANS
 """`sandq` that gives a node time to say who it is, however loaded the machine is."""
 
 
-def run(node: NodeProcess, *args: str, code: int = 0) -> str:
+def run(node: NodeProcess, *args: str, code: int = 0, program: tuple[str, ...] = ("-c", PATIENT)) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PATIENT, *args],
+        [sys.executable, *program, *args],
         env=node.environ,
         cwd=node.directory,
         capture_output=True,
@@ -93,6 +93,18 @@ def test_beside_a_running_node_and_after_it(node: NodeProcess) -> None:
     assert dumped(node)
     assert picture(node.data_dir) == before, "nothing was changed"
     node.start()
+
+
+def test_beside_a_node_that_stands_still(node: NodeProcess) -> None:
+    """It is not taken for another program."""
+    node.pause()
+    try:
+        rows = json.loads(run(node, "doctor", "--json", program=("-m", "sandq")))["checks"]
+    finally:
+        node.resume()
+    found = {row["what"]: row for row in rows}
+    assert {found[what]["state"] for what in ("port client", "port http")} == {"warning"}
+    assert "by the node that is running" in found["port client"]["found"]
 
 
 def test_while_it_writes(node: NodeProcess) -> None:

@@ -85,8 +85,8 @@ class Shell:
         programs = directory / "bin"
         programs.mkdir()
         for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
-            # Python itself says of a Ctrl-C while it starts what no program can keep it from saying: a document's
-            # `timeout` may be over by then. It comes once the program has begun.
+            # A document's `timeout` may be over before Python itself is there, which says of a Ctrl-C what no program
+            # can keep it from saying, or before what it is to end has begun. See `patient`.
             block = "env --block-signal=INT " if name == "sandctl" else ""
             (programs / name).write_text(f'#!/bin/sh\nexec {block}{shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)

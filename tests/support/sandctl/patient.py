@@ -7,9 +7,20 @@ import sys
 LONG_S = 1000.0
 
 _CODE = f"""
-import sandctl.__main__, signal
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-import functools
+import sandctl.__main__, functools, signal, sys
+from sandq.client.kv.watch import Watch
+
+def take_interrupts():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+if "watch" not in sys.argv:
+    take_interrupts()
+entered = Watch.__aenter__
+async def begun(watch):
+    found = await entered(watch)
+    take_interrupts()
+    return found
+Watch.__aenter__ = begun
 import sandctl.interrupts, sandctl.options.names, sandctl.options.common
 import sandq.client.options as options
 from sandq.client.consumer import subscription
@@ -25,7 +36,7 @@ sandctl.bench_loads.CLEAN_UP_S = {LONG_S}
 
 
 def patient(*args: str, change: str = "") -> list[str]:
-    """The command that runs `sandctl ARGS` so; `change` is code that is run before. A SIGINT that was blocked until
-    Python itself was there is quiet as well."""
+    """The command that runs `sandctl ARGS` so; `change` is code that is run before. Where SIGINT was blocked
+    before, it comes once Python itself is there, and to a watch once that has begun."""
     bench = _BENCH if "bench" in args else ""
     return [sys.executable, "-c", f"{_CODE}{bench}{change}\nsandctl.__main__.run()", *args]
