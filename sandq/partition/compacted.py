@@ -4,8 +4,7 @@ It is a timer partition whose messages are all due at once, so groups, leases an
 message with a value puts it, one with none deletes its key. Invariants beside those of the timer partition:
 
 * A key has the value of the last write to it in the log; its version is that write's offset.
-* A write that is conditioned on a version is stored only if the key has that version in the very moment of its place
-  in the log: one Raft entry after the other, one message after the other.
+* A compare-and-set is stored only if the key has the version that it names: `kv.writes`.
 * A value whose time is over is deleted by a message in the log, like any other; nobody sees it from that time on.
 """
 
@@ -13,25 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.kv.compaction import Compactor
-from sandq.partition.kv.key_table import KeyTable, Value
-from sandq.partition.kv.writes import Writes
+from sandq.partition.kv.key_table import KeyTable
+from sandq.partition.kv.writes import KeyWriter, Writes
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import decode_fields
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 
-ABSENT = b""
-"""What a write names that is conditioned on its key having no value."""
-CHANGED = "changed"
-"""Why a conditioned write is refused; with it comes the version that there is, or `NO_VERSION`."""
-NO_VERSION = bytes(offsets.OFFSET_BYTES)
 COMPACTION = b"c"
 RESTING_MS = 10_000
 """When compaction has nothing to do for so long, it has done what there was."""
@@ -41,6 +33,7 @@ class CompactedPartition(TimerPartition):
     def __init__(self, partition: int, settings: dict[str, Any]) -> None:
         super().__init__(partition, settings)
         self.keys = KeyTable(self.log.garbage)
+        self._writer = KeyWriter(self.shared, self.log, self.keys)
         self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
     def write_state(self, view: View) -> None:
@@ -65,45 +58,8 @@ class CompactedPartition(TimerPartition):
         check_writes(batch)
         writes = Writes.of(batch)
         self.compactor.appended(self.now_ms, batch.count)
-        if command.split:
-            return self._store_if(index, place, batch, writes, view)
-        return self._store_all(index, place, batch, writes, view)
-
-    def _store_all(self, index: int, place: int, batch: Batch, writes: Writes, view: View) -> tuple[bytes, int]:
-        stored = self.log.append(index, place, c.Append(batch.raw), self.now_ms, self.floor_ms, view)
-        assert not isinstance(stored, Stored), "nothing here comes later"
-        # Of several writes of a key only the last is seen.
-        versions = offsets.run(*stored)
-        for key, at in {key: at for at, key in enumerate(writes.keys)}.items():
-            self._write(key, versions[at], writes, at, view)
-        return stored
-
-    def _store_if(self, index: int, place: int, batch: Batch, writes: Writes, view: View) -> Stored:
-        """One at a time, for the next may be conditioned on this one."""
-        column = offsets.run(offsets.pack(self.floor_ms, index, place, self.partition), batch.count)
-        refused: list[tuple[int, str]] = []
-        for at, fields in enumerate(decode_fields(batch)):
-            key = writes.keys[at]
-            expected = fields.pop(Column.EXPECTED_VERSION, None)
-            present = self.keys.version(key, self.now_ms, view)
-            if expected is not None and expected != (present or ABSENT):
-                column[at] = present or NO_VERSION
-                refused.append((at, CHANGED))
-                continue
-            self.log.append_one(column[at], fields, self.now_ms, view)
-            self._write(key, column[at], writes, at, view)
-        return Stored(b"".join(column), refused)
-
-    def _write(self, key: bytes, version: bytes, writes: Writes, at: int, view: View) -> None:
-        value, headers, ttls = writes.values[at], writes.headers, writes.ttls_ms
-        if value is None:
-            self.keys.delete(key, version, view)
-            return
-        ttl_ms = ttls[at] if ttls is not None else None
-        if ttl_ms is None:
-            ttl_ms = self.settings["key_ttl_ms"]
-        expires_ms = 0 if ttl_ms is None else min(self.now_ms + ttl_ms, offsets.U48_MAX)
-        self.keys.put(key, Value(version, value, headers[at] if headers is not None else None, expires_ms), view)
+        store = self._writer.compare_and_set if command.split else self._writer.store_all
+        return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
@@ -142,7 +98,8 @@ class CompactedPartition(TimerPartition):
         over = self.keys.expired(self.now_ms, view)
         if over:
             deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
-            self._store_all(index, place + used, deletions, Writes.of(deletions), view)
+            writes = Writes.of(deletions)
+            self._writer.store_all(index, place + used, deletions, writes, self.now_ms, self.floor_ms, view)
             self.compactor.appended(self.now_ms, len(over))
         return used + len(over)
 

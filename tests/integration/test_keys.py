@@ -12,8 +12,8 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.partitioning import partition_for
 from sandq.node import run_node
-from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.kv.key_table import Value
+from sandq.partition.kv.writes import ABSENT, CHANGED, NO_VERSION
 from sandq.protocol import requests_keys
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.compacted import ABSENT, NO_VERSION
 from sandq.partition.kv import compaction, key_table
+from sandq.partition.kv.writes import ABSENT, NO_VERSION
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import LogReader
 from tests.support.examples import examples

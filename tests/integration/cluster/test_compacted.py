@@ -9,8 +9,8 @@ from typing import Any
 import trio
 
 from sandq.model.batch import Column, encode
-from sandq.partition.compacted import ABSENT
 from sandq.partition.kv.key_table import Value
+from sandq.partition.kv.writes import ABSENT
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes

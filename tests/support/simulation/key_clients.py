@@ -14,8 +14,8 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.sequence import RESENT
 from sandq.partition import commands as c
-from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.kv.key_table import Value
+from sandq.partition.kv.writes import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.log.message_log import Stored
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.linearizable import Operation

@@ -10,9 +10,9 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.compacted import ABSENT, CHANGED, NO_VERSION
 from sandq.partition.kv import compaction
 from sandq.partition.kv.key_table import Value
+from sandq.partition.kv.writes import ABSENT, CHANGED, NO_VERSION
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of
 
