@@ -14,7 +14,7 @@ from sandq.model.members import member_id, node_of
 from sandq.raft import guards, hooks, wire
 from sandq.raft.core import LEADER, NEVER, Core
 from sandq.raft.elections import Election
-from sandq.raft.heartbeat_coalescing import Beat, HeartbeatCoalescing
+from sandq.raft.heartbeat_coalescing import Beat, GroupHeartbeats
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
 from sandq.raft.message_filter import MessageFilter
@@ -100,7 +100,7 @@ class Group:
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
         self._message_filter = MessageFilter(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
-        self._heartbeats = HeartbeatCoalescing(
+        self._heartbeats = GroupHeartbeats(
             number, member, core, self._transport, journal, self._message_filter, self.reads
         )
         self._reconcile()

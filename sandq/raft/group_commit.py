@@ -9,7 +9,7 @@ pass that wrote it is synced (an only voter commits its first no-op within the t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from sandq.model.errors import Corruption
 from sandq.raft import hooks, wire
 from sandq.raft.core import HEARTBEAT_S
 from sandq.raft.group import Group
-from sandq.raft.heartbeat_coalescing import Beat
+from sandq.raft.heartbeat_coalescing import HeartbeatCoalescing
 from sandq.raft.journal import GroupJournal
 from sandq.storage.wal import Record
 
@@ -67,6 +67,7 @@ class GroupCommit:
         self._outgoing: dict[str, list[wire.Message]] = {}
         self._up: dict[str, None] = {}
         self._heartbeat_s = self._scan_s = self._not_before_s = 0.0
+        self.heartbeats = HeartbeatCoalescing(self.groups, self._send, self._take, self._add_dirty, self._look_at)
         self.changed: dict[Group, None] = {}
         """Groups that this node began or ceased to lead; the owner empties it."""
 
@@ -168,7 +169,7 @@ class GroupCommit:
         now = hooks.now_s()
         if now >= self._heartbeat_s:
             self._heartbeat_s = now + HEARTBEAT_S
-            self._beat(now)
+            self.heartbeats.beat(now)
         if now >= self._scan_s:
             self._scan_s = now + SCAN_MOST_S
             self._not_before_s = now + SCAN_S
@@ -178,19 +179,8 @@ class GroupCommit:
                 else:
                     self._look_at(group.deadline_s)
 
-    def _beat(self, now_s: float) -> None:
-        numbers: dict[str, list[int]] = {}
-        for group in self.groups.values():
-            if group.is_leader and not group.is_alone:
-                beats = group.beats(now_s)
-                if beats is None:
-                    group.heartbeat()
-                    self._dirty[group] = None
-                else:
-                    for node, beat in beats:
-                        numbers.setdefault(node, []).extend(beat)
-        for node, beaten in numbers.items():
-            self._send(node, (wire.BEATS, tuple(beaten)))
+    def _add_dirty(self, group: Group) -> None:
+        self._dirty[group] = None
 
     def _look_at(self, deadline_s: float) -> None:
         """Some member wants a tick then."""
@@ -230,9 +220,9 @@ class GroupCommit:
                     log.error("a peer sent what is no raft message; it is dropped", peer=node, error=str(error))
                     continue
                 if message[0] == wire.BEATS:
-                    self._take_beats(node, message[1])
+                    self.heartbeats.take_beats(node, message[1])
                 elif message[0] == wire.BEAT_ACKS:
-                    self._take_beat_acks(node, message[1])
+                    self.heartbeats.take_beat_acks(node, message[1])
                 else:
                     self._take(node, message)
 
@@ -244,30 +234,6 @@ class GroupCommit:
             self._touched[group] = None
             if group.has_more:
                 self._dirty[group] = None
-
-    def _take_beats(self, node: str, numbers: tuple[int, ...]) -> None:
-        now_s = hooks.now_s()
-        answers: list[int] = []
-        for beat in _beats_of(numbers):
-            number, sender, to, term, seq = beat
-            group = self.groups.get(number)
-            if group is None:
-                continue
-            if group.beaten(node, beat, now_s):
-                self._look_at(group.deadline_s)
-                answers += (number, to, sender, term, seq)
-            else:
-                # It is asked what it knows to be committed, and then gets the rest.
-                self._take(node, (wire.ALIVE, *beat, True))
-        if answers:
-            self._send(node, (wire.BEAT_ACKS, tuple(answers)))
-
-    def _take_beat_acks(self, node: str, numbers: tuple[int, ...]) -> None:
-        now_s = hooks.now_s()
-        for beat in _beats_of(numbers):
-            group = self.groups.get(beat[0])
-            if group is not None and not group.beat_answered(node, beat, now_s):
-                self._take(node, (wire.ALIVE_ACK, *beat))
 
     def synced(self) -> list[Committed]:
         """The records of the last tick are on disk. Returns the committed entries that waited for it."""
@@ -295,8 +261,3 @@ class GroupCommit:
             (ready if entry.index <= groups[entry.group].journal.durable else held).append(entry)
         self._committed = held
         return ready
-
-
-def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:
-    each = iter(numbers)
-    return zip(each, each, each, each, each, strict=True)

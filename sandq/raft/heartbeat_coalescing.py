@@ -1,4 +1,6 @@
-"""Send the heartbeats of all idle groups of a node to a peer as one message.
+"""Send the heartbeats of all idle groups of a node to a peer as one message, and answer them as one.
+
+`HeartbeatCoalescing` does so for a node; `GroupHeartbeats` says of a group whether it is idle, and takes in its share.
 
 A group is quiet for its leader while every member that can be reached has all of the log and knows that it is
 committed. Then a heartbeat has to say but one thing: that the leader of this term lives, and the answer but that a
@@ -9,13 +11,13 @@ them and the library.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pysyncobj.node import Node
 
 from sandq.model.members import incarnation_of, node_of
-from sandq.raft import hooks
+from sandq.raft import hooks, wire
 from sandq.raft.core import FOLLOWER, HEARTBEAT_S, LEADER, Core
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
@@ -37,7 +39,9 @@ class _Other(NamedTuple):
     votes: bool
 
 
-class HeartbeatCoalescing:
+class GroupHeartbeats:
+    """The heartbeats of one group, while it is idle."""
+
     def __init__(
         self,
         number: int,
@@ -125,3 +129,89 @@ class HeartbeatCoalescing:
         core._SyncObj__lastResponseTime[other.node] = now_s
         self._reads.heard(member, seq)
         return True
+
+
+class _BeatingGroup(Protocol):
+    """What is asked here of a group (`raft.group.Group`, which stands above)."""
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def is_alone(self) -> bool: ...
+    @property
+    def deadline_s(self) -> float: ...
+    def heartbeat(self) -> None: ...
+    def beats(self, now_s: float) -> list[tuple[str, Beat]] | None: ...
+    def beaten(self, node_id: str, beat: Beat, now_s: float) -> bool: ...
+    def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool: ...
+
+
+G = TypeVar("G", bound=_BeatingGroup)
+
+
+class HeartbeatCoalescing(Generic[G]):
+    """The heartbeats of all groups of a node: those of idle ones share a message to each peer."""
+
+    def __init__(
+        self,
+        groups: Mapping[int, G],
+        send: Callable[[str, wire.Message], None],
+        take: Callable[[str, wire.Message], None],
+        mark: Callable[[G], None],
+        look_at: Callable[[float], None],
+    ) -> None:
+        """`groups`: of the node, by number; as they are at any time. `send(node, message)`. `take(node, message)`: have
+        a group take a message of its own in. `mark(group)`: it wants a tick. `look_at(deadline_s)`: some group wants a
+        tick then."""
+        self._groups = groups
+        self._send = send
+        self._take = take
+        self._mark = mark
+        self._look_at = look_at
+
+    def beat(self, now_s: float) -> None:
+        """Send the heartbeat of all groups that this node leads: one message to each peer for those that are idle; the
+        others send theirs in a tick."""
+        numbers: dict[str, list[int]] = {}
+        for group in self._groups.values():
+            if group.is_leader and not group.is_alone:
+                beats = group.beats(now_s)
+                if beats is None:
+                    group.heartbeat()
+                    self._mark(group)
+                else:
+                    for node, beat in beats:
+                        numbers.setdefault(node, []).extend(beat)
+        for node, beaten in numbers.items():
+            self._send(node, (wire.BEATS, tuple(beaten)))
+
+    def take_beats(self, node: str, numbers: tuple[int, ...]) -> None:
+        """Take in the heartbeats of the groups that a peer leads, and answer them with one message."""
+        now_s = hooks.now_s()
+        answers: list[int] = []
+        for beat in _beats_of(numbers):
+            number, sender, to, term, seq = beat
+            group = self._groups.get(number)
+            if group is None:
+                continue
+            if group.beaten(node, beat, now_s):
+                self._look_at(group.deadline_s)
+                answers += (number, to, sender, term, seq)
+            else:
+                # It is asked what it knows to be committed, and then gets the rest.
+                self._take(node, (wire.ALIVE, *beat, True))
+        if answers:
+            self._send(node, (wire.BEAT_ACKS, tuple(answers)))
+
+    def take_beat_acks(self, node: str, numbers: tuple[int, ...]) -> None:
+        """Take in a peer's answers to the heartbeats of groups that this node leads."""
+        now_s = hooks.now_s()
+        for beat in _beats_of(numbers):
+            group = self._groups.get(beat[0])
+            if group is not None and not group.beat_answered(node, beat, now_s):
+                self._take(node, (wire.ALIVE_ACK, *beat))
+
+
+def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:
+    each = iter(numbers)
+    return zip(each, each, each, each, each, strict=True)

@@ -21,7 +21,7 @@ from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StartupError
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import Group
-from sandq.raft.group_commit import GroupCommit
+from sandq.raft.heartbeat_coalescing import HeartbeatCoalescing
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.peer_bed import linked, new_node
 from tests.support.nodes.three import three_nodes
@@ -107,10 +107,10 @@ async def test_the_log_of_another_cluster_is_not_taken(
 ) -> None:
     """A node that another cluster counts among its members founds its own: it was sent that one's log, and took it,
     for as long as neither knew of the other to which cluster it belongs."""
-    adopt, beat = Cluster._adopt, GroupCommit._beat
-    beats: Counter[GroupCommit] = Counter()
+    adopt, beat = Cluster._adopt, HeartbeatCoalescing.beat
+    beats: Counter[HeartbeatCoalescing[Group]] = Counter()
 
-    def counted(self: GroupCommit, now_s: float) -> None:
+    def counted(self: HeartbeatCoalescing[Group], now_s: float) -> None:
         beat(self, now_s)
         beats[self] += 1
 
@@ -127,12 +127,12 @@ async def test_the_log_of_another_cluster_is_not_taken(
             await nodes.stop("node2")
         nodes.own["node2"] = ALONE
         monkeypatch.setattr(Cluster, "_adopt", stuck)
-        monkeypatch.setattr(GroupCommit, "_beat", counted)
+        monkeypatch.setattr(HeartbeatCoalescing, "beat", counted)
         await nodes.start("node2")
         await until_holds(lambda: "node1" in clusters["node2"]._links.up and "node2" in clusters["node1"]._links.up)
-        passes = nodes.running["node1"].broker.node_log.group_commit
-        enough = beats[passes] + BEATS
-        await until_holds(lambda: beats[passes] >= enough)  # whoever takes them has got its log with the first
+        heartbeats = nodes.running["node1"].broker.node_log.group_commit.heartbeats
+        enough = beats[heartbeats] + BEATS
+        await until_holds(lambda: beats[heartbeats] >= enough)  # whoever takes them has got its log with the first
         await until_looked(looks, "node1")
         assert "node1" not in members_of(nodes, "node2") and "node1" not in nodes.registered("node2")
         assert len(nodes.voters("node1")) == 1
