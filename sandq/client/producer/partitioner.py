@@ -1,4 +1,4 @@
-"""Which partition a message goes to."""
+"""Choose the partition that a message goes to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 
 
-class Router:
+class Partitioner:
     """The partitions of one topic, as a producer chooses among them.
 
     A unique key chooses over the topic's *initial* partitions, so that it is found again after their number was

@@ -1,10 +1,8 @@
-"""A producer: messages go into batches, batches to their partitions' leaders, receipts tell the outcome."""
+"""The producer that callers see: checks messages, has them put into batches, gives receipts, and waits for the rest."""
 
 from __future__ import annotations
 
 import logging
-import math
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -14,9 +12,8 @@ import anyio
 import anyio.abc
 
 from sandq.client.options import again
-from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES, Batch, Receipt, Receipts, failure_of
-from sandq.client.producer.partition_producer import PartitionProducer
-from sandq.client.producer.partitioner import Router
+from sandq.client.producer.batch_accumulator import BatchAccumulator
+from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
 from sandq.client.producer.validation import Headers, Lot, MessageValidation, Value, refuse_later, time_of
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
@@ -25,8 +22,6 @@ from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownP
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
-
-_PRODUCER_ID_BITS = 63
 
 
 class Producer:
@@ -57,20 +52,20 @@ class Producer:
         self.topic = topic
         self._cluster = cluster
         self._tasks = tasks
-        self._options = replace(cluster.options, linger_s=linger_s)
+        options = replace(cluster.options, linger_s=linger_s)
         self.checks = MessageValidation(cluster.limits)
-        self._batch_bytes = min(self._options.batch_bytes, self.checks.batch_bytes // 2)
-        self._producer_id = random.getrandbits(_PRODUCER_ID_BITS) | 1
-        self._router = Router(topic, self._is_stuck)
-        self._partition_producers: dict[int, PartitionProducer] = {}
-        self._busy: dict[PartitionProducer, None] = {}
-        self._buffered_bytes = 0
-        self._outstanding = 0  # batches that are not done
-        self._keep_failures = keep_failures
-        self._failed: list[Batch] = []
         self._wake = Signal()
         self._room = Signal()
         self._idle = Signal()
+        self._accumulator = BatchAccumulator(
+            cluster, options, topic, self.checks.batch_bytes // 2, self._wake.set, self._on_done
+        )
+        self._partitioner = self._accumulator.partitioner
+        self.add = self._accumulator.add
+        """Put a message in without a check, an await or a receipt: see `BatchAccumulator.add`."""
+        self._buffer_bytes = options.buffer_bytes
+        self._keep_failures = keep_failures
+        self._failed: list[Batch] = []
         self._scope = anyio.CancelScope()
         self._is_open = False
         self._entered = False
@@ -80,7 +75,7 @@ class Producer:
             raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
         self._entered = True
         self._cluster.check_open()
-        self._router.update(await self._cluster.topic(self.topic))
+        self._partitioner.update(await self._cluster.topic(self.topic))
         self._cluster.on_change[self._wake.set] = None
         self._tasks.start_soon(self._run)
         self._is_open = True
@@ -130,7 +125,7 @@ class Producer:
         """
         if later:
             refuse_later(later)
-        if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
+        if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
@@ -175,7 +170,7 @@ class Producer:
         }
         refuse_later(later)
         checks = self.checks
-        if partition is not None and type(partition) is int and partition >= self._router.partitions:
+        if partition is not None and type(partition) is int and partition >= self._partitioner.partitions:
             await self._look_for_more()
         lot, time = time_of(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
@@ -188,7 +183,7 @@ class Producer:
                     receipt = await self._send_mapping(message, common)
                     receipts.append(receipt)
                     continue
-                if self._buffered_bytes >= self._options.buffer_bytes or not self._is_open:
+                if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
                     await self.wait_for_room()
                 data = checks.value(message)
                 if extras is None:
@@ -215,9 +210,9 @@ class Producer:
     async def _look_for_more(self) -> None:
         """Partitions may have been added."""
         known = self._cluster.record(self.topic)
-        if known is None or len(known.partitions) <= self._router.partitions:
+        if known is None or len(known.partitions) <= self._partitioner.partitions:
             known = await fresh_topic(self._cluster, self.topic)
-        self._router.update(known)
+        self._partitioner.update(known)
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:
@@ -239,119 +234,29 @@ class Producer:
     async def wait_for_room(self) -> None:
         """Until the buffer takes more; ClosedError when the producer was left."""
         self.check_open()
-        while self._buffered_bytes >= self._options.buffer_bytes:
-            self._seal_all()
+        while self._accumulator.buffered_bytes >= self._buffer_bytes:
+            self._accumulator.seal_all()
             await self._room.wait()
             self.check_open()
 
-    def _is_stuck(self, partition: int) -> bool:
-        partition_producer = self._partition_producers.get(partition)
-        return partition_producer is not None and partition_producer.stuck
-
-    def add(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        headers: bytes | None,
-        lot: Lot,
-        time: int,
-        partition: int | None,
-        ttl_ms: int | None,
-        unique_key: bytes | None,
-        expected: bytes | None = None,
-    ) -> tuple[Batch, int, bool]:
-        """Put a message (`validation.Ready`, and the version that is expected of its key) into its batch: the batch,
-        its position, and whether a batch was sealed."""
-        if not key if self._router.is_compacted else value is None:
-            self._check_write(key, value)
-        place = self._router.sticky.get(lot) if key is None and unique_key is None and partition is None else None
-        if place is None:
-            place = self._router.place(key, unique_key, lot, partition)
-        partition_producer = self._partition_producers.get(place)
-        if partition_producer is None:
-            partition_producer = self._partition_producers[place] = PartitionProducer(
-                self._cluster, self._options, self.topic, place, self._producer_id, self._on_done, self._wake.set
-            )
-        size = MESSAGE_OVERHEAD_BYTES
-        if value is not None:
-            size += len(value)
-        if key is not None:
-            size += len(key)
-        if headers is not None:
-            size += len(headers)
-        if unique_key is not None:
-            size += len(unique_key)
-        sealed = False
-        batch = partition_producer.open.get(lot)
-        if batch is not None and batch.size_bytes + size > self._batch_bytes:
-            self._seal(partition_producer, lot)
-            batch, sealed = None, True
-        if batch is None:
-            batch = partition_producer.open[lot] = Batch(lot, place, anyio.current_time())
-            self._busy[partition_producer] = None
-            self._outstanding += 1
-            self._schedule(place)
-        position = len(batch.values)
-        batch.values.append(value)
-        batch.keys.append(key)
-        batch.headers.append(headers)
-        if lot:
-            batch.add_more(time, ttl_ms, unique_key, expected)
-        batch.size_bytes += size
-        self._buffered_bytes += size
-        if position + 1 >= self._options.batch_messages:
-            self._seal(partition_producer, lot)
-            sealed = True
-        return batch, position, sealed
-
-    def _check_write(self, key: bytes | None, value: bytes | None) -> None:
-        record = self._cluster.record(self.topic)
-        if record is not None:
-            self._router.update(record)  # the topic may have been made anew, as one of another kind
-        self._router.check(key, value)
-
-    def _schedule(self, partition: int) -> None:
-        """A batch was opened: see that it is sealed. Without a linger that is when the connection sends next."""
-        connection = self._cluster.leader(self.topic, partition) if not self._options.linger_s else None
-        if connection is None:
-            self._wake.set()
-        else:
-            connection.flush_soon(self._seal_all)
-
-    def _seal(self, partition_producer: PartitionProducer, lot: Lot) -> None:
-        partition_producer.seal(lot)
-        self._router.sealed(lot, partition_producer.partition)
-        partition_producer.pump(anyio.current_time())
-
-    def _seal_all(self) -> None:
-        for partition_producer in list(self._busy):
-            for lot in list(partition_producer.open):
-                self._seal(partition_producer, lot)
-
-    def _on_done(self, partition_producer: PartitionProducer, batch: Batch) -> None:
-        self._outstanding -= 1
-        self._buffered_bytes -= batch.size_bytes
+    def _on_done(self, batch: Batch) -> None:
         if self._keep_failures and batch.failures:
             self._failed.append(batch)
         self._room.set()
-        if not self._outstanding:
+        if not self._accumulator.outstanding:
             self._idle.set()
-        if partition_producer.idle:
-            self._busy.pop(partition_producer, None)
-        else:
-            partition_producer.pump(anyio.current_time())
 
     async def _drain(self) -> None:
-        self._seal_all()
-        while self._outstanding:
+        self._accumulator.seal_all()
+        while self._accumulator.outstanding:
             await self._idle.wait()
-            self._seal_all()
+            self._accumulator.seal_all()
 
     async def _run(self) -> None:
         try:
             with self._scope:
                 while True:
-                    due_at = self._tick(anyio.current_time())
+                    due_at = self._accumulator.tick(anyio.current_time())
                     await self._wake.wait(due_at - anyio.current_time())
         finally:
             if self._is_open:  # the client was closed first
@@ -359,36 +264,19 @@ class Producer:
                 self._room.set()
                 self._give_up()
 
-    def _tick(self, now: float) -> float:
-        """Seal, send and expire what is due; when to look again."""
-        record = self._cluster.record(self.topic)
-        if record is not None:
-            self._router.update(record)
-        due_at = math.inf
-        for partition_producer in list(self._busy):
-            for lot in [
-                lot for lot, batch in partition_producer.open.items() if batch.opened_at + self._options.linger_s <= now
-            ]:
-                self._seal(partition_producer, lot)
-            partition_producer.expire(now)
-            partition_producer.pump(now)
-            due_at = min(due_at, partition_producer.next_time(now))
-        return due_at
-
     def _stop(self) -> None:
         """End the task; give up what is not done (after cancellation)."""
         self._scope.cancel()
         self._cluster.on_change.pop(self._wake.set, None)
-        if self._outstanding:
+        if self._accumulator.outstanding:
             self._give_up()
             self._failed.clear()
 
     def _give_up(self) -> None:
-        messages = sum(partition_producer.unconfirmed for partition_producer in self._busy)
+        messages = self._accumulator.unconfirmed
         if messages:
             log.warning("topic %s: %d messages were not confirmed; they may be stored", self.topic, messages)
-        for partition_producer in list(self._busy):
-            partition_producer.abandon(_given_up)
+        self._accumulator.abandon(_given_up)
 
     def _failure(self) -> SandqError | None:
         """One error for all that failed and was not raised yet."""

@@ -107,7 +107,7 @@ async def test_keys_go_to_all_partitions_and_keep_their_order(tmp_path: Path) ->
                 assert partitions == {key: partition_for(key, (FEW, MANY)[round_]) for key in KEYS}
                 if not round_:
                     await client.admin.update_topic("t", partitions=MANY)
-                    await until_holds(lambda: producer._router.partitions == MANY)  # the producer is told of it
+                    await until_holds(lambda: producer._partitioner.partitions == MANY)  # the producer is told of it
 
 
 async def test_what_is_about_a_whole_topic_is_about_new_partitions_as_well(tmp_path: Path) -> None:
