@@ -12,7 +12,7 @@ import sandq
 from sandq.broker.queries import kv_watch
 from sandq.model.batch import Batch, Column, encode
 from sandq.node import Serving
-from sandq.partition.kv.changes import Watch
+from sandq.partition.kv.watch import Watch
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_keys import KvChanges
 from tests.integration.conftest import Dial

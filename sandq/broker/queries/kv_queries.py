@@ -12,7 +12,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED
-from sandq.partition.kv.changes import Changes, Watch
+from sandq.partition.kv.watch import Changes, Watch
 from sandq.partition.view import Row
 from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch
 

@@ -15,7 +15,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import Overloaded
-from sandq.partition.kv.changes import Changes, Watch
+from sandq.partition.kv.watch import Changes, Watch
 
 WATCHERS_MOST = 10_000
 """Of one partition."""

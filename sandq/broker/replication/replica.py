@@ -15,8 +15,8 @@ from sandq.model.piece import LeasedPieces
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
-from sandq.partition.kv.changes import Changes, Watch, changes
 from sandq.partition.kv.key_table import KeyTable
+from sandq.partition.kv.watch import Changes, Watch, changes
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition

@@ -8,8 +8,8 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import HistoryGone
 from sandq.model.piece import Piece
-from sandq.partition.kv import changes as module
-from sandq.partition.kv.changes import Changes, Watch, changes
+from sandq.partition.kv import watch as module
+from sandq.partition.kv.watch import Changes, Watch, changes
 from tests.support.partition.bench import ALL
 from tests.support.partition.key_bench import KeyBench
 

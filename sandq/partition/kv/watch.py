@@ -1,4 +1,4 @@
-"""What happened to the keys of a compacted topic behind a version: for those who watch.
+"""Read what happened to the keys of a compacted topic behind a version: for those who watch.
 
 A watcher goes through the log, a bounded part at a time, and takes what its keys are concerned with. Compaction takes
 writes out of the log, and who comes too late has missed them: `mark` is how far what matters to a watcher may have been
