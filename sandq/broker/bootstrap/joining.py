@@ -26,7 +26,6 @@ from sandq.model.members import member_id, own_member
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import Members
 
-VOTERS_MOST: Final = 5
 FIRST_INCARNATION: Final = 1
 ASK_PAUSE_S: Final = 0.5
 

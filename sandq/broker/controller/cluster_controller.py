@@ -1,4 +1,4 @@
-"""Run the cluster as its metadata leader: register nodes, detect failed ones, choose voters, assign replicas.
+"""Run the cluster as its metadata leader: register nodes, detect failed ones, change who votes, assign replicas.
 
 Each pass looks at the cluster and makes one change after the other; the next leader goes on from the metadata. All of
 it happens in `tend`, which is called again and again while this node leads.
@@ -14,19 +14,20 @@ from typing import Any, Final
 import structlog
 import trio
 
-from sandq.broker.bootstrap.joining import VOTERS_MOST, Joining
+from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
+from sandq.broker.controller.metadata_members import next_members
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
-from sandq.metadata.planning import is_lost, next_changes, next_voters
+from sandq.metadata.planning import is_lost, next_changes
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
 from sandq.model.features import FIRST_LEVEL
-from sandq.model.members import has_majority, incarnation_of, member_id, node_of, own_member
+from sandq.model.members import incarnation_of, node_of, own_member
 from sandq.raft import Members
 
 log = structlog.get_logger("sandq.cluster")
@@ -164,43 +165,26 @@ class ClusterController:
     # -- members of the metadata group ----------------------------------------------------------------------------
 
     async def _keep_members(self, metadata: RaftGroup) -> None:
-        """One step towards: all registered nodes are members, and the right ones vote."""
-        group, view = metadata.group, self._view(metadata)
-        voters, learners = metadata.members
-        wanted = self._wanted_voters(metadata)
-        voting = {node_of(voter) for voter in voters}
+        """One step towards: all registered nodes are members, and the right ones vote (`metadata_members.py`)."""
+        group, view, members = metadata.group, self._view(metadata), metadata.members
         if group.is_changing:
             return
-        for node in self._joining.linked_as_registered(view):
-            record = view.nodes[node]
-            if record.standing != REMOVING and own_member(node, (*voters, *learners)) is None:
-                learner = member_id(node, record.incarnation)
-                return await metadata.change_members(Members(voters, (*learners, learner)))
-        ready = {learner for learner in learners if group.has_caught_up(learner)}
-        for learner in learners:
-            node, rest = node_of(learner), tuple([other for other in learners if other != learner])
-            if node in wanted and learner in ready and node in self._joining.linked_as_registered(view):
-                return await metadata.change_members(Members((*voters, learner), rest))
-            if self._is_leaving(node, view):
-                return await metadata.change_members(Members(voters, rest))
-        going = [voter for voter in voters if node_of(voter) in view.nodes and node_of(voter) not in wanted]
-        now_s = trio.current_time()
-        if going and wanted - self._lost(view.nodes.values()) <= voting:
-            up = {peer.node_id for peer in self._linked()}
-            others = sorted([v for v in going if v != group.member], key=lambda voter: node_of(voter) in up)
-            if others:
-                rest = tuple([voter for voter in voters if voter != others[0]])
-                if has_majority(rest, up):  # else nothing could be changed any more
-                    await metadata.change_members(Members(rest, learners))
-                return
-            if now_s >= self._not_before_s:
-                able = {node for node in wanted & up if self._may_lead(node)}
-                if await hand_over(lambda: [metadata], able):
-                    self._not_before_s = trio.current_time() + AGAIN_S
-
-    def _wanted_voters(self, metadata: RaftGroup) -> set[str]:
-        nodes, voting = self._view(metadata).nodes, {node_of(voter) for voter in metadata.members.voters}
-        return next_voters(nodes, voting, VOTERS_MOST, self._lost(nodes.values()))
+        step = next_members(
+            view.nodes,
+            members,
+            group.member,
+            caught_up={learner for learner in members.learners if group.has_caught_up(learner)},
+            up={peer.node_id for peer in self._linked()},
+            known=self._joining.linked_as_registered(view),
+            lost=self._lost(view.nodes.values()),
+            leaving={node for node in map(node_of, members.learners) if self._is_leaving(node, view)},
+        )
+        if isinstance(step, Members):
+            await metadata.change_members(step)
+        elif step is not None and trio.current_time() >= self._not_before_s:
+            able = {node for node in step if self._may_lead(node)}
+            if await hand_over(lambda: [metadata], able):
+                self._not_before_s = trio.current_time() + AGAIN_S
 
     def _is_leaving(self, node: str, view: MetadataView) -> bool:
         """It is to be forgotten, and nothing depends on it; or it was gone before it was registered."""

@@ -10,6 +10,7 @@ import trio
 
 from sandq.broker import cluster
 from sandq.broker.bootstrap import joining
+from sandq.broker.controller.metadata_members import VOTERS_MOST
 from sandq.model.membership import State
 from tests.support.nodes.found import FoundNodes, Looks, found_nodes, refusals
 from tests.support.nodes.working import take, values
@@ -43,7 +44,7 @@ async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
 async def test_a_seventh_node_listens_and_five_vote(tmp_path: Path) -> None:
     names = [f"node{number}" for number in range(1, 8)]
     async with found_nodes(tmp_path, *names) as nodes:
-        await until_holds(lambda: len(nodes.voters("node1")) == joining.VOTERS_MOST)
+        await until_holds(lambda: len(nodes.voters("node1")) == VOTERS_MOST)
         members = nodes.running["node1"].broker.metadata_host.group.members
         assert len(members.learners) == 2
         listener = members.learners[0].partition("#")[0]
