@@ -8,7 +8,6 @@ job's), so that no job chases what it put further on itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any
 
 from sandq.model import offsets
@@ -16,9 +15,9 @@ from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
-from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
+from sandq.partition.jobs.redrive import Redrive
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.shared_state import SharedState
@@ -29,10 +28,6 @@ STEP_BYTES = 8 << 20
 NO_LIMIT = 1 << 40
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
-WAITING_RANGES = 5000
-"""A redrive makes a pause while so many ranges of the group wait."""
-PAUSE_MS = 1000
-RUNNING, DONE, STOPPED = "running", "done", "stopped"
 KINDS = ("cancel", "move", "redrive", "purge_dead")
 OWN_KINDS = ("seek", "drop")
 """Begun by the partition itself."""
@@ -40,48 +35,20 @@ OWN_IDS = b"sandq\x00\x00\x00"
 """What the ids of its own jobs begin with."""
 
 
-@dataclass(slots=True)
-class Job:
-    job_id: bytes
-    kind: str
-    arguments: dict[str, Any]
-    index: int
-    """Raft index at its start."""
-    seq: int
-    """In the order in which jobs began."""
-    started_ms: int
-    state: str = RUNNING
-    position: bytes = offsets.FIRST
-    """Done up to here."""
-    matched: int = 0
-    done: int = 0
-    too_late: int = 0
-    finished_ms: int | None = None
-    next_ms: int = 0
-    """When its next step is due."""
-
-    def row(self) -> bytes:
-        return rows.pack(*[getattr(self, field.name) for field in fields(self)])
-
-    def shown(self) -> dict[str, Any]:
-        names = ("job_id", "kind", "state", "matched", "done", "too_late", "started_ms", "finished_ms")
-        return {name: getattr(self, name) for name in names}
-
-
 class Jobs:
     def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog) -> None:
         self._shared = shared
         self._groups = group_state.groups
-        self._waiting = group_state.waiting
         self._kept = group_state.kept
         self._log = log
+        self._redrive = Redrive(shared, group_state)
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
         self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
             "cancel": self._pending,
             "move": self._pending,
-            "redrive": self._dead,
-            "purge_dead": self._dead,
+            "redrive": self._dead_letters,
+            "purge_dead": self._dead_letters,
             "seek": self._seek,
             "drop": self._drop,
         }
@@ -215,72 +182,10 @@ class Jobs:
         self._log.move(found, to_ms, index, place + self.used, self._now_ms, self._floor_ms, view)
         self.used += 1
 
-    # -- dead messages --------------------------------------------------------------------------------------------
+    # -- dead letters ---------------------------------------------------------------------------------------------
 
-    def _dead(self, job: Job, index: int, place: int, view: View) -> bool:
-        """Redrive or purge dead messages of a group, by reason and time of death."""
-        arguments = job.arguments
-        group = self._groups.by_id.get(arguments["group_id"])
-        if group is None:
-            return True
-        if group.seeking:
-            # What died above the new cursor comes from the log again: it must not be redriven as well.
-            job.next_ms = self._now_ms + PAUSE_MS
-            return False
-        allowed = self._allowed(job, group)
-        if allowed <= 0:
-            return False
-        found = dead_letters.scan(group.group_id, job.position or None, STEP_MESSAGES, STEP_BYTES, view)
-        chosen: list[dead_letters.DeadMessage] = []
-        for at, message in enumerate(found):
-            if (
-                arguments["reason"] in (None, message.reason)
-                and arguments["from_ms"] <= message.dead_ms < arguments["until_ms"]
-                and message.dead_ms <= job.started_ms
-            ):
-                chosen.append(message)
-                if len(chosen) == allowed:
-                    found = found[: at + 1]
-                    break
-        job.matched += len(chosen)
-        if chosen and not arguments["dry_run"]:
-            self._raise(group, chosen, view, again=job.kind == "redrive")
-            job.done += len(chosen)
-        if found:
-            job.position = found[-1].offset
-        return not found
-
-    def _allowed(self, job: Job, group: Group) -> int:
-        """How many dead messages may be taken now; sets when to go on."""
-        rate = job.arguments.get("rate")
-        if job.kind != "redrive" or job.arguments["dry_run"]:
-            return STEP_MESSAGES
-        if group.waiting_ranges >= WAITING_RANGES:
-            job.next_ms = self._now_ms + PAUSE_MS
-            return 0
-        if rate is None:
-            return STEP_MESSAGES
-        allowed = rate * (self._now_ms - job.started_ms) // 1000 + 1 - job.done
-        if allowed <= 0:
-            job.next_ms = job.started_ms + -(-job.done * 1000 // rate)
-        return min(int(allowed), STEP_MESSAGES)
-
-    def _raise(self, group: Group, messages: list[dead_letters.DeadMessage], view: View, *, again: bool) -> None:
-        """Take dead messages from their rows; `again`: they are ready, attempt 0, in rows that their group keeps."""
-        for message in messages:
-            view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
-            group.dead[message.reason] -= 1
-            if again:
-                view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
-                order = rows.order_of(message.fields) if self._shared.is_ordered else None
-                if order is not None:
-                    group.order.start(message.offset, order)
-            else:
-                self._kept.expire_move(message.offset, message.id, self._now_ms, view)
-        if again:
-            ranges = merged([message.offset for message in messages])
-            self._waiting.add(group, Waiting(self._now_ms, 0, 0, None, ranges, self._now_ms, kept=True), view)
-        self._groups.store(group, view)
+    def _dead_letters(self, job: Job, index: int, place: int, view: View) -> bool:
+        return self._redrive.step(job, STEP_MESSAGES, STEP_BYTES, self._now_ms, view)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -293,11 +198,13 @@ class Jobs:
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
-        for again in (False, True):
-            # The cursor was put where the log begins when that is behind the place asked for.
-            chosen = [message for message in found if (message.offset <= group.cursor) is again]
-            if chosen:
-                self._raise(group, chosen, view, again=again)
+        # The cursor was put where the log begins when that is behind the place asked for.
+        trimmed = [message for message in found if message.offset <= group.cursor]
+        in_log = [message for message in found if message.offset > group.cursor]
+        if in_log:
+            self._redrive.purge(group, in_log, self._now_ms, view)
+        if trimmed:
+            self._redrive.redrive(group, trimmed, self._now_ms, view)
         if found:
             job.position = found[-1].offset
             return False

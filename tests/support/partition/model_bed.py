@@ -15,7 +15,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
-from sandq.partition.jobs import jobs
+from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, reader, trim
 from sandq.partition.log.reader import LogReader
 from sandq.partition.state_machine import GroupStatus, Status
@@ -33,7 +33,7 @@ SMALL = (
     (trim, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "FILL_TOMBSTONES", BATCH + 1),
     (jobs, "STEP_MESSAGES", STEP),
-    (jobs, "WAITING_RANGES", 1 << 30),
+    (redrive, "WAITING_RANGES", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),
     (counts, "HOT_HOURS", 2),
     (counts, "FOLD_ROWS", 3),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sandq.cli import main
-from sandq.partition.jobs.jobs import RUNNING, Jobs
+from sandq.partition.jobs.job import RUNNING
+from sandq.partition.jobs.jobs import Jobs
 from sandq.raft.elections import Election
 
 KILLS = "kills.json"

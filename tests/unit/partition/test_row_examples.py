@@ -24,7 +24,7 @@ from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.jobs.jobs import Job
+from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold

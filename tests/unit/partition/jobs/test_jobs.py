@@ -9,7 +9,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownGroup
 from sandq.partition import commands as c
-from sandq.partition.jobs import jobs
+from sandq.partition.jobs import jobs, redrive
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 
 EVERYTHING: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "key_prefix": None, "dry_run": False}
@@ -191,14 +191,14 @@ class TestRedrive:
         assert len(bench.dead()) == 3
 
     def test_it_waits_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jobs, "WAITING_RANGES", 1)
+        monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5)
         job_id = bench.start_job("redrive", at=1)
         bench.trim(at=1)
         assert _shown(bench, job_id)["done"] == 2
         assert bench.values(bench.lease(at=2)) == ["0", "1"]
-        bench.trim(at=2 + jobs.PAUSE_MS)
+        bench.trim(at=2 + redrive.PAUSE_MS)
         assert _shown(bench, job_id)["done"] == 4
 
     def test_the_group_goes_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:

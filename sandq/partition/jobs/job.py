@@ -1,0 +1,39 @@
+"""One job of a partition, and its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sandq.model import offsets
+from sandq.partition import rows
+
+RUNNING, DONE, STOPPED = "running", "done", "stopped"
+
+
+@dataclass(slots=True)
+class Job:
+    job_id: bytes
+    kind: str
+    arguments: dict[str, Any]
+    index: int
+    """Raft index at its start."""
+    seq: int
+    """In the order in which jobs began."""
+    started_ms: int
+    state: str = RUNNING
+    position: bytes = offsets.FIRST
+    """Done up to here."""
+    matched: int = 0
+    done: int = 0
+    too_late: int = 0
+    finished_ms: int | None = None
+    next_ms: int = 0
+    """When its next step is due."""
+
+    def row(self) -> bytes:
+        return rows.pack(*[getattr(self, field.name) for field in fields(self)])
+
+    def shown(self) -> dict[str, Any]:
+        names = ("job_id", "kind", "state", "matched", "done", "too_late", "started_ms", "finished_ms")
+        return {name: getattr(self, name) for name in names}
