@@ -5,13 +5,17 @@ groups; with the first lease of the message it is *delivered*, and still refuses
 whose message was cancelled is free, and is remembered so that a repeated cancel is answered as the first time.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
-had no answer meets its own message, which is no conflict.
+had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
+`resolve_conflict`.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
+from sandq.model import offsets
+from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.rows import Extra
@@ -28,6 +32,39 @@ class Named(NamedTuple):
     state: int
     id: bytes
     sender: Sender | None
+
+
+class Resolution(Enum):
+    """What becomes of a message whose unique key was found with another one."""
+
+    STORED = "stored"
+    REPLACES = "replaces"
+    """Stored, and the other one is cancelled if it is pending."""
+    IGNORED = "ignored"
+    """Not stored, and answered with the id of the other one."""
+    REFUSED = "refused"
+
+
+def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: Sender | None) -> Resolution:
+    """Refuse, ignore or store a message whose unique key stands for another one, as its producer wants.
+
+    `is_pending`: whether the other one is still in the log and no group made an attempt at it."""
+    if named.state == CANCELLED:
+        return Resolution.STORED
+    if named.state == HELD and not is_pending:
+        return Resolution.STORED  # no group leased it, but one passed it over (a seek, a start at the latest)
+    if sender is not None and named.sender == sender:
+        return Resolution.IGNORED  # it is this very message, sent again
+    if on_conflict == c.REPLACE:
+        return Resolution.REPLACES
+    return Resolution.REFUSED if on_conflict == c.REJECT else Resolution.IGNORED
+
+
+def state_of(offset: bytes | None, now_ms: int) -> str:
+    """How the message is that keeps a unique key: it is pending at this offset, or None."""
+    if offset is None:
+        return "delivered"
+    return "delayed" if offsets.deliver_ms(offset) > now_ms else "ready"
 
 
 class UniqueKeys:

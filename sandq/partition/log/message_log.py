@@ -16,8 +16,7 @@ from sandq.model.batch import Batch, Column, peek
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
-from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
-from sandq.partition.dedup.unique_keys import HELD, Named, Sender, UniqueKeys
+from sandq.partition.dedup.unique_keys import HELD, Resolution, Sender, UniqueKeys, resolve_conflict, state_of
 from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.message_ttl import MessageTtl
@@ -156,11 +155,11 @@ class MessageLog:
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
-                other = self._conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
+                other = self._resolve_conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
                 if other is not None:
-                    column[at] = other.id
-                    if command.on_conflict == c.REJECT and (sender is None or other.sender != sender):
-                        refused.append((at, self._state_of(other, now_ms, view)))
+                    column[at], state = other
+                    if state is not None:
+                        refused.append((at, state))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
             light = rows.needed_of(fields, self._shared.is_ordered)
@@ -182,28 +181,24 @@ class MessageLog:
             view.put(key, value)
         return entry
 
-    def _conflict(
+    def _resolve_conflict(
         self, unique_key: bytes, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
-    ) -> Named | None:
-        """The message that has the unique key and stays; None when the new one may be stored."""
+    ) -> tuple[bytes, str | None] | None:
+        """The id of the message that has the unique key and stays, and how it is if the new one is refused; None when
+        the new one may be stored: one that it replaces is cancelled."""
         named = self._unique.find(unique_key, now_ms, view)
-        if named is None or named.state == CANCELLED_KEY:
+        if named is None:
             return None
         found = self.find(named.id, view) if named.state == HELD else None
-        if named.state == HELD and (found is None or not self.is_pending(found.offset)):
-            return None  # no group leased it, but one passed it over (a seek, a start at the latest)
-        if on_conflict != c.REPLACE or (sender is not None and named.sender == sender):
-            return named
-        if found is not None:
+        is_pending = found is not None and self.is_pending(found.offset)
+        resolution = resolve_conflict(named, is_pending, on_conflict, sender)
+        if resolution is Resolution.REFUSED:
+            return named.id, state_of(found.offset if found is not None else None, now_ms)
+        if resolution is Resolution.IGNORED:
+            return named.id, None
+        if resolution is Resolution.REPLACES and found is not None:
             self.cancel(found, now_ms, floor_ms, view, remember=False)
         return None
-
-    def _state_of(self, named: Named, now_ms: int, view: View) -> str:
-        """How the message is that keeps a unique key."""
-        found = self.find(named.id, view) if named.state == HELD else None
-        if found is None:
-            return "delivered"
-        return "delayed" if offsets.deliver_ms(found.offset) > now_ms else "ready"
 
     def _added(self, entries: list[LogEntry]) -> None:
         """`entries`: in the order of the log."""
