@@ -11,7 +11,6 @@ had no answer meets its own message, which is no conflict. What becomes of a mes
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NamedTuple
 
 from sandq.model import offsets
@@ -22,6 +21,9 @@ from sandq.partition.rows import Extra
 from sandq.partition.view import View
 
 HELD, DELIVERED, CANCELLED = 0, 1, 2
+STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
+"""What becomes of a message whose key stands for another one: it is stored; so it is, and the other one is cancelled
+if it is pending; it is not stored, and answered with the id of the other one; it is refused."""
 
 Sender = tuple[int, int, int, int]
 
@@ -34,30 +36,20 @@ class Named(NamedTuple):
     sender: Sender | None
 
 
-class Resolution(Enum):
-    """What becomes of a message whose unique key was found with another one."""
-
-    STORED = "stored"
-    REPLACES = "replaces"
-    """Stored, and the other one is cancelled if it is pending."""
-    IGNORED = "ignored"
-    """Not stored, and answered with the id of the other one."""
-    REFUSED = "refused"
-
-
-def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: Sender | None) -> Resolution:
-    """Refuse, ignore or store a message whose unique key stands for another one, as its producer wants.
+def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: Sender | None) -> int:
+    """Refuse, ignore or store a message whose unique key stands for another one: `STORED`, `REPLACES`, `IGNORED` or
+    `REFUSED`. `on_conflict`: what its producer wants.
 
     `is_pending`: whether the other one is still in the log and no group made an attempt at it."""
     if named.state == CANCELLED:
-        return Resolution.STORED
+        return STORED
     if named.state == HELD and not is_pending:
-        return Resolution.STORED  # no group leased it, but one passed it over (a seek, a start at the latest)
+        return STORED  # no group leased it, but one passed it over (a seek, a start at the latest)
     if sender is not None and named.sender == sender:
-        return Resolution.IGNORED  # it is this very message, sent again
+        return IGNORED  # it is this very message, sent again
     if on_conflict == c.REPLACE:
-        return Resolution.REPLACES
-    return Resolution.REFUSED if on_conflict == c.REJECT else Resolution.IGNORED
+        return REPLACES
+    return REFUSED if on_conflict == c.REJECT else IGNORED
 
 
 def state_of(offset: bytes | None, now_ms: int) -> str:

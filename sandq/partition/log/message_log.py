@@ -16,7 +16,16 @@ from sandq.model.batch import Batch, Column, peek
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
-from sandq.partition.dedup.unique_keys import HELD, Resolution, Sender, UniqueKeys, resolve_conflict, state_of
+from sandq.partition.dedup.unique_keys import (
+    HELD,
+    IGNORED,
+    REFUSED,
+    REPLACES,
+    Sender,
+    UniqueKeys,
+    resolve_conflict,
+    state_of,
+)
 from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.message_ttl import MessageTtl
@@ -192,11 +201,11 @@ class MessageLog:
         found = self.find(named.id, view) if named.state == HELD else None
         is_pending = found is not None and self.is_pending(found.offset)
         resolution = resolve_conflict(named, is_pending, on_conflict, sender)
-        if resolution is Resolution.REFUSED:
+        if resolution == REFUSED:
             return named.id, state_of(found.offset if found is not None else None, now_ms)
-        if resolution is Resolution.IGNORED:
+        if resolution == IGNORED:
             return named.id, None
-        if resolution is Resolution.REPLACES and found is not None:
+        if resolution == REPLACES and found is not None:
             self.cancel(found, now_ms, floor_ms, view, remember=False)
         return None
 
