@@ -130,6 +130,9 @@ class Cluster:
 
     async def take_part(self, metadata: RaftGroup) -> None:
         """Be a member from now on; registered at once, when this node leads the metadata alone."""
+        # In the step in which the level is known: nothing that needs it is sent before.
+        metadata.listen(on_status=self._directory.end_unfit)
+        self._directory.end_unfit()
         if metadata.ready:
             await self._form(metadata)
             await self._controller.register(metadata)

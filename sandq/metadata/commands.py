@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgpack
 
-from sandq.model.errors import Corruption
+from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 
 ENTRY_VERSION = 1
@@ -172,18 +172,26 @@ class Entry:
         body: bytes = msgpack.packb((ENTRY_VERSION, self.now_ms, commands))
         return body
 
+    @property
+    def raised_to(self) -> int:
+        """The highest feature level that it lets the cluster come to; 0: none."""
+        return max([command.level for command in self.commands if isinstance(command, RaiseFeatureLevel)], default=0)
+
     @classmethod
     def decode(cls, data: bytes) -> Entry:
+        """Raises Corruption; StartupError when a newer version has written it."""
         try:
             version, now_ms, commands = msgpack.unpackb(data, raw=False)
             if version != ENTRY_VERSION:
                 raise Corruption(f"a metadata entry has version {version}, this program knows {ENTRY_VERSION}")
             unknown = {command[0] for command in commands} - _CLASSES.keys()
             if unknown:
-                raise Corruption(
+                raise StartupError(
                     f"a metadata entry has commands of types {sorted(unknown)}, which this program does not know: "
                     "a newer version has written them"
                 )
             return cls(now_ms, [_CLASSES[c[0]](*c[1:]) for c in commands])
         except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
-            raise Corruption(f"a metadata entry cannot be read: {error!r}") from error
+            raise Corruption(
+                f"a metadata entry cannot be read, it is damaged or a newer version has written it: {error!r}"
+            ) from error

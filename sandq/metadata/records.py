@@ -9,7 +9,7 @@ its leader reported. Those that were wanted once may still take part, until it r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgpack
@@ -140,7 +140,7 @@ class NodeRecord:
 
     @classmethod
     def load(cls, node_id: str, row: bytes) -> NodeRecord:
-        return cls(node_id, *msgpack.unpackb(row))
+        return cls(node_id, *msgpack.unpackb(row)[: len(fields(cls)) - 1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,15 @@ FIRST_GROUP = 1
 Put = Callable[[bytes, bytes | None], None]
 
 
+def check_level(level: int, known: Levels) -> None:
+    """Raises StartupError when data or a log of this feature level cannot be read by a version that knows these."""
+    if level not in known:
+        raise StartupError(
+            f"the data of this node is of feature level {level}, and this version knows {known}: "
+            f"start a version that knows {level}"
+        )
+
+
 class MetadataState:
     def __init__(self) -> None:
         self.applied_index = 0
@@ -58,8 +67,11 @@ class MetadataState:
         """From all rows of the metadata store. Raises StartupError when they are of a feature level that is not among
         the `known` ones."""
         self = cls()
+        self._load_counters(dict(rows).get(STATE_KEY), known)  # first: rows of another level may look otherwise
         partitions: dict[str, dict[int, Partition]] = {}
         for key, value in sorted(rows):  # partitions come before topics
+            if key == STATE_KEY:
+                continue
             if key[:1] == b"p":
                 topic, at, partition = Partition.load(int.from_bytes(key[1:], "big"), value)
                 partitions.setdefault(topic, {})[at] = partition
@@ -71,22 +83,16 @@ class MetadataState:
                 self.nodes[name] = NodeRecord.load(name, value)
             elif key[:1] == b"x":
                 self.removed[name] = RemovedNode.load(name, value)
-            elif key == STATE_KEY:
-                _, self.applied_index, *counters, self.cluster_uuid, balanced = (row := msgpack.unpackb(value))[:7]
-                self._next_topic, self.next_group, self._next_incarnation = counters
-                self.balanced = tuple(balanced)
-                self.feature_level = row[7] if len(row) > 7 else FIRST_LEVEL
-        self.check_level(known)
         return self
 
-    def check_level(self, known: Levels) -> None:
-        """Raises StartupError unless the state is of one of these feature levels: the log may hold what this version
-        does not know."""
-        if self.feature_level not in known:
-            raise StartupError(
-                f"the data of this node is of feature level {self.feature_level}, and this version knows {known}: "
-                f"start a version that knows {self.feature_level}"
-            )
+    def _load_counters(self, row: bytes | None, known: Levels) -> None:
+        if row is None:
+            return  # nothing was applied yet
+        _, self.applied_index, *rest = msgpack.unpackb(row)
+        self._next_topic, self.next_group, self._next_incarnation, self.cluster_uuid, balanced = rest[:5]
+        self.balanced = tuple(balanced)
+        self.feature_level = rest[5] if len(rest) > 5 else FIRST_LEVEL
+        check_level(self.feature_level, known)
 
     def write_state(self, put: Put) -> None:
         counters = (self._next_topic, self.next_group, self._next_incarnation)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import msgpack
 
-from sandq.model.errors import Corruption
+from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.sequence import number_of
 
@@ -279,17 +279,20 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        """Raises Corruption: an entry was checked before it was proposed and by the WAL's checksum."""
+        """Raises Corruption, for an entry was checked before it was proposed and by the WAL's checksum; StartupError
+        when a newer version has written it."""
         try:
             version, now_ms, clock_epoch, commands = msgpack.unpackb(data, raw=False, strict_map_key=False)
             if version != ENTRY_VERSION:
                 raise Corruption(f"a partition entry has version {version}, this program knows {ENTRY_VERSION}")
             unknown = {command[0] for command in commands} - _CLASSES.keys()
             if unknown:
-                raise Corruption(
+                raise StartupError(
                     f"a partition entry has commands of types {sorted(unknown)}, which this program does not know: "
                     "a newer version has written them"
                 )
             return cls(now_ms, [_CLASSES[c[0]].parse(c[1:]) for c in commands], clock_epoch)
         except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
-            raise Corruption(f"a partition entry cannot be read: {error!r}") from error
+            raise Corruption(
+                f"a partition entry cannot be read, it is damaged or a newer version has written it: {error!r}"
+            ) from error

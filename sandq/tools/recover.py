@@ -76,7 +76,7 @@ def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False)
                 _force(node_log, METADATA_GROUP)
         with _opened(files, data_dir, config, own) as node_log:
             host = node_log.open_metadata()
-            if metadata.is_forced:
+            if host.group.is_only_voter and not dry_run:  # an earlier call may have come no further than this
                 _catch_up(node_log, host)
             found = _partitions(node_log, own, lost)
             if not dry_run:

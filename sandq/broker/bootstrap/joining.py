@@ -111,7 +111,7 @@ class Joining:
                     f"give it back that directory; if it is lost: sandctl cluster remove {node}, and start it again",
                 )
             elif view.feature_level not in peer.identity.levels:
-                # It was linked before the cluster came to this level.
+                # Its link was made before the cluster came to this level, and is about to be ended.
                 self._refuse(
                     node,
                     f"a node asks to join whose version does not know feature level {view.feature_level}",

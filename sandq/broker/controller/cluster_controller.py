@@ -110,7 +110,7 @@ class ClusterController:
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is removed and comes anew
             if metadata.status.feature_level not in peer.levels:
-                continue  # it was linked before the cluster came to this level, and is refused when it dials again
+                continue  # its link is about to be ended: see `PeerDirectory.end_unfit`
             incarnation = incarnation_of(member)
             found = m.RegisterNode(
                 peer.node_id, peer.store_uuid, peer.addresses, peer.zone, peer.weight, incarnation, *peer.levels
@@ -119,13 +119,16 @@ class ClusterController:
                 await metadata.call(found)
 
     async def _raise_feature_level(self, metadata: RaftGroup) -> None:
-        """Come to the highest level that every node knows. A member that is not registered yet may know less."""
+        """Come to the highest level that every node knows: as it is registered, and as it says of itself now, which
+        may be less when it is back with an older version. A member that is not registered yet may know less, too."""
         view, members = self._view(metadata), metadata.members
         if any(node_of(member) not in view.nodes for member in (*members.voters, *members.learners)):
             return
-        level = min([node.highest_level for node in view.nodes.values()], default=FIRST_LEVEL)
-        if level > view.feature_level and all(level in node.levels for node in view.nodes.values()):
-            await metadata.call(m.RaiseFeatureLevel(level))
+        known = [node.levels for node in view.nodes.values()]
+        known += [peer.levels for peer in self._linked() if peer.node_id in view.nodes]
+        level = min([levels.highest for levels in known], default=FIRST_LEVEL)
+        if level > view.feature_level and all(level in levels for levels in known):
+            await metadata.call(m.RaiseFeatureLevel(level))  # nothing may be awaited since they were looked at
             log.info("the cluster comes to another feature level", feature_level=level)
 
     async def _mark(self, metadata: RaftGroup) -> None:

@@ -94,6 +94,14 @@ class PeerDirectory:
                 continue  # it does not say where it is
         self._links.set_peers(peers)
 
+    def end_unfit(self) -> None:
+        """End the links with nodes whose versions do not know what the cluster has come to: they were made before, and
+        such a node must not be sent what it cannot read. The handshake tells it why."""
+        level = self._node_log.feature_level
+        for peer in list(self._links.up.values()):
+            if level is not None and level not in peer.identity.levels:
+                self._links.end(peer.identity.node_id, f"its version does not know feature level {level}")
+
     async def pin_registered(self) -> None:
         """Know whoever is registered by its store from now on, whether or not this node ever met it. Who was removed is
         let in no more, and hears why."""

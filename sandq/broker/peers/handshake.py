@@ -83,7 +83,8 @@ class Refusal(ProtocolError):
 class PeerIdentity:
     """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
     as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others.
-    `levels`: the feature levels that its version knows. `feature_level`: what its cluster has come to, as it knows."""
+    `levels`: the feature levels that its version knows. `feature_level`: what its cluster has come to, as far as it
+    knows; None: it does not know."""
 
     node_id: str
     store_uuid: str
@@ -92,7 +93,7 @@ class PeerIdentity:
     zone: str = "default"
     weight: int = 1
     levels: Levels = KNOWN
-    feature_level: int = FIRST_LEVEL
+    feature_level: int | None = None
 
 
 class Peer(NamedTuple):
@@ -191,7 +192,24 @@ class _Opening:
             raise Refusal("malformed", "this is no greeting of a sandq node")
         if type(fields[1]) is not int or fields[1] != VERSION:
             raise Refusal("version", f"version {fields[1]!r:.20} of the peer protocol is not known here")
-        types = (str, int, str, str, str, str, bytes, str, str, (str, type(None)), dict, str, int, int, int, int)
+        types = (
+            str,
+            int,
+            str,
+            str,
+            str,
+            str,
+            bytes,
+            str,
+            str,
+            (str, type(None)),
+            dict,
+            str,
+            int,
+            int,
+            int,
+            (int, type(None)),
+        )
         fields = fields[: len(types)]
         _check_types(fields, types, kind)
         if fields[2] != kind or fields[4] not in (LINK, STREAM) or len(fields[6]) != NONCE_BYTES:
@@ -212,7 +230,8 @@ def _checked(identity: PeerIdentity) -> PeerIdentity:
         raise Refusal("malformed", f"at most {ADDRESSES_MOST} addresses are expected, as text")
     if not 1 <= identity.weight <= WEIGHT_MOST:
         raise Refusal("malformed", f"a weight is 1 to {WEIGHT_MOST}")
-    if not FIRST_LEVEL <= identity.levels.lowest <= identity.levels.highest or identity.feature_level < FIRST_LEVEL:
+    (lowest, highest), level = identity.levels, identity.feature_level
+    if not FIRST_LEVEL <= lowest <= highest or (level is not None and level < FIRST_LEVEL):
         raise Refusal("malformed", "these are no feature levels")
     _check_uuid(identity.store_uuid)
     _check_uuid(identity.cluster_uuid)
@@ -255,7 +274,7 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
 def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
     """A node may be written and sent whatever the feature level of its cluster allows: it must know that level."""
     for node, cluster_of in ((own, theirs), (theirs, own)):
-        if cluster_of.cluster_uuid is not None and cluster_of.feature_level not in node.levels:
+        if cluster_of.feature_level is not None and cluster_of.feature_level not in node.levels:
             raise Refusal(
                 "level",
                 f"the version of {node.node_id} knows feature level {node.levels}, and the cluster of "

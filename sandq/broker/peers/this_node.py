@@ -18,7 +18,7 @@ class ThisNode:
         own: Identity,
         zone: str,
         weight: int,
-        feature_level: Callable[[], int],
+        feature_level: Callable[[], int | None],
         *,
         is_named: bool,
         levels: Levels = KNOWN,

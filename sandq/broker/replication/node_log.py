@@ -19,12 +19,13 @@ from sandq.broker.replication.raft_group import Backlog, RaftGroup
 from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
-from sandq.model.errors import Corruption, SandqError, StorageFailed, Unavailable
+from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
 from sandq.raft import Committed, GroupCommit, Members
+from sandq.raft.wire import REGULAR
 from sandq.storage.files import Files
 from sandq.storage.keys import store_of, store_prefix, store_range
 from sandq.storage.pointers import Pointers, StorePointer
@@ -121,10 +122,10 @@ class NodeLog:
         return self.hosts[METADATA_GROUP]
 
     @property
-    def feature_level(self) -> int:
-        """What the cluster has come to, as far as is known here."""
+    def feature_level(self) -> int | None:
+        """What the cluster has come to, as far as is known here; None before this node is a member of it."""
         metadata = self.hosts.get(METADATA_GROUP)
-        return FIRST_LEVEL if metadata is None else int(metadata.status.feature_level)
+        return None if metadata is None else int(metadata.status.feature_level)
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
         """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
@@ -152,11 +153,33 @@ class NodeLog:
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
         self.install([(METADATA_GROUP, own, members)], index)
-        return self._open(
+        host = self._open(
             METADATA_GROUP,
             lambda store: MetadataReplica(self.stores, store, self._levels),
             lambda commands: metadata_commands.Entry(self._now_ms(), commands).encode(),
             what="the metadata of the cluster",
+        )
+        replica = host.replica
+        assert isinstance(replica, MetadataReplica)
+        for command, position, _ in host.group.journal:
+            # Now rather than when it is applied: by then this node serves.
+            if position > replica.applied_index and command[0] == REGULAR:
+                replica.check(metadata_commands.Entry.decode(command[1:]))
+        return host
+
+    def check_level(self, needed: int) -> None:
+        """Raises Conflict for what needs a higher feature level than the cluster's; Unavailable while this node may not
+        have heard yet that the cluster has come to it."""
+        level = self.feature_level or FIRST_LEVEL
+        if needed <= level:
+            return
+        group, applied = self.metadata.group, self.metadata.status.applied_index
+        if needed in self._levels and (group.age_s() is None or applied < group.commit_index):
+            raise Unavailable("this node does not know yet what the cluster's feature level is; ask again in a moment")
+        raise Conflict(
+            f"this needs feature level {needed}, and the cluster is at {level}: it comes there by itself once all of "
+            "its nodes run a version that knows it",
+            feature_level=level,
         )
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
@@ -193,7 +216,7 @@ class NodeLog:
             self.group_commit,
             self.backlog,
             self.limits,
-            lambda: self.feature_level,
+            self.check_level,
             what,
         )
         self.hosts[number] = host

@@ -12,7 +12,8 @@ import trio
 
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.replica import Replica
-from sandq.model.errors import Conflict, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
@@ -70,11 +71,11 @@ class RaftGroup:
         group_commit: GroupCommit,
         backlog: Backlog,
         limits: Limits,
-        feature_level: Callable[[], int],
+        check_level: Callable[[int], None],
         what: str,
     ) -> None:
-        """Run a group from now on. `feature_level()`: what the cluster has come to; `what` it is a group of, for
-        messages. Raises Corruption."""
+        """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level; `what`
+        it is a group of, for messages. Raises Corruption."""
         self.number = number
         self.what = what
         self.replica = replica
@@ -98,7 +99,7 @@ class RaftGroup:
         self._group_commit = group_commit
         self._backlog = backlog
         self._limits = limits
-        self._feature_level = feature_level
+        self._check_level = check_level
         self._pending: deque[Request] = deque()
         self._proposals: dict[int, list[Request]] = {}
         """By the id of the list: handed to Raft, neither committed nor refused yet."""
@@ -224,12 +225,8 @@ class RaftGroup:
         self.check_ready()
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
-        if command.feature_level > self._feature_level():
-            raise Conflict(
-                f"this needs feature level {command.feature_level}, and the cluster is at {self._feature_level()}: "
-                "it comes there by itself once all of its nodes run a version that knows it",
-                feature_level=self._feature_level(),
-            )
+        if command.feature_level > FIRST_LEVEL:
+            self._check_level(command.feature_level)
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

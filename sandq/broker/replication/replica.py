@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
-from sandq.metadata.state import MetadataState
+from sandq.metadata.state import MetadataState, check_level
 from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, TIMER
 from sandq.model.piece import LeasedPieces
@@ -210,9 +210,14 @@ class MetadataReplica:
         if not command:
             self.state.applied_index = max(self.state.applied_index, index)
             return []
-        results = self.state.apply(index, metadata_commands.Entry.decode(command), self._put)
-        self.state.check_level(self._levels)  # a log that a later version has written, and that was not applied then
-        return results
+        entry = metadata_commands.Entry.decode(command)
+        self.check(entry)
+        return self.state.apply(index, entry, self._put)
+
+    def check(self, entry: metadata_commands.Entry) -> None:
+        """Raises StartupError for an entry of the log from which on this version cannot read it."""
+        if entry.raised_to:
+            check_level(entry.raised_to, self._levels)
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         self._changes[self._prefix + key] = value

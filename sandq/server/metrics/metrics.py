@@ -196,7 +196,8 @@ class Metrics:
         labels = (about.version, platform.python_version(), about.node, about.cluster)
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
         told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
-        told.value("sandq_feature_level", self._broker.node_log.feature_level)
+        if self._broker.node_log.feature_level is not None:
+            told.value("sandq_feature_level", self._broker.node_log.feature_level)
         told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
         told.value("sandq_clock_alarm", seen.clock.alarm)
         for peer, offset_ms in seen.clock.peers.items():

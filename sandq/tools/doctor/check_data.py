@@ -10,20 +10,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sandq.model.errors import SandqError
+from sandq.broker.replication.node_log import METADATA_GROUP
+from sandq.broker.replication.replica import MetadataReplica
+from sandq.metadata.commands import Entry
+from sandq.metadata.state import check_level
+from sandq.model.errors import SandqError, StartupError
+from sandq.model.features import KNOWN
 from sandq.node import LOCK_NAME
+from sandq.raft.wire import REGULAR
 from sandq.storage import identity, level_check
 from sandq.storage.level_stores import LOCK as STORES_LOCK
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.pointers import Pointers
+from sandq.storage.wal_groups import RecoveredGroup
 from sandq.storage.wal_recovery import recover
 from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped
 from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 
 STORES_NAME = "stores.level"
+NEWER = "start that version on it; docs/upgrading.md says more"
 RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"
 
 
@@ -87,8 +95,10 @@ class DataDirectory:
         try:
             pointers = Pointers.open(self.files, create=False)
             found = recover(self.files, "wal", lambda group: pointers.get(group) is not None)
+            _check_log(found.groups)
         except (SandqError, OSError) as error:
-            return failed("wal", _text(error), f"sandq wal dump {self.path} shows what is there; {RESTORE}")
+            todo = f"sandq wal dump {self.path} shows what is there; {RESTORE}"
+            return failed("wal", _text(error), NEWER if type(error) is StartupError else todo)
         finally:
             self.files.close()
         size = sum(found.sizes.values())
@@ -104,17 +114,33 @@ class DataDirectory:
             return skipped("stores", "a node has them open")
         path = self.path / STORES_NAME
         try:
-            tables = try_stores(path)
+            metadata = Pointers.open(self.files, create=False).get(METADATA_GROUP)
+            # Its state says itself whether this version may read it.
+            tables = try_stores(path, lambda stores: metadata and MetadataReplica(stores, metadata.store))
         except (SandqError, OSError) as error:
             if is_locked(self.path / LOCK_NAME):
                 return skipped("stores", "a node has been started meanwhile")
-            return failed("stores", _text(error).replace("sandq-doctor", path.name), RESTORE)
+            todo = NEWER if type(error) is StartupError else RESTORE
+            return failed("stores", _text(error).replace("sandq-doctor", path.name), todo)
+        finally:
+            self.files.close()
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
         return ok("stores", f"LevelDB opens; {tables} tables, {bytes_text(size)}")
 
 
-def try_stores(path: Path) -> int:
-    """Open a LevelDB directory without touching it; how many tables it has. Raises Corruption, StorageFailed."""
+def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
+    """Raises StartupError when the metadata in the log is of a feature level that this version does not know."""
+    metadata = groups.get(METADATA_GROUP)
+    for command, _, _ in () if metadata is None else metadata.entries:
+        if command[0] == REGULAR:
+            raised_to = Entry.decode(command[1:]).raised_to
+            if raised_to:
+                check_level(raised_to, KNOWN)
+
+
+def try_stores(path: Path, look: Callable[[LevelStores], object] = lambda stores: None) -> int:
+    """Open a LevelDB directory without touching it, and `look` at what it holds; how many tables it has. Raises
+    Corruption, StorageFailed."""
     level_check.check_directory(path)
     with tempfile.TemporaryDirectory(prefix="sandq-doctor-") as directory:
         links = Path(directory) / "stores"
@@ -126,7 +152,11 @@ def try_stores(path: Path) -> int:
                 tables += 1
             elif entry.name.startswith("MANIFEST-") or entry.name in ("CURRENT", level_check.MARK):
                 shutil.copyfile(entry.path, links / entry.name)
-        LevelStores(links, create=False).close()
+        stores = LevelStores(links, create=False)
+        try:
+            look(stores)
+        finally:
+            stores.close()
     return tables
 
 

@@ -27,7 +27,8 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> dict[str, Any]:
-    """What a record's payload says; Corruption when it cannot be read although its checksum is right."""
+    """What a record's payload says; Corruption when it cannot be read although its checksum is right, StartupError when
+    a newer version has written it."""
     if kind in (Kind.ENTRY, Kind.COPY):
         return _entry(group, payload, values)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandq.model.errors import Corruption
+from sandq.model.errors import Corruption, StartupError
 from sandq.storage.wal_format import Kind
 from sandq.tools.running import one_line
 from sandq.tools.wal.decode import payload_record, payload_text
@@ -125,6 +125,8 @@ def _found_record(found: Found, values: bool) -> dict[str, Any]:
         return record | payload_record(kind, group, payload, values=values)
     except Corruption as error:
         return record | {"error": error.message}
+    except StartupError as newer:
+        return record | {"unknown": newer.message}
 
 
 _OWN = ("type", "offset", "size", "pass", "kind", "group", "index", "term", "payload_bytes", "crc", "error")

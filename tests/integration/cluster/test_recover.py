@@ -11,9 +11,11 @@ import trio
 
 from sandq.broker.controller import cluster_controller
 from sandq.model.errors import DataDirInUse, InvalidRequest, StartupError
+from sandq.model.features import KNOWN, Levels
+from sandq.tools import recover as module
 from sandq.tools.recover import recover
 from tests.integration.cluster.test_moves import administrate, all_there, held, produced, until_gone, until_planned
-from tests.support.nodes.three import three_nodes
+from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.waiting import until_holds
 
 
@@ -73,3 +75,50 @@ async def test_where_it_decides_nothing(tmp_path: Path) -> None:
             recover(config, ["node2", "node3"])
         await nodes.start("node2", "node3")
         assert await nodes.until_led() in ("node2", "node3")
+
+
+async def test_one_that_was_interrupted_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between its two passes: the metadata group has this node alone by then, and its partitions do not."""
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=2, replicas=3)
+        await nodes.until_even()
+        await nodes.stop("node1", "node2", "node3")
+        config, lost = nodes.config("node1"), ["node2", "node3"]
+
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, "_catch_up", killed)
+            recover(config, lost)
+        found = await trio.to_thread.run_sync(lambda: recover(config, lost))
+        assert [each.topic for each in found if each.is_forced] == ["t", "t"]
+        await nodes.start("node1")
+        for partition in range(2):
+            assert await nodes.until_led("t", partition) == "node1"
+
+
+async def test_a_level_that_is_not_known_is_found_before_anything_is_decided(tmp_path: Path) -> None:
+    """The stores do not know of it yet."""
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect("node1") as client:
+            await client.admin.create_topic("t", partitions=2, replicas=3)
+        newer = Levels(KNOWN.lowest, KNOWN.highest + 1)
+        for name in NAMES:
+            await nodes.stop(name)
+            await nodes.start(name, levels=newer)
+        node1 = nodes.running["node1"].broker
+        await until_holds(lambda: node1.node_log.feature_level == newer.highest)
+        await nodes.until_even()
+        await nodes.stop(*NAMES)
+        config = nodes.config("node1")
+        before = written(nodes.data_dir("node1"))
+        with pytest.raises(StartupError, match=f"is of feature level {newer.highest}"):
+            recover(config, ["node2", "node3"])
+        assert written(nodes.data_dir("node1")) == before
+
+
+def written(data_dir: Path) -> bytes:
+    """All that the log holds; a segment that is only prepared holds nothing."""
+    return b"".join(path.read_bytes().rstrip(b"\0") for path in sorted(data_dir.rglob("*.wal")))

@@ -234,6 +234,20 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
         MetadataState.load(rows, Levels(1, 2))
     with pytest.raises(StartupError, match="this version knows 4"):
         MetadataState.load(rows, Levels(4, 4))
+    # Rows of that level may look otherwise, and the sentence is still the same.
+    rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]
+    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1"):
+        MetadataState.load(rows)
+
+
+def test_what_a_later_version_adds_to_a_node_is_passed_over() -> None:
+    table = Table()
+    row = msgpack.packb([*msgpack.unpackb(table.rows[b"nn1"]), {"new": 1}])
+    assert MetadataState.load([*table.rows.items(), (b"nn1", row)]).nodes == table.state.nodes
+
+
+def test_where_nothing_was_applied_no_level_is_refused() -> None:
+    assert MetadataState.load([], Levels(2, 3)).topics == {}
 
 
 def test_rows_and_commands_from_before_there_were_levels_are_of_level_1() -> None:
@@ -248,5 +262,7 @@ def test_rows_and_commands_from_before_there_were_levels_are_of_level_1() -> Non
 
 
 def test_commands_of_a_newer_version_are_called_that() -> None:
-    with pytest.raises(Corruption, match=r"commands of types \[77\].*a newer version"):
+    with pytest.raises(StartupError, match=r"commands of types \[77\].*a newer version"):
         m.Entry.decode(msgpack.packb((1, T, [(11, ["n1"]), (77, "what")])))
+    with pytest.raises(Corruption, match="a newer version has written it"):
+        m.Entry.decode(msgpack.packb((1, T, [(11, ["n1"], "more")])))

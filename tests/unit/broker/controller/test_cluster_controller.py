@@ -273,3 +273,18 @@ async def test_a_member_that_is_not_registered_yet_holds_the_level_back(
     bed.levels["b"] = Levels(1, 1)
     await bed.tend()
     assert bed.node("b").levels == (1, 2), "a version that does not know the level is not registered"
+
+
+async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Registered as what it was, linked as what it is: something was awaited since those that are linked were."""
+    bed = Bed("a", "b")
+    bed.levels |= {"a": Levels(1, 2)}
+    await bed.tend()
+    bed.host.submit(m.RegisterNode("b", "store-b", {}, highest_level=2), lambda result: None)
+    await bed.controller._raise_feature_level(bed.host)  # type: ignore[arg-type]
+    assert bed.host.state.feature_level == 1
+    bed.linked.discard("b")
+    await bed.controller._raise_feature_level(bed.host)  # type: ignore[arg-type]
+    assert bed.host.state.feature_level == 2, "what it said last counts while it is away"

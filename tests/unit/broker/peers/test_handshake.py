@@ -275,7 +275,9 @@ def test_who_dials_proves_first() -> None:
 # ---------------------------------------------------------------------------------------------------- feature levels
 
 
-def levelled(who: PeerIdentity, lowest: int, highest: int, level: int, cluster: str | None = "cluster-1") -> Terms:
+def levelled(
+    who: PeerIdentity, lowest: int, highest: int, level: int | None, cluster: str | None = "cluster-1"
+) -> Terms:
     return terms(dataclasses.replace(who, levels=Levels(lowest, highest), feature_level=level, cluster_uuid=cluster))
 
 
@@ -298,7 +300,7 @@ def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, i
 
 
 def test_levels_that_overlap_are_enough() -> None:
-    for two in (levelled(TWO, 1, 5, 2), levelled(TWO, 2, 2, 2), levelled(TWO, 2, 3, 1, cluster=None)):
+    for two in (levelled(TWO, 1, 5, 2), levelled(TWO, 2, 2, 2), levelled(TWO, 2, 3, None)):
         dialer, acceptor = shake(levelled(ONE, 1, 3, 2), two)
         assert dialer.introduced is not None and acceptor.introduced is not None
         assert acceptor.introduced.peer.identity.levels == (1, 3)
@@ -448,6 +450,7 @@ def test_the_hello_of_these_tests_is_one() -> None:
         (14, None, "malformed"),
         (15, 0, "malformed"),
         (15, True, "malformed"),
+        (15, "2", "malformed"),
     ],
 )
 def test_a_field_that_is_wrong_is_refused(field: int, value: object, reason: str) -> None:

@@ -1,0 +1,38 @@
+"""Which links a node keeps when the cluster comes to another feature level."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sandq.broker.peers.directory import PeerDirectory
+from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.broker.signals import Signal
+from sandq.model.features import Levels
+
+
+class Links:
+    """Those that there are."""
+
+    def __init__(self, **levels: Levels) -> None:
+        self.up = {
+            node: Peer(PeerIdentity(node, f"store-{node}", "uuid", {}, levels=known), True)
+            for node, known in levels.items()
+        }
+
+    def end(self, node_id: str, why: str) -> None:
+        del self.up[node_id]
+
+
+def test_links_with_nodes_that_do_not_know_the_level_end() -> None:
+    links, node_log = Links(a=Levels(1, 2), b=Levels(1, 1), c=Levels(2, 3)), SimpleNamespace(feature_level=None)
+    others: Any = SimpleNamespace()
+    directory = PeerDirectory("sandq", others, links, others, others, node_log, others, others, Signal())  # type: ignore[arg-type]
+    directory.end_unfit()
+    assert set(links.up) == {"a", "b", "c"}, "it is in no cluster yet"
+    node_log.feature_level = 2
+    directory.end_unfit()
+    assert set(links.up) == {"a", "c"}
+    node_log.feature_level = 3
+    directory.end_unfit()
+    assert set(links.up) == {"c"}

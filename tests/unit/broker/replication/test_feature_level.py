@@ -1,0 +1,58 @@
+"""What a node answers to what needs a higher feature level than its cluster's, as far as it knows that."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.broker.replication.node_log import NodeLog
+from sandq.metadata.commands import RaiseFeatureLevel, RegisterNode
+from sandq.model.errors import Conflict, Unavailable
+from sandq.model.features import Levels
+from sandq.model.limits import Limits
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+
+STEPS = 100_000
+"""More than it takes to lead alone."""
+
+
+def step(node_log: NodeLog) -> None:
+    records, tasks = node_log.tick()
+    node_log.applier.run(list(tasks))
+    node_log.commit(records)
+    node_log.applier.run(list(node_log.synced()))
+
+
+def test_not_yet_and_no_are_told_apart() -> None:
+    node_log = NodeLog(
+        MemoryFiles(),
+        MemoryStores(),
+        node_id="n1",
+        now_ms=lambda: 1_800_000_000_000,
+        publish=lambda news: node_log.published(news),
+        limits=Limits(),
+        levels=Levels(1, 2),
+    )
+    assert node_log.feature_level is None
+    metadata = node_log.open_metadata()
+    node_log.check_level(1)
+    with pytest.raises(Unavailable, match="does not know yet"):
+        node_log.check_level(2)  # it may have been allowed before this node was killed
+    with pytest.raises(Conflict, match="needs feature level 3, and the cluster is at 1"):
+        node_log.check_level(3)
+    for _ in range(STEPS):
+        step(node_log)
+        if metadata.ready:
+            break
+    assert metadata.ready
+    with pytest.raises(Conflict, match="needs feature level 2, and the cluster is at 1"):
+        node_log.check_level(2)
+    results: list[object] = []
+    metadata.submit(RegisterNode("n1", "store", {}, highest_level=2), results.append)
+    metadata.submit(RaiseFeatureLevel(2), results.append)
+    for _ in range(STEPS):
+        step(node_log)
+        if len(results) == 2:
+            break
+    assert results[1] == 2
+    node_log.check_level(2)
