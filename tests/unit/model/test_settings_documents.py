@@ -22,6 +22,8 @@ from tests.support.paths import ROOT
 _ROW = r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$"
 _TABLES = re.split(r"^\| Setting \| sandctl .*$", (ROOT / "docs" / "topics.md").read_text(), flags=re.MULTILINE)[1:]
 Row = tuple[str, str, str]
+NAMES_OF_HELP = ["-h", "--help"]
+"""As the program has them: click keeps what the first who asks calls the option."""
 TOPICS: dict[str, dict[str, Row]] = {
     kind: {key: (option, default, limits) for key, option, default, limits in re.findall(_ROW, table, re.MULTILINE)}
     for kind, table in zip((TIMER, COMPACTED), _TABLES, strict=True)
@@ -92,8 +94,8 @@ def _beyond(end: str, step: int) -> str | None:
 def _help_of(command: Command) -> dict[str, str]:
     """Option -> its help."""
     found = {}
-    for option in command.get_params(Context(command)):
-        record = option.get_help_record(Context(command))
+    for option in command.get_params(Context(command, help_option_names=NAMES_OF_HELP)):
+        record = option.get_help_record(Context(command, help_option_names=NAMES_OF_HELP))
         for name in (*option.opts, *option.secondary_opts):
             found[name] = record[1] if record else ""
     return found
