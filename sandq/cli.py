@@ -155,6 +155,7 @@ def dump(
 
 
 def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
+    import structlog
     import trio
 
     from sandq.model.config import load_config
@@ -162,18 +163,25 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.server import logs, open_files
 
     config = load_config(config_file, os.environ)
-    logs.set_up(log_format, log_level, config.node.id)
+    people = logs.set_up(log_format, log_level, config.node.id)
+    log = structlog.get_logger("sandq.node")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    open_files.raise_limit()
+
+    def say(line: str) -> None:
+        if people is not None:
+            people.write(f"{line}\n")
 
     async def serve(stop: trio.Event, starting: trio.CancelScope) -> None:
         with starting:
             async with run_node(config) as serving:
-                click.echo(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
-                click.echo(f"clients: {serving.client_host}:{serving.client_port}")
+                clients, http = f"{serving.client_host}:{serving.client_port}", None
+                say(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
+                say(f"clients: {clients}")
                 if serving.http is not None:
                     host, port = serving.http
-                    click.echo(f"HTTP: http://{f'[{host}]' if ':' in host else host}:{port}")
+                    http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                    say(f"HTTP: {http}")
+                log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
                 started.append(True)
                 await stop.wait()
 
@@ -186,16 +194,23 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
                 nursery.cancel_scope.cancel()
 
     async def until_told(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:
-        async for _ in signals:
+        async for number in signals:
             if stop.is_set():
                 os._exit(EXIT_AT_ONCE)  # told twice: the log is as after a crash, and the next start replays it
-            click.echo("stopping")
+            say("stopping")
+            log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
             if not started:
                 starting.cancel()  # it may wait for other nodes
 
     started: list[bool] = []
-    trio.run(run)
+    try:
+        log.info("started", version=sandq.__version__)
+        open_files.raise_limit()
+        trio.run(run)
+        log.info("stopped")
+    finally:
+        logs.finish()
 
 
 @contextlib.contextmanager

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sandq.partition.groups.leases import Lease, Waiting
-
-_FEW = 64
-"""Stale entries that are left where they are."""
+from sandq.partition.stale_heaps import is_overgrown
 
 
 class Counted(NamedTuple):
@@ -87,8 +85,8 @@ class PartitionMetrics:
         self.ripe = 0
         self._holdings = 0
         """Leases and waiting entries."""
-        self._unripe: list[tuple[int, int]] = []
-        """Heap of (due_ms, seq); entries that are gone are skipped when met."""
+        self._unripe: list[tuple[int, int, Waiting]] = []
+        """Heap of (due_ms, a number that makes it unique, entry); entries that are gone are skipped when met."""
         self._oldest: list[tuple[bytes, int, Lease | Waiting]] = []
         """Heap of (first message, a number that makes it unique, holding); as it was when it was put there."""
         self._number = 0
@@ -116,7 +114,10 @@ class PartitionMetrics:
             self.ripe += count - entry.counted
         if not entry.counted:
             self._holdings += 1
-            heapq.heappush(self._unripe, (entry.due_ms, entry.seq))
+            if is_overgrown(len(self._unripe), self._holdings):
+                self._unripe = [one for one in self._unripe if one[2].counted]
+                heapq.heapify(self._unripe)
+            heapq.heappush(self._unripe, (entry.due_ms, self._next(), entry))
         elif not count:
             self._holdings -= 1
         entry.counted = count
@@ -129,7 +130,7 @@ class PartitionMetrics:
     def ripen(self, now_ms: int, waiting: Mapping[int, Waiting]) -> None:
         """Count what is due by `now_ms` as ready."""
         while self._unripe and self._unripe[0][0] <= now_ms:
-            entry = waiting.get(heapq.heappop(self._unripe)[1])
+            entry = waiting.get(heapq.heappop(self._unripe)[2].seq)
             if entry is not None:
                 entry.ripe = True
                 self.ripe += entry.counted
@@ -151,7 +152,7 @@ class PartitionMetrics:
         return None
 
     def _note(self, first: bytes, holding: Lease | Waiting) -> None:
-        if len(self._oldest) > 2 * self._holdings + _FEW:
+        if is_overgrown(len(self._oldest), self._holdings):
             # What ended lies deep in the heap while something old stays on top of it.
             kept: dict[int, Lease | Waiting] = {id(held): held for _, _, held in self._oldest if held.counted}
             self._oldest = [

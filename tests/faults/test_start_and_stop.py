@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import trio
 
 import sandq
 from tests.support.paths import ROOT
+from tests.support.pipes import fill
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shipped_cluster import ShippedCluster
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -32,13 +36,67 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
     )
 
 
+TEXT = ("-m", "sandq.cli", "--log-format", "text")
+
+
 def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None:
-    node = make_node()
+    node = make_node(program=TEXT)
     node.start()
     wait_until(lambda: f"clients: {node.address}" in node.output())
     assert node.stop() == 0
     assert str(node.data_dir) in node.output()
     assert f"clients: {node.address}" in node.output()
+
+
+def test_start_ready_and_stop_are_events_like_all_others(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start()
+    wait_until(lambda: '"ready"' in node.output())
+    assert node.stop() == 0
+    lines = [json.loads(line) for line in node.output().splitlines()]
+    ours = [line for line in lines if line["event"] in ("started", "ready", "stopping", "stopped")]
+    assert [line["event"] for line in ours] == ["started", "ready", "stopping", "stopped"]
+    assert (ours[1]["clients"], ours[1]["data_dir"]) == (node.address, str(node.data_dir))
+    assert {(line["level"], line["node"]) for line in ours} == {("info", "node1")}
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+@pytest.mark.parametrize("output", ["full", "broken", "stuck"])
+def test_an_output_that_takes_nothing_spoils_neither_start_nor_stop(
+    make_node: MakeNode, output: str, log_format: str
+) -> None:
+    """Standard output and error: a disk that is full, a pipe whose reader has gone, and one that nobody reads."""
+    node = make_node(program=("-m", "sandq.cli", "--log-level", "debug", "--log-format", log_format))
+
+    async def use() -> None:
+        async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
+            await client.admin.create_topic("t")
+            await client.produce("t", b"x")
+
+    with taking_nothing(output) as descriptor:
+        node.start(log=descriptor)
+        trio.run(use)
+        assert node.stop() == 0
+
+
+@contextlib.contextmanager
+def taking_nothing(output: str) -> Iterator[int]:
+    """A descriptor that cannot be written, or not without waiting."""
+    if output == "full":
+        with open("/dev/full", "wb") as full:
+            yield full.fileno()
+        return
+    reader, writer = os.pipe()
+    try:
+        if output == "broken":
+            os.close(reader)
+        else:
+            fill(writer)
+        yield writer
+    finally:
+        os.close(writer)
+        if output != "broken":
+            os.close(reader)
 
 
 def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:

@@ -20,6 +20,7 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
 from sandq.partition.rows import Range
+from sandq.partition.stale_heaps import is_overgrown
 from sandq.partition.view import View
 
 
@@ -80,13 +81,23 @@ class Group:
         self.waiting[entry.seq] = entry
         self.waiting_ranges += len(entry.ranges)
         self.metrics.count_waiting(entry)
-        heapq.heappush(self._queue, (entry.due_ms, entry.seq))
+        if is_overgrown(len(self._queue), len(self.waiting)):
+            self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
+            heapq.heapify(self._queue)
+        else:
+            heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch_expiry(entry)
         self.forget_holders()
 
     def watch_expiry(self, entry: Waiting) -> None:
         """Note when a waiting entry expires, after that has changed."""
-        if entry.expires_ms is not None:
+        if entry.expires_ms is None:
+            return
+        if is_overgrown(len(self._expiries), len(self.waiting)):
+            living = self.waiting.values()
+            self._expiries = [(one.expires_ms, one.seq) for one in living if one.expires_ms is not None]
+            heapq.heapify(self._expiries)
+        else:
             heapq.heappush(self._expiries, (entry.expires_ms, entry.seq))
 
     def next_to_expire(self) -> Waiting | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 
+from sandq.partition.stale_heaps import is_overgrown
+
 
 class KeyOrder:
     """Keys stand here as hashes (`ordering_hash`)."""
@@ -46,7 +48,7 @@ class KeyOrder:
         """The cursor passes a message whose key is busy."""
         self.blocked[offset] = key
         self._behind[key].append(offset)
-        heapq.heappush(self._lowest, offset)
+        self._watch_lowest(offset)
 
     def load(self, offset: bytes, key: int) -> None:
         """A blocked message from its row, after all that is busy was started; in the order of offsets."""
@@ -56,7 +58,7 @@ class KeyOrder:
             self.blocked[offset] = key
             self._behind[key] = deque([offset])
             self._next(key)
-            heapq.heappush(self._lowest, offset)
+            self._watch_lowest(offset)
 
     def finish(self, offset: bytes) -> None:
         """The message was acked, or is dead: the next of its key may go."""
@@ -100,11 +102,20 @@ class KeyOrder:
             heapq.heappop(self._lowest)
         return None
 
+    def _watch_lowest(self, offset: bytes) -> None:
+        if is_overgrown(len(self._lowest), len(self.blocked)):
+            self._lowest = sorted(self.blocked)
+        else:
+            heapq.heappush(self._lowest, offset)
+
     def _next(self, key: int) -> None:
         behind = self._behind[key]
         if behind:
             self._turn[key] = behind.popleft()
-            heapq.heappush(self._free, self._turn[key])
+            if is_overgrown(len(self._free), len(self._turn)):
+                self._free = sorted(self._turn.values())
+            else:
+                heapq.heappush(self._free, self._turn[key])
         else:
             del self._behind[key]
 

@@ -13,6 +13,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, contains
 from sandq.partition.shared_state import SharedState
+from sandq.partition.stale_heaps import is_overgrown
 from sandq.partition.view import View
 
 ENDED_LEASES = 1024
@@ -90,7 +91,14 @@ class LeaseTable:
         group.metrics.count_lease(lease)
         group.forget_holders()
         self._live_count[group.group_id, lease.consumer] += 1
-        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
+        self._watch_deadline(lease)
+
+    def _watch_deadline(self, lease: Lease) -> None:
+        if is_overgrown(len(self._deadlines), len(self.by_token) - len(self._ended)):
+            self._deadlines = [(one.deadline_ms, one.token) for one in self.by_token.values() if not one.ended]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
 
     def store(self, lease: Lease, view: View) -> None:
         """Put the row of a lease that has changed in more than its progress."""
@@ -99,7 +107,7 @@ class LeaseTable:
     def extend(self, lease: Lease, deadline_ms: int, view: View) -> None:
         """Give a live lease another deadline."""
         lease.deadline_ms = deadline_ms
-        heapq.heappush(self._deadlines, (deadline_ms, lease.token))
+        self._watch_deadline(lease)
         self.store(lease, view)
 
     def pop_overdue(self, now_ms: int) -> Lease | None:

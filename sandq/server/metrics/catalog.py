@@ -30,6 +30,7 @@ NODE: Final = (
     Metric("sandq_clock_peer_offset_seconds", GAUGE, ("peer",), "A peer's guarded clock, less this node's."),
     Metric("sandq_clock_median_offset_seconds", GAUGE, (), "The median of the peers' clocks, less this node's."),
     Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "How late the event loop came to a task that was due."),
+    Metric("sandq_log_lines_dropped_total", COUNTER, (), "Lines of the log that could not be written."),
     Metric("sandq_topics", GAUGE, (), "Topics with a partition on this node."),
     Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
     Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),

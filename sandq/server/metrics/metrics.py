@@ -27,6 +27,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed
+from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.members import tell_members
@@ -206,6 +207,7 @@ class Metrics:
         if seen.clock.median_ms is not None:
             told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
+        told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
         hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
         told.value("sandq_partitions", len(hosts))

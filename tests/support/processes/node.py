@@ -47,10 +47,12 @@ class NodeProcess:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def start(self, *, wait: bool = True) -> None:
-        with self.log.open("ab") as log:
+    def start(self, *, wait: bool = True, log: int | None = None) -> None:
+        """`log`: a descriptor to print to instead of the file."""
+        with self.log.open("ab") as file:
+            out = file.fileno() if log is None else log
             self._process = subprocess.Popen(
-                self._command, env=self.environ, stdout=log, stderr=log, cwd=self.directory
+                self._command, env=self.environ, stdout=out, stderr=out, cwd=self.directory
             )
         if wait:
             self.wait_until_it_serves()

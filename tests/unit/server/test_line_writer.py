@@ -1,0 +1,111 @@
+"""Lines go to a descriptor in order, and are dropped and counted where it does not take them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from sandq.server.line_writer import LineWriter
+from tests.support.pipes import fill
+from tests.support.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def read_lines(reader: int, count: int) -> list[bytes]:
+    read = b""
+    while read.count(b"\n") < count:
+        read += os.read(reader, 65_536)
+    return read.splitlines()
+
+
+def test_lines_come_out_in_order(pipe: tuple[int, int]) -> None:
+    lines = LineWriter(pipe[1])
+    for number in range(100):
+        lines.write(f"{number}\n")
+    assert lines.finish(PATIENCE_S)
+    assert read_lines(pipe[0], 100) == [b"%d" % number for number in range(100)]
+    assert lines.dropped == 0
+
+
+def test_lines_that_a_full_disk_refuses_are_dropped_and_counted() -> None:
+    with open("/dev/full", "wb") as full:
+        lines = LineWriter(full.fileno())
+        for _ in range(3):
+            lines.write("x\n")
+        assert lines.finish(PATIENCE_S)
+        assert lines.dropped == 3
+
+
+def test_lines_to_a_broken_pipe_are_dropped_and_counted(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    lines = LineWriter(pipe[1])
+    for _ in range(3):
+        lines.write("x\n")
+    assert lines.finish(PATIENCE_S)
+    assert lines.dropped == 3
+
+
+def test_a_pipe_that_nobody_reads_blocks_nobody_and_keeps_a_bounded_number(pipe: tuple[int, int]) -> None:
+    fill(pipe[1])
+    lines = LineWriter(pipe[1], limit=40)
+    for number in range(10):
+        lines.write(f"{number:09}\n")
+    assert lines.dropped == 6
+    assert not lines.finish(0)
+    read = read_lines(pipe[0], 4)
+    assert lines.finish(PATIENCE_S)
+    assert [line.lstrip(b".") for line in read] == [b"%09d" % number for number in range(4)]
+    lines.write("again\n")
+    assert read_lines(pipe[0], 1) == [b"again"]
+    assert lines.dropped == 6
+
+
+def test_a_pipe_that_others_made_non_blocking_is_waited_for(pipe: tuple[int, int]) -> None:
+    fill(pipe[1])
+    os.set_blocking(pipe[1], False)
+    lines = LineWriter(pipe[1])
+    lines.write("x\n")
+    assert read_lines(pipe[0], 1)[-1].lstrip(b".") == b"x"
+    assert lines.finish(PATIENCE_S)
+    assert lines.dropped == 0
+
+
+def test_a_line_behind_a_torn_one_begins_on_a_line_of_its_own(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [3, 0, 100, 100]
+    write = os.write
+
+    def scant(descriptor: int, data: bytes) -> int:
+        if descriptor != pipe[1]:
+            return write(descriptor, data)
+        size = room.pop(0)
+        if not size:
+            raise OSError(28, "no space left")
+        return write(descriptor, data[:size])
+
+    monkeypatch.setattr("sandq.server.line_writer.os.write", scant)
+    lines = LineWriter(pipe[1])
+    lines.write("first\n")
+    lines.write("second\n")
+    assert lines.finish(PATIENCE_S)
+    assert read_lines(pipe[0], 2) == [b"fir", b"second"]
+    assert lines.dropped == 1
+
+
+def test_nothing_is_written_where_the_descriptor_was_closed_at_the_start() -> None:
+    lines = LineWriter(None)
+    assert lines.write("x\n") == 2
+    assert lines.finish(PATIENCE_S)
+    assert lines.dropped == 1
