@@ -279,6 +279,19 @@ class Batch:
         stored = self._columns.get(column)
         return None if stored is None or stored.type != TYPE_INT64 else _cells(stored, self.count)
 
+    def cells_at(self, position: int) -> dict[int, bytes | int]:
+        """The cells of one message by column, without its nulls."""
+        found: dict[int, bytes | int] = {}
+        for column, stored in self._columns.items():
+            validity = stored.validity
+            if validity is not None and not validity[position >> 3] >> (position & 7) & 1:
+                continue
+            if stored.type == TYPE_INT64:
+                found[column] = int.from_bytes(stored.data[8 * position : 8 * position + 8], "little", signed=True)
+            else:
+                found[column] = bytes(stored.data[stored.bounds[position] : stored.bounds[position + 1]])
+        return found
+
     def buffers(self, column: int) -> tuple[memoryview | None, memoryview, memoryview]:
         """(validity or None, int32 offsets, data), no copies; int64 has no offsets. KeyError when absent."""
         stored = self._columns[column]

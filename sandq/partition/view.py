@@ -6,6 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Protocol
 
+AHEAD_ROWS = 4096
+AHEAD_BYTES = 1 << 20
+AHEAD_STRETCHES = 64
 Row = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]
 """A row to put, or (value None) to delete. Keys are relative to the partition's store."""
@@ -34,6 +37,8 @@ class View:
         self._changes: dict[bytes, bytes | None] = {}
         self._order: dict[int, list[bytes]] = {}
         """Changed keys in order, by their first byte; of those first bytes that were scanned since the last drain."""
+        self._ahead: list[tuple[bytes, bytes, dict[bytes, bytes]]] = []
+        """All stored rows from one key to another, that `get_ahead` read since the last drain."""
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -62,6 +67,7 @@ class View:
         changes = list(self._changes.items())
         self._changes.clear()
         self._order.clear()
+        self._ahead.clear()
         return changes
 
     def get(self, key: bytes) -> bytes | None:
@@ -69,6 +75,23 @@ class View:
             return self._changes[key]
         except KeyError:
             return self._base.get(key)
+
+    def get_ahead(self, key: bytes, stop: bytes) -> bytes | None:
+        """`get` for those who look up many keys below `stop`, most of which are not there: stored rows are read many at
+        a time. Beside a large row the store takes as long to say that there is none as to read that row."""
+        if key in self._changes:
+            return self._changes[key]
+        for start, end, known in self._ahead:
+            if start <= key < end:
+                return known.get(key)
+        found = self._base.scan(key, stop, limit=AHEAD_ROWS, max_bytes=AHEAD_BYTES)
+        if len(found) == AHEAD_ROWS or sum([len(value) for _, value in found]) >= AHEAD_BYTES:
+            stop = found[-1][0] + b"\x00"
+        known = dict(found)
+        if len(self._ahead) >= AHEAD_STRETCHES:
+            self._ahead.clear()
+        self._ahead.append((key, stop, known))
+        return known.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
         changed = self._changed(start, stop)

@@ -46,6 +46,15 @@ def expected(columns: dict[int, list[Any]]) -> dict[int, list[Any]]:
     return {int(column): list(cells) for column, cells in kept.items()}
 
 
+@given(columns_of())
+def test_the_cells_of_one_message_are_those_of_its_columns(columns: dict[int, list[Any]]) -> None:
+    batch = Batch.parse(encode(columns))
+    cells = read(batch)
+    for position in range(batch.count):
+        expected = {column: cells[column][position] for column in cells if cells[column][position] is not None}
+        assert batch.cells_at(position) == expected
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(columns_of(), st.booleans(), st.booleans())
 def test_round_trip(columns: dict[int, list[Any]], relative: bool, compress: bool) -> None:

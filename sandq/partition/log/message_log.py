@@ -39,6 +39,8 @@ from sandq.partition.view import View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
+LARGE_ROW_BYTES = 1 << 16
+"""Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
 
 class Stored(NamedTuple):
@@ -60,8 +62,11 @@ class Found(NamedTuple):
     offset: bytes
     id: bytes
     key: bytes
-    """Of its row; `value` is the row's."""
+    """Of its row."""
     value: bytes
+    """Of its row; of a batch's only the header."""
+    size: int
+    """Bytes of its row's value."""
     moves: int = 0
     moved_ms: int | None = None
 
@@ -69,6 +74,23 @@ class Found(NamedTuple):
     def alone(self) -> bool:
         """Whether it is in a row of its own."""
         return self.value[0] == rows.KIND_MESSAGE
+
+    @property
+    def length(self) -> int:
+        """Messages of its row."""
+        length: int = rows.LOG_HEADER.unpack_from(self.value)[2]
+        return length
+
+    def holds(self, offset: bytes) -> bool:
+        """Whether the row of this first message of a batch holds that message too."""
+        behind = offsets.distance(self.offset, offset)
+        return behind is not None and 0 <= behind < self.length
+
+    def look_up(self, tag: bytes, offset: bytes, view: View) -> bytes | None:
+        """The row of a tag for a message of the batch of which this is the first."""
+        if self.size < LARGE_ROW_BYTES:
+            return view.get(tag + offset)
+        return view.get_ahead(tag + offset, rows.after(tag + offsets.shift(self.offset, self.length - 1)))
 
 
 class MessageLog:
@@ -95,6 +117,9 @@ class MessageLog:
         self._ttl = ttl
         self._unique = unique
         self._expiring_rows = expiring_rows
+        self._batch_row: Found | None = None
+        """The first message of the batch whose row was found last: what is cancelled or moved together is most often
+        of one batch, whose row may be large."""
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -220,23 +245,31 @@ class MessageLog:
 
     def find(self, message_id: bytes, view: View) -> Found | None:
         """The message of this id, wherever it stands now; None when it is not in the log."""
-        moved = view.get(rows.MOVED + message_id)
+        batch = self._batch_row
+        if batch is not None and batch.holds(message_id):
+            moved = batch.look_up(rows.MOVED, message_id, view)
+        else:
+            moved = view.get(rows.MOVED + message_id)
         offset, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (message_id, 0, None, None)
-        key = rows.log_key(offset)
-        value = view.get(key)
-        if value is None:
-            row = row_holding(view, offset)
-            if row is None or view.get(rows.TOMBSTONE + offset) is not None:
-                return None
-            key, value = row
-        elif value[0] == rows.KIND_BATCH and view.get(rows.TOMBSTONE + offset) is not None:
+        if batch is None or not batch.holds(offset):
+            key = rows.log_key(offset)
+            value = view.get(key)
+            if value is None:
+                row = row_holding(view, offset)
+                if row is None:
+                    return None
+                key, value = row
+            if value[0] == rows.KIND_MESSAGE:
+                if moved is None:
+                    # Asked for by the offset to which it was moved.
+                    message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or offset
+                    if message_id != offset:
+                        return self.find(message_id, view)
+                return Found(offset, message_id, key, value, len(value), moves, moved_ms)
+            batch = self._batch_row = Found(key[1:], key[1:], key, value[: rows.LOG_HEADER.size], len(value))
+        if batch.look_up(rows.TOMBSTONE, offset, view) is not None:
             return None
-        elif value[0] == rows.KIND_MESSAGE and moved is None:
-            # Asked for by the offset to which it was moved.
-            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or offset
-            if message_id != offset:
-                return self.find(message_id, view)
-        return Found(offset, message_id, key, value, moves, moved_ms)
+        return Found(offset, message_id, batch.key, batch.value, batch.size, moves, moved_ms)
 
     def is_pending(self, offset: bytes) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
@@ -289,6 +322,8 @@ class MessageLog:
         """Delete a log row, of about that many bytes."""
         view.delete(key)
         self.garbage.deleted(key, size)
+        if self._batch_row is not None and self._batch_row.key == key:
+            self._batch_row = None
 
     def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
@@ -303,15 +338,16 @@ class MessageLog:
             view.delete(key)
 
     def _entry(self, found: Found) -> LogEntry:
-        entry = rows.log_entry(found.key, found.value)
-        return entry if found.alone else LogEntry(found.offset, 1, entry.unit)
+        if found.alone:
+            return rows.log_entry(found.key, found.value)
+        return LogEntry(found.offset, 1, rows.batch_entry(found.key[1:], found.length, found.size).unit)
 
     def _take_out(
         self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool
     ) -> None:
         offset = found.offset
-        if rows.LOG_HEADER.unpack_from(found.value)[2] == 1:
-            self.delete_row(found.key, len(found.value), view)
+        if found.length == 1:
+            self.delete_row(found.key, found.size, view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self.on_taken_out(now_ms)

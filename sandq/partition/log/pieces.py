@@ -16,6 +16,8 @@ from sandq.partition.view import View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
+FEW_OF = 16
+"""One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
 
@@ -108,10 +110,10 @@ class MessageReader:
                 continue
             assert row is not None
             start = _position(row, base)
-            decoded = self._decoded(row)
+            decoded = self._decoded(row, start, count)
             for at in range(count):
                 offset = offsets.shift(base, at)
-                yield Message(offset, offset, row.created_ms, decoded[start + at])
+                yield Message(offset, offset, row.created_ms, decoded[at])
 
     def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
         row = self._row
@@ -140,12 +142,17 @@ class MessageReader:
             self._batch = Batch.parse(row.raw)
         return self._batch
 
-    def _decoded(self, row: _BatchRow) -> list[Fields]:
-        if row is not self._row:
-            return decode_fields(Batch.parse(row.raw))
-        if self._fields is None:
-            self._fields = decode_fields(self._parsed(row))
-        return self._fields
+    def _decoded(self, row: _BatchRow, start: int, count: int) -> list[Fields]:
+        """`count` messages of a row from `start` on."""
+        known = self._fields if row is self._row else None
+        if known is None:
+            batch = self._parsed(row)
+            if FEW_OF * count <= row.length:
+                return [_fields_at(batch, start + at) for at in range(count)]
+            known = decode_fields(batch)
+            if row is self._row:
+                self._fields = known
+        return known[start : start + count]
 
     def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
         count = sum(n for _, n in picked)
@@ -177,6 +184,13 @@ def decode_fields(batch: Batch) -> list[Fields]:
             if value is not None:
                 fields[column] = value
     return messages
+
+
+def _fields_at(batch: Batch, position: int) -> Fields:
+    """What `decode_fields` has for one message."""
+    fields: Fields = batch.cells_at(position)
+    fields.pop(Column.DELIVER_MS, None)
+    return fields
 
 
 def _holds(row: _BatchRow, offset: bytes) -> bool:

@@ -192,14 +192,18 @@ def row_holding(view: View, offset: bytes) -> Row | None:
     start, stop = rows.entry_start(offset), rows.after(key)
     # Forwards: what was before is often deleted, and a step back would walk over all of that.
     near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
-    found = near[-1:]
-    if len(near) == NEAR_ROWS or sum([len(value) for _, value in near]) >= NEAR_BYTES:
-        found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
-    if not found:
-        return None
-    entry = rows.log_entry(*found[0])
+    if near and _is_in(near[-1], offset):
+        return near[-1]
+    if len(near) < NEAR_ROWS and sum([len(value) for _, value in near]) < NEAR_BYTES:
+        return None  # that was the last one before it
+    found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
+    return found[0] if found and _is_in(found[0], offset) else None
+
+
+def _is_in(row: Row, offset: bytes) -> bool:
+    entry = rows.log_entry(*row)
     behind = offsets.distance(entry.first, offset)
-    return found[0] if behind is not None and 0 <= behind < entry.length else None
+    return behind is not None and 0 <= behind < entry.length
 
 
 def single_row_entry(view: View, offset: bytes) -> LogEntry:

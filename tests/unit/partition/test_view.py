@@ -20,6 +20,7 @@ changes = st.one_of(
     st.tuples(st.just("delete"), keys),
     st.tuples(st.just("drain")),
 )
+look_ups = st.tuples(st.just("get_ahead"), keys, keys)
 scans = st.tuples(st.just("scan"), keys, keys, st.integers(1, 5), st.integers(1, 9), st.booleans())
 
 
@@ -35,7 +36,7 @@ def naive(
     return rows
 
 
-@given(st.lists(st.one_of(changes, scans), max_size=60))
+@given(st.lists(st.one_of(changes, scans, look_ups), max_size=60))
 def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> None:
     stores = MemoryStores()
     view = View(stores)
@@ -53,6 +54,8 @@ def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> Non
                 wanted.pop(key, None)
             case "drain", _:
                 stores.write(view.drain())
+            case "get_ahead", [bytes(key), bytes(stop)]:
+                assert view.get_ahead(key, max(stop, key + b"\x00")) == wanted.get(key)
             case "scan", [bytes(start), bytes(stop), int(limit), int(max_bytes), bool(reverse)]:
                 found = view.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
                 assert found == naive(wanted, start, stop, limit, max_bytes, reverse)
