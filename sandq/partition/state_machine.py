@@ -35,6 +35,7 @@ from sandq.partition.log.log_state import LogState
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import Trimmer
+from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.metrics import Counted
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -113,7 +114,10 @@ class TimerPartition:
         unique, reader, log_state = UniqueKeys(expiring_rows), MessageReader(), LogState()
         self._group_state = group_state = GroupState(shared, log_state, expiring_rows, reader)
         self.groups, self.leases, self.ttl = group_state.groups, group_state.leases, group_state.ttl
-        self.log = MessageLog(partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows)
+        self._trim_schedule = schedule = TrimSchedule(shared)
+        self.log = MessageLog(
+            partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows, schedule
+        )
         self.jobs = Jobs(shared, group_state, self.log)
         self.pending = Pending(self.groups, self.log, unique)
         self.producers = Producers(partition)
@@ -121,7 +125,7 @@ class TimerPartition:
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
-        self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique)
+        self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique, schedule)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +242,13 @@ class TimerPartition:
 
     def _upkeep_ms(self) -> int | None:
         forgotten_ms = (self.expiring_rows.next_ms, self.producers.next_ms)
-        times = (self._trimmer.due_ms, self.holds.next_ms, self.jobs.next_ms, self._admin.idle_ms(), *forgotten_ms)
+        times = (
+            self._trim_schedule.due_ms,
+            self.holds.next_ms,
+            self.jobs.next_ms,
+            self._admin.idle_ms(),
+            *forgotten_ms,
+        )
         return min((at for at in times if at is not None), default=None)
 
     # -- apply ----------------------------------------------------------------------------------------------------
@@ -284,7 +294,7 @@ class TimerPartition:
         stored = self._store(index, place, command, view)
         if command.producer_id:
             self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
-        self._trimmer.note_appended(self.now_ms)
+        self._trim_schedule.note_appended(self.now_ms)
         return stored, stored.count if isinstance(stored, Stored) else stored[1]
 
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
@@ -294,15 +304,15 @@ class TimerPartition:
         settlement, admin, now_ms = self._settlement, self._admin, self.now_ms
         match command:
             case c.Ack():
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
                 return [settlement.ack(token, what, now_ms, view) for token, what in command.items]
             case c.Nack():
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
                 return [settlement.nack(item, now_ms, view) for item in command.items]
             case c.Extend():
                 return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
             case c.Expire():
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
                 return settlement.expire(now_ms, view)
             case c.Release():
                 return settlement.release(command, now_ms, view)
@@ -314,10 +324,10 @@ class TimerPartition:
             case c.OpenGroup():
                 return admin.open_group(command, self._latest(index, place), now_ms, view)
             case c.Seek():
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
                 return admin.seek(command, self._latest(index, place), index, now_ms, view)
             case c.DropGroup():
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
                 return admin.drop(command.group, index, now_ms, view)
             case c.ConfigureGroup():
                 return admin.configure(command.group, command.settings, view)
@@ -331,7 +341,7 @@ class TimerPartition:
                 return self._hold(command, view)
             case c.Configure():
                 self.shared.settings = command.settings
-                self._trimmer.note_settled(now_ms)
+                self._trim_schedule.note_settled(now_ms)
         return None
 
     def _latest(self, index: int, place: int) -> bytes:
@@ -347,7 +357,7 @@ class TimerPartition:
         self.shared.totals.leases += len(leases)
         self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
-            self._trimmer.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(self.now_ms)
         return leases
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
@@ -361,18 +371,18 @@ class TimerPartition:
         before = self.holds.lowest
         self.holds.change(command, self.now_ms, view)
         if self.holds.lowest > before:
-            self._trimmer.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(self.now_ms)
         return self.log.state.trimmed
 
     def _upkeep(self, index: int, place: int, view: View) -> int:
         """A bounded part of all that is to be done. The places it used."""
         while self._admin.drop_idle(index, self.now_ms, view):
-            self._trimmer.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(self.now_ms)
         self.expiring_rows.sweep(self.now_ms, view)
         self.producers.forget(self.now_ms, view)
         if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
             self.holds.drop(self.now_ms, view)
-            self._trimmer.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
 

@@ -8,7 +8,6 @@ silently under a reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from sandq.model import offsets
@@ -33,6 +32,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
 from sandq.partition.log.reader import row_holding
+from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -104,19 +104,19 @@ class MessageLog:
         ttl: MessageTtl,
         unique: UniqueKeys,
         expiring_rows: ExpiringRows,
+        trim_schedule: TrimSchedule,
     ) -> None:
         self.partition = partition
         self.state = state
         self.reader = reader
         self.counts = Counts()
         self.garbage = Garbage()
-        self.on_taken_out: Callable[[int], None] = lambda now_ms: None
-        """A tombstone stands for a message: there may be something to trim; set by the trimmer."""
         self._shared = shared
         self._groups = groups
         self._ttl = ttl
         self._unique = unique
         self._expiring_rows = expiring_rows
+        self._trim_schedule = trim_schedule
         self._batch_row: Found | None = None
         """The first message of the batch whose row was found last: what is cancelled or moved together is most often
         of one batch, whose row may be large."""
@@ -350,7 +350,7 @@ class MessageLog:
             self.delete_row(found.key, found.size, view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
-            self.on_taken_out(now_ms)
+            self._trim_schedule.note_settled(now_ms)
         elif remember:
             self._expiring_rows.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
         due_before = self.counts.due

@@ -19,6 +19,7 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
 from sandq.partition.rows import LogEntry
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -29,63 +30,53 @@ PIN_MS = 60_000
 """A message that is not settled so long after its first lease gets a row of its own."""
 UNPIN_MESSAGES = 1000
 UNPIN_BYTES = 8 << 20
-SAMPLES = 16
-"""The instants at which everything below some offset was done are kept this finely within `retention`."""
-LEAST_PAUSE_MS = 1000
 
 
 class Trimmer:
     def __init__(
-        self, shared: SharedState, group_state: GroupState, log: MessageLog, holds: Holds, unique: UniqueKeys
+        self,
+        shared: SharedState,
+        group_state: GroupState,
+        log: MessageLog,
+        holds: Holds,
+        unique: UniqueKeys,
+        schedule: TrimSchedule,
     ) -> None:
-        self.due_ms: int | None = None
-        """When to trim next."""
         self._shared = shared
+        self._schedule = schedule
         self._groups = group_state.groups
         self._leases = group_state.leases
         self._waiting = group_state.waiting
         self._kept = group_state.kept
         self._unique = unique
         self._log = log
-        log.on_taken_out = self.note_settled
         self._holds = holds
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
 
     def state(self) -> tuple[int | None, list[tuple[int, bytes]]]:
-        return self.due_ms, self._done
+        return self._schedule.due_ms, self._done
 
     def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
-        self.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
-
-    def note_settled(self, now_ms: int) -> None:
-        """Trim soon, for groups may be done with more than before."""
-        due_ms = now_ms + (self._pause_ms if self._keeps else 0)
-        if self._trims and (self.due_ms is None or self.due_ms > due_ms):
-            self.due_ms = due_ms
-
-    def note_appended(self, now_ms: int) -> None:
-        """Trim in a while, for there is more than before, which its age alone, or others' size, may remove."""
-        if self._keeps and not self._settings["delete_on_ack"] and self.due_ms is None:
-            self.due_ms = now_ms + self._pause_ms
+        self._schedule.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
 
     def step(self, now_ms: int, view: View) -> None:
         """Trim a bounded number of rows, when it is time to."""
-        if self.due_ms is None or self.due_ms > now_ms:
+        if self._schedule.due_ms is None or self._schedule.due_ms > now_ms:
             return
-        self.due_ms = None
+        self._schedule.due_ms = None
         limit = self._limit(now_ms)
         if limit is not None:
             if self._trim(limit, now_ms, view) or self._unpin(now_ms, view):
-                self.due_ms = now_ms
+                self._schedule.due_ms = now_ms
                 return
-            self.due_ms = self._next_pin_ms()
-        if self._keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
+            self._schedule.due_ms = self._next_pin_ms()
+        if self._schedule.keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
             # Time alone may let the first row go, but not before its time has come.
             start = rows.after(rows.log_key(self._log.state.trimmed))
             first = view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
             if first:
-                self.due_ms = max(now_ms + self._pause_ms, offsets.deliver_ms(first[0][0][1:]))
+                self._schedule.due_ms = max(now_ms + self._schedule.pause_ms, offsets.deliver_ms(first[0][0][1:]))
 
     # -- what may go ----------------------------------------------------------------------------------------------
 
@@ -93,31 +84,12 @@ class Trimmer:
     def _settings(self) -> dict[str, object]:
         return self._shared.settings
 
-    @property
-    def _trims(self) -> bool:
-        settings = self._settings
-        return bool(settings["delete_on_ack"]) or self._keeps
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether time (or size) decides, too."""
-        settings = self._settings
-        if settings["delete_on_ack"]:
-            return bool(settings["retention_ms"])
-        return settings["retain_ms"] is not None or settings["retain_bytes"] is not None
-
-    @property
-    def _pause_ms(self) -> int:
-        settings = self._settings
-        kept_ms = settings["retention_ms"] if settings["delete_on_ack"] else settings["retain_ms"]
-        return max(LEAST_PAUSE_MS, int(str(kept_ms or 0)) // SAMPLES)
-
     def _limit(self, now_ms: int) -> bytes | None:
         """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
         done = self._groups.done_below()
         settings = self._settings
         if not settings["delete_on_ack"]:
-            if not self._keeps:
+            if not self._schedule.keeps:
                 return None
             return done if done is not None else offsets.pack(now_ms, 0, 0, 0)
         retention_ms = settings["retention_ms"]

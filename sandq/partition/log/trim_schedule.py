@@ -1,0 +1,50 @@
+"""When the log is trimmed next."""
+
+from __future__ import annotations
+
+from sandq.partition.shared_state import SharedState
+
+SAMPLES = 16
+"""The instants at which everything below some offset was done are kept this finely within `retention`."""
+LEAST_PAUSE_MS = 1000
+
+
+class TrimSchedule:
+    """Knows from what happens in a partition, and from its settings, when there may be something to trim."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self.due_ms: int | None = None
+        """When to trim next; None: not before something happens."""
+        self._shared = shared
+
+    def note_settled(self, now_ms: int) -> None:
+        """Trim soon, for groups may be done with more than before."""
+        due_ms = now_ms + (self.pause_ms if self.keeps else 0)
+        if self.trims and (self.due_ms is None or self.due_ms > due_ms):
+            self.due_ms = due_ms
+
+    def note_appended(self, now_ms: int) -> None:
+        """Trim in a while, for there is more than before, which its age alone, or others' size, may remove."""
+        if self.keeps and not self._shared.settings["delete_on_ack"] and self.due_ms is None:
+            self.due_ms = now_ms + self.pause_ms
+
+    @property
+    def trims(self) -> bool:
+        """Whether anything is ever trimmed."""
+        settings = self._shared.settings
+        return bool(settings["delete_on_ack"]) or self.keeps
+
+    @property
+    def keeps(self) -> bool:
+        """Whether time (or size) decides, too."""
+        settings = self._shared.settings
+        if settings["delete_on_ack"]:
+            return bool(settings["retention_ms"])
+        return settings["retain_ms"] is not None or settings["retain_bytes"] is not None
+
+    @property
+    def pause_ms(self) -> int:
+        """How long to wait between two looks at what time lets go, in ms."""
+        settings = self._shared.settings
+        kept_ms = settings["retention_ms"] if settings["delete_on_ack"] else settings["retain_ms"]
+        return max(LEAST_PAUSE_MS, int(str(kept_ms or 0)) // SAMPLES)
