@@ -171,9 +171,13 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         if people is not None:
             people.write(f"{line}\n")
 
+    def abandon() -> None:
+        logs.finish()
+        os._exit(EXIT_AT_ONCE)  # what hangs in the disk would keep the process, too
+
     async def serve(stop: trio.Event, starting: trio.CancelScope) -> None:
         with starting:
-            async with run_node(config) as serving:
+            async with run_node(config, abandon=abandon) as serving:
                 clients, http = f"{serving.client_host}:{serving.client_port}", None
                 say(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
                 say(f"clients: {clients}")

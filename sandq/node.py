@@ -32,6 +32,8 @@ from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
+from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.links import PeerLinks
@@ -41,7 +43,7 @@ from sandq.broker.peers.routes import Routes, tell_by
 from sandq.broker.peers.secret import read_secret
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import Hooks, NodeLog
-from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
 from sandq.broker.snapshots.snapshots import Snapshots
@@ -95,13 +97,15 @@ async def run_node(
     timers: Callable[[GuardedClock], Timers] = Timers,
     gate: Gate | None = None,
     levels: Levels = KNOWN,
+    abandon: Callable[[], None] | None = None,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
 
     `files`, `stores`, `clock` and `timers` may be twins (tests start real nodes over faulty ones, and `sandq.testing`
     one whose time stands still); `gate` is awaited before what a client sent is looked at; `levels` are the feature
-    levels that it knows (a test has nodes of another version by that). Raises StartupError
-    (ConfigError, DataDirInUse, Corruption), StorageFailed.
+    levels that it knows (a test has nodes of another version by that). `abandon` is called at the end when a thread
+    hangs in the disk, and does not return; without it StorageFailed is raised then, and the data directory must not be
+    opened again by this process. Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
     # Of what runs in here; several nodes may be in one process.
     structlog.contextvars.bind_contextvars(node=config.node.id)
@@ -109,7 +113,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock, timers, gate, levels) as serving:
+        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon) as serving:
             yield serving
     finally:
         lock.close()
@@ -133,6 +137,8 @@ class _Parts:
     barrier: MetadataBarrier
     sweeper: StoreSweeper
     snapshots: Snapshots
+    sick_peers: SickPeers
+    health: NodeHealth
     broker: Broker
 
 
@@ -146,6 +152,7 @@ async def _running(
     timers_of: Callable[[GuardedClock], Timers],
     gate: Gate | None,
     levels: Levels,
+    abandon: Callable[[], None] | None,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     way = way_of(config)
@@ -178,6 +185,7 @@ async def _running(
     stats = NodeStats()
     wakeup = Signal()
     token = trio.lowlevel.current_trio_token()
+    ended = True
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / "stores.level", create=first_start)
     try:
@@ -214,6 +222,16 @@ async def _running(
         try:
             async with trio.open_nursery() as nursery:
                 timers = timers_of(clock)
+                sick_peers = SickPeers()
+                health = NodeHealth(
+                    node_log,
+                    runner,
+                    links,
+                    sick_peers,
+                    clocks.may_lead,
+                    config.health.stall_after_ms / 1000,
+                    config.health.request_timeout_ms / 1000,
+                )
                 routes = Routes(own.node, tell_by(links))
                 progress = MetadataProgress(links, this_node)
                 barrier = MetadataBarrier(node_log, links.send)
@@ -266,10 +284,13 @@ async def _running(
                     barrier,
                     sweeper,
                     snapshots,
+                    sick_peers,
+                    health,
                     broker,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
+                nursery.start_soon(health.run)
                 async with _serving(parts, gate) as serving:
                     yield serving
                 await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)
@@ -277,10 +298,21 @@ async def _running(
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
-                await runner.close()
+                ended = await runner.close(config.shutdown_grace_ms / 1000 + CLOSE_S)
+            if not ended:
+                _leave_behind(abandon)
             _close_log(node_log, clean and node_log.failed is None)
     finally:
-        stores.close()
+        if ended:
+            stores.close()
+
+
+def _leave_behind(abandon: Callable[[], None] | None) -> None:
+    """A thread hangs in the disk, and will go on with what it has when that comes back: nothing may be closed."""
+    log.error("the disk hangs: this node ends without what it waits for, and the next start replays the log")
+    if abandon is not None:
+        abandon()
+    raise StorageFailed("the disk hangs: a thread of this node cannot be ended")
 
 
 def _close_log(node_log: NodeLog, clean: bool) -> None:
@@ -331,6 +363,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             broker.up,
             discovery.membership.members,
             cluster.waiting,
+            parts.health,
             lambda: this_node.cluster_uuid,
             cluster.init,
         )
@@ -340,16 +373,18 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
-        metrics = Metrics(broker, clients, about, discovery.seen)
-        serving.start_soon(ClientServer(session, broker.limits, str(web_address or ""), clients, gate).serve, listeners)
+        metrics = Metrics(broker, parts.health, clients, about, discovery.seen)
+        request_timeout_s = config.health.request_timeout_ms / 1000
+        server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s)
+        serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
-        node = NodeState(broker, metrics.render, cluster.waiting)
+        node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with _serving_http(config, broker, metrics, node, web, Address(host, port)):
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
             yield Serving(host, port, web_address, parts.data_dir, broker, metrics)
-            await cluster.hand_over(parts.clocks)
+            await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
 
@@ -413,7 +448,8 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         directory.linked,
         directory.alive,
         lambda group: routes.leader(group) is not None,
-        parts.clocks.may_lead,
+        parts.health.may_lead,
+        parts.health.sick,
         broker.clock.now_ms,
         config.cluster.reassign_after_ms,
     )
@@ -439,6 +475,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         barrier=parts.barrier,
         clocks=parts.clocks,
         controller=controller,
+        sick_peers=parts.sick_peers,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,
@@ -453,11 +490,10 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         directory=directory,
         bootstrap=bootstrap,
         controller=controller,
-        reports=reports,
         changed=changed,
         on_joined=discovery.refresh_tags,
     )
-    rebalancer = Rebalancer(node_log, catalog, broker.up, parts.clocks.may_lead, reports.tell_settled)
+    rebalancer = Rebalancer(node_log, catalog, broker.up, parts.health.may_lead, reports.tell_settled)
     return _Member(directory, dispatch, rebalancer, cluster)
 
 

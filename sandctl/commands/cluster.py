@@ -77,8 +77,8 @@ def nodes(limit: int | None) -> None:
     serves, how many partitions it leads, how many replicas it holds, whether it votes in the metadata group, and which
     version it runs, with the feature levels that this one knows.
 
-    STANDING is what is written down of it: in, draining, removing; failed. A member that is no node of the cluster, or
-    not yet, has none.
+    STANDING is what is written down of it: in, draining, removing; failed. `sick` is one that says that its disk failed
+    or hangs. A member that is no node of the cluster, or not yet, has none.
 
     \b
       sandctl cluster nodes
@@ -130,10 +130,13 @@ def _levels(row: dict[str, Any]) -> str | None:
 
 
 def _condition(row: dict[str, Any]) -> str | None:
-    """What is written down of a node."""
-    if row.get("standing") is None or row.get("failed_since_ms") is None:
-        return row.get("standing")
-    return "failed" if row["standing"] == "in" else f"{row['standing']}, failed"
+    """What is written down of a node, and whether it says that it cannot work."""
+    standing = row.get("standing")
+    if standing is None:
+        return None
+    if row.get("failed_since_ms") is not None:
+        return "failed" if standing == "in" else f"{standing}, failed"
+    return f"{standing}, sick" if row.get("sick") else str(standing)
 
 
 @cluster.command()

@@ -165,7 +165,7 @@ class Broker:
         )
         await open_group(deliveries, request.group, request.start)
         await read_all([delivery.host for delivery in deliveries])
-        lost_pushes = await self._runner.ask(partial(held_by, deliveries, request, self.limits))
+        lost_pushes = await self._runner.ask(partial(held_by, deliveries, request, self.limits), patient=False)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if deliveries != self.led(request.topic):
@@ -232,8 +232,8 @@ class Broker:
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Run on the thread that owns the state of all partitions."""
-        return await self._runner.ask(question)
+        """Run on the thread that owns the state of all partitions. Raises Unavailable while that stands still."""
+        return await self._runner.ask(question, patient=False)
 
 
 _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}

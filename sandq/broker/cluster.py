@@ -17,7 +17,7 @@ from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.leadership_transfer import hand_over
-from sandq.broker.controller.reports import Reports
+from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
@@ -53,7 +53,6 @@ class Cluster:
         directory: PeerDirectory,
         bootstrap: Bootstrap,
         controller: ClusterController,
-        reports: Reports,
         changed: Signal,
         on_joined: Callable[[], Awaitable[None]],
     ) -> None:
@@ -66,16 +65,16 @@ class Cluster:
         self._directory = directory
         self._bootstrap = bootstrap
         self._controller = controller
-        self._reports = reports
         self._changed = changed
         self._on_joined = on_joined
         self._takes_part = False
         self._belongs = trio.Event()
 
-    async def hand_over(self, clocks: ClockKeeper) -> None:
-        """Let others lead what this node leads, before it stops: as far as there are others, for a moment, and rather
-        those whose clocks are good."""
-        for nodes in (clocks.good(), set(self._links.up)):
+    async def hand_over(self, clocks: ClockKeeper, health: NodeHealth) -> None:
+        """Let others lead what this node leads, before it stops: as far as there are others that are well, for a
+        moment, and rather those whose clocks are good."""
+        well = set(self._links.up) - health.sick().keys()
+        for nodes in (clocks.good() & well, well):
             await hand_over(self._node_log.hosts.values, nodes)
 
     # -- forming --------------------------------------------------------------------------------------------------
@@ -142,8 +141,6 @@ class Cluster:
         """Keep metadata right about the nodes, when this node leads it; and take the cluster's UUID from it."""
         while True:
             uuid = metadata.status.cluster_uuid
-            if self._node_log.failed is not None:
-                self._reports.tell_storage_failed()
             try:
                 if uuid is not None:
                     await self._adopt(uuid)

@@ -8,6 +8,7 @@
     http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate}
     clock    {max_drift, slew_ppm}
+    health   {stall_after, request_timeout}
     limits   {any field of limits.Limits}
     delivery {lease_ahead}
     shutdown_grace
@@ -166,6 +167,15 @@ class ClockSection(schema.Section):
     slew_ppm: Annotated[int, schema.integer(1, 100_000)] = 500
 
 
+class HealthSection(schema.Section):
+    """When a node gives up on what does not get on."""
+
+    stall_after_ms: Annotated[int, schema.duration(1000, 600_000)] = Field(default=5000, alias="stall_after")
+    request_timeout_ms: Annotated[int, schema.duration(1000, 3_600_000)] = Field(
+        default=30_000, alias="request_timeout"
+    )
+
+
 class DeliverySection(schema.Section):
     """How messages are handed out."""
 
@@ -210,6 +220,7 @@ class NodeConfig(schema.Section):
     http: HttpSection = HttpSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
+    health: HealthSection = HealthSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
     delivery: DeliverySection = DeliverySection()
     shutdown_grace_ms: Annotated[int, schema.duration(0, 3_600_000)] = Field(default=30_000, alias="shutdown_grace")

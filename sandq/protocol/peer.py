@@ -34,5 +34,6 @@ class PeerFrame(IntEnum):
     """[a number, the sender's `Standing`]: what is your time?"""
     CLOCK_TOLD = 11
     """[the number, the guarded clock in epoch microseconds, a `Standing`]: the answer."""
-    STORAGE_FAILED = 12
-    """nil: the sender cannot write any more. To metadata's leader."""
+    SICK = 12
+    """Why the sender cannot work, its disk failed or standing still; nil below feature level 2. To all nodes, again and
+    again for as long as it is so."""

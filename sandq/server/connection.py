@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +13,7 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Overloaded, ProtocolError, SandqError, WrongPort
+from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
@@ -69,7 +70,10 @@ class Connection:
         stats: ClientStats | None = None,
         gate: Gate | None = None,
         caller: Caller = NODE,
+        request_timeout_s: float = math.inf,
     ) -> None:
+        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait."""
+        self._request_timeout_s = request_timeout_s
         self.caller = caller
         self._stream = stream
         self._fd = stream.socket.fileno()
@@ -186,22 +190,30 @@ class Connection:
         """For so many more requests to be worked on."""
         return self._limits.requests_per_connection - self._working
 
-    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
-        """Run a request that takes a while; what it returns is the reply."""
-        self.start_many([request_id], work)
+    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
+        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait."""
+        self.start_many([request_id], work, wait_s)
 
-    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]]) -> None:
+    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
         if len(request_ids) > self.room:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
-        self._nursery.start_soon(self._work, request_ids, work)
+        self._nursery.start_soon(self._work, request_ids, work, self._request_timeout_s + wait_s)
 
-    async def _work(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]]) -> None:
+    async def _work(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], timeout_s: float) -> None:
+        failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         try:
-            self.reply_each(request_ids, await work())
-        except SandqError as error:
-            failure = await error.settled() if isinstance(error, Unsure) else error
+            with trio.move_on_after(timeout_s) as within:
+                try:
+                    self.reply_each(request_ids, await work())
+                except SandqError as error:
+                    failure = error
+                    failure = await error.settled() if isinstance(error, Unsure) else error
+                else:
+                    return
+            if within.cancelled_caught:
+                log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
             for request_id in request_ids:
                 self.send_error(request_id, failure)
         finally:

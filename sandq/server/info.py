@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandq.broker.broker import Broker
+from sandq.broker.health.node_health import NodeHealth
 from sandq.gossip import tags
 from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
@@ -32,6 +33,7 @@ class ServerInfo:
     """What this node believes of all members."""
     waiting: Callable[[], str | None]
     """Why this node does not take part in a cluster yet; None once it does."""
+    health: NodeHealth
     belongs: Callable[[], str | None]
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
@@ -82,6 +84,7 @@ class ServerInfo:
             "topics": len(broker.topics()),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
+            "stalled": self.health.stalled,
         }
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -107,6 +110,7 @@ class ServerInfo:
             elif node_id != self.node_id or node_id in believed:
                 others.append({**row, "cluster_uuid": member.tags.get(tags.CLUSTER_UUID)})
         nodes = []
+        sick = self.health.sick()
         held = self._held() if registered else {}
         voting = {node_of(member) for member in self.broker.metadata_host.members.voters} if registered else ()
         for _, node in sorted(registered.items()):
@@ -114,6 +118,7 @@ class ServerInfo:
             written = {
                 "standing": node.standing,
                 "failed_since_ms": node.failed_since_ms,
+                "sick": sick.get(node.node_id),
                 "zone": node.zone,
                 "weight": node.weight,
                 "feature_levels": list(node.levels),
@@ -140,10 +145,12 @@ class NodeState:
     def __init__(
         self,
         broker: Broker,
+        health: NodeHealth,
         render: Callable[[str], Awaitable[tuple[bytes, str]]],
         waiting: Callable[[], str | None],
     ) -> None:
         self._broker = broker
+        self._health = health
         self._render = render
         self._waiting = waiting
 
@@ -152,10 +159,16 @@ class NodeState:
         failed = self._broker.node_log.failed
         return failed.message if failed is not None else None
 
+    def stalled(self) -> str | None:
+        """What stands still here, and may go on by itself."""
+        return self._health.stalled
+
     def ready(self) -> str | None:
         """Why it is not ready to work; None when it is."""
         if (failure := self.failure()) is not None:
             return failure
+        if (stalled := self.stalled()) is not None:
+            return stalled
         if (waiting := self._waiting()) is not None:
             return waiting
         groups = [part.group for topic in self._broker.topics() for part in topic.record.partitions]

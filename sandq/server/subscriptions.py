@@ -110,7 +110,7 @@ class Subscriptions:
 
         scope = self._takes[request_id] = trio.CancelScope()
         try:
-            self._connection.start(request_id, work)
+            self._connection.start(request_id, work, request.wait_ms / 1000)
         except SandqError:
             del self._takes[request_id]
             raise

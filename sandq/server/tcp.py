@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 
 import structlog
@@ -41,7 +42,9 @@ class ClientServer:
         http_address: str,
         stats: ClientStats | None = None,
         gate: Gate | None = None,
+        request_timeout_s: float = math.inf,
     ) -> None:
+        self._request_timeout_s = request_timeout_s
         self._gate = gate
         self._make_session = make_session
         self._limits = limits
@@ -69,7 +72,16 @@ class ClientServer:
         structlog.contextvars.bind_contextvars(
             connection=stats.accepted, principal=caller.principal, peer=caller.address
         )
-        connection = Connection(stream, self._sender, self._limits, self._http_address, stats, self._gate, caller)
+        connection = Connection(
+            stream,
+            self._sender,
+            self._limits,
+            self._http_address,
+            stats,
+            self._gate,
+            caller,
+            self._request_timeout_s,
+        )
         stats.open.add(connection)
         log.debug("a client has connected")
         try:

@@ -34,8 +34,6 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
-STORAGE_FAILED_S: Final = 3.0
-"""A node that has said so lately cannot write: it counts as one that is not there."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
 
@@ -51,24 +49,24 @@ class ClusterController:
         seen: Callable[[], Collection[tuple[str, str]]],
         is_led: Callable[[int], bool],
         may_lead: Callable[[str], bool],
+        sick: Callable[[], Collection[str]],
         now_ms: Callable[[], int],
         reassign_after_ms: int,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
         alive by gossip. `is_led`: whether a group has a leader, as far as is known here. `may_lead`: whether leadership
-        may be given to a node."""
+        may be given to a node. `sick`: the nodes that say that they cannot work; they count as not there."""
         self._joining = joining
         self._may_lead = may_lead
         self._linked = linked
         self._seen = seen
+        self._sick = sick
         self._is_led = is_led
         self._now_ms = now_ms
         self._reassign_after_ms = reassign_after_ms
         self._settled: dict[int, tuple[int, bool]] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
-        self._storage_failed: dict[str, float] = {}
-        """Since when, likewise, it has not said so again."""
         self._looked_s = 0.0
         self._not_before_s = 0.0
         """When it is tried again to let another node lead metadata, which did not come about."""
@@ -79,10 +77,6 @@ class ClusterController:
         """What leaders of groups say: (group, epoch, whole), see `metadata.commands.Settle`."""
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
-
-    def storage_failed(self, node: str) -> None:
-        """A node says that it cannot write any more."""
-        self._storage_failed[node] = trio.current_time()
 
     async def tend(self, metadata: RaftGroup) -> None:
         """Raises SandqError when something could not be done now."""
@@ -138,13 +132,11 @@ class ClusterController:
             self._missing.clear()
         self._looked_s = now_s
         there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
-        self._storage_failed = {
-            node: told_s for node, told_s in self._storage_failed.items() if now_s - told_s < STORAGE_FAILED_S
-        }
+        sick = self._sick()
         self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
-            if (node.node_id, node.store_uuid) in there and node.node_id not in self._storage_failed:
+            if (node.node_id, node.store_uuid) in there and node.node_id not in sick:
                 self._missing.pop(node.node_id, None)
                 if node.failed_since_ms is not None:
                     log.info("a node is back", back=node.node_id)

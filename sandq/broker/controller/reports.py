@@ -1,4 +1,4 @@
-"""Tell whoever leads the metadata group what it has to know: of groups led here, and that this node cannot write."""
+"""Tell whoever leads the metadata group what it has to know of the groups that are led here."""
 
 from __future__ import annotations
 
@@ -27,11 +27,3 @@ class Reports:
             self._changed.set()
         elif leader is not None:
             self._links.send(leader, PeerFrame.SETTLED, reports)
-
-    def tell_storage_failed(self) -> None:
-        """Report that this node cannot write any more."""
-        leader = self._node_log.metadata.leader
-        if leader == self._node_log.node_id:
-            self._controller.storage_failed(leader)
-        elif leader is not None:
-            self._links.send(leader, PeerFrame.STORAGE_FAILED, None)

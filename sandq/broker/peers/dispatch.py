@@ -16,6 +16,7 @@ import structlog
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
+from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -50,6 +51,7 @@ class PeerDispatch:
         barrier: MetadataBarrier,
         clocks: ClockKeeper,
         controller: ClusterController,
+        sick_peers: SickPeers,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -62,6 +64,7 @@ class PeerDispatch:
         self._barrier = barrier
         self._clocks = clocks
         self._controller = controller
+        self._sick_peers = sick_peers
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -82,6 +85,7 @@ class PeerDispatch:
         self._clocks.down(node)
         self._routes.down(node)
         self._progress.down(node)
+        self._sick_peers.recovered(node)
         self._changed.set()
 
     def takes_more(self) -> bool:
@@ -118,8 +122,8 @@ class PeerDispatch:
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
             self._changed.set()
-        elif kind == PeerFrame.STORAGE_FAILED and body is None:
-            self._controller.storage_failed(node)
+        elif kind == PeerFrame.SICK and (body is None or isinstance(body, str)):
+            self._sick_peers.told(node, body)
         else:
             return False
         return True

@@ -90,7 +90,7 @@ class LinearizableReads:
                 age_s = await key.host.catch_up()
             else:
                 await key.host.read()
-            answers = await self._runner.ask(lambda: _answers(key.host, asked))
+            answers = await self._runner.ask(lambda: _answers(key.host, asked), patient=False)
         except Exception as error:
             answers = [outcome.Error(error) for _ in asked]
         self._waiting[key] -= sum([one.requests for one in asked])

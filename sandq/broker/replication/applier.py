@@ -54,6 +54,8 @@ class Applier:
         """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them."""
         self._stores = stores
         self._publish = publish
+        self.steps = 0
+        """Rises with everything that is done: who looks from outside sees that it goes on."""
         self._unwritten: dict[int, Replica] = {}
         self._on_applied = on_applied
 
@@ -65,6 +67,7 @@ class Applier:
         answers: list[tuple[Callable[[Any], None], Any]] = []
         changed: dict[int, Replica] = {}
         for task in tasks:
+            self.steps += 1
             if isinstance(task, Apply):
                 entries += 1
                 size += len(task.command)
@@ -78,6 +81,7 @@ class Applier:
         statuses = {group: replica.status() for group, replica in changed.items()}
         self._publish(Published(results, statuses, answers, size))
         applied = time.perf_counter()
+        self.steps += 1
         self.write()
         self._on_applied(entries, applied - began, time.perf_counter() - applied)
 

@@ -108,6 +108,8 @@ class NodeLog:
         self._loads: dict[int, Callable[[int], Replica]] = {}
         """How the replica of a group is made of a store."""
         self.failed: StorageFailed | None = None
+        self.stalled: str | None = None
+        """Why nothing goes on here, for now."""
         self.applier = Applier(stores, publish, hooks.on_applied)
         self._now_ms = now_ms
         self._levels = levels
@@ -339,6 +341,25 @@ class NodeLog:
         for host in self.hosts.values():
             host.fail(error)
             host.look()
+
+    def expire(self, timeout_s: float) -> None:
+        """To be called each time that time has passed: end what was proposed before the last call, and is not done."""
+        if self.backlog.bytes:
+            for host in self.hosts.values():
+                host.expire(timeout_s)
+
+    def stall(self, why: str) -> None:
+        """The log or the state stands still: end what waits for it. To be called again for what came meanwhile."""
+        self.stalled = why
+        for host in self.hosts.values():
+            host.stall(why)
+
+    def resume(self) -> None:
+        """They go on."""
+        if self.stalled is not None:
+            self.stalled = None
+            for host in self.hosts.values():
+                host.resume()
 
     def published(self, published: Published) -> None:
         """Hand results to who waits for them (on the loop)."""

@@ -95,16 +95,21 @@ class RaftGroup:
         self._closed: SandqError | None = None
         self._stands: Unavailable | None = None
         """Nothing is applied any more."""
+        self._stalled: str | None = None
+        """Why nothing goes on here, for now."""
         self._encode = encode
         self._group_commit = group_commit
         self._backlog = backlog
         self._limits = limits
         self._check_level = check_level
         self._pending: deque[Request] = deque()
+        self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}
-        """By the id of the list: handed to Raft, neither committed nor refused yet."""
+        """By their number, rising: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
+        self._expiring = (0, 0)
+        """What has no higher number, or index, was there when it was looked last."""
         self.group: Group = group_commit.add(
             number, member, journal, applied=replica.applied_index, before_tick=self.flush
         )
@@ -129,13 +134,14 @@ class RaftGroup:
         """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
         for what nobody else can: others will lead the groups that they are members of."""
         group = self.group
-        leads = group.is_leader and (self.failed is None or group.is_only_voter)
+        works = self.failed is None and self._stalled is None
+        leads = group.is_leader and (works or group.is_only_voter)
         return leads and bool(self.status.applied_index >= group.term_start)
 
     @property
     def works(self) -> bool:
         """It is ready, and can write."""
-        return self.failed is None and self.ready
+        return self.failed is None and self._stalled is None and self.ready
 
     @property
     def members(self) -> Members:
@@ -179,7 +185,7 @@ class RaftGroup:
         finally:
             self._changers.discard(finished)
         if not outcome:
-            raise self._closed or TimedOut("this node cannot write any more: the outcome is unknown")
+            raise self._closed or TimedOut("this node cannot write (any more): the outcome is unknown")
         if outcome[0] is ProposalFailed.NOT_LEADER:
             raise self.not_leader()
         if outcome[0] is ProposalFailed.REFUSED:
@@ -204,10 +210,12 @@ class RaftGroup:
                 on_ready(ready)
 
     def check_ready(self) -> None:
-        """Raises NotLeader, or what ended the group."""
+        """Raises NotLeader, Unavailable, or what ended the group."""
         if self._closed is not None:
             raise self._closed
         if not self.ready:
+            if self._stalled is not None and self.group.is_leader:
+                raise Unavailable(self._stalled)
             raise self.not_leader()
 
     def not_leader(self) -> NotLeader:
@@ -223,6 +231,8 @@ class RaftGroup:
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
+        if self._stalled is not None:
+            raise Unavailable(self._stalled)
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
         if command.feature_level > FIRST_LEVEL:
@@ -291,6 +301,8 @@ class RaftGroup:
         while self.status.applied_index < index:
             if self._stands is not None:
                 raise self._stands
+            if self._stalled is not None:
+                raise Unavailable(self._stalled)
             await self.changed()
             if self._closed is not None:
                 raise self._closed
@@ -326,8 +338,9 @@ class RaftGroup:
         while self._pending:
             requests = self._take()
             entry = self._encode([request.command for request in requests])
-            self._proposals[id(requests)] = requests
-            self.group.propose(entry, partial(self._proposed, requests))
+            self._proposed_count = number = self._proposed_count + 1
+            self._proposals[number] = requests
+            self.group.propose(entry, partial(self._proposed, number, requests))
 
     def _take(self) -> list[Request]:
         requests: list[Request] = []
@@ -341,8 +354,10 @@ class RaftGroup:
             requests.append(self._pending.popleft())
         return requests
 
-    def _proposed(self, requests: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
-        self._proposals.pop(id(requests), None)
+    def _proposed(
+        self, number: int, requests: list[Request], index: int | None, failure: ProposalFailed | None
+    ) -> None:
+        self._proposals.pop(number, None)
         if index is not None:
             self._in_flight[index] = requests
         elif failure is ProposalFailed.NOT_LEADER:
@@ -366,6 +381,31 @@ class RaftGroup:
         self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
         self._give_up_changes()
         self.group.reads.fail()
+
+    def expire(self, timeout_s: float) -> None:
+        """Answer what was proposed before this was called last, that time ago, and is still not done."""
+        number, index = self._expiring
+        self._expiring = self._proposed_count, self.group.commit_index
+        late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
+        late += [requests for committed, requests in self._in_flight.items() if committed <= index]
+        for requests in late:
+            self._answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
+
+    def stall(self, why: str) -> None:
+        """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
+        self._stalled = why
+        self._answer_all(self._pending, Unavailable(f"it was not stored: {why}"))
+        unknown = TimedOut(f"the outcome is unknown: {why}")
+        self._drop(self._proposals, unknown)
+        self._drop(self._in_flight, unknown)
+        self._give_up_changes()
+        self.group.reads.fail()
+        self.look()
+
+    def resume(self) -> None:
+        """It goes on."""
+        self._stalled = None
+        self.look()
 
     def abandon(self, error: StorageFailed) -> None:
         """After `fail`: nothing is applied any more either, so that what is committed cannot be answered."""

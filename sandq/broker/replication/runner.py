@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import outcome
 import structlog
@@ -14,12 +16,16 @@ from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import Worker
 from sandq.broker.signals import Signal
-from sandq.model.errors import StorageFailed
+from sandq.model.errors import StorageFailed, Unavailable
 
 T = TypeVar("T")
 
 log = structlog.get_logger("sandq.engine")
 
+Thread = Literal["log", "state", "maintenance"]
+
+CLOSE_S = 10.0
+"""For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
 CHECKPOINT_CHECK_S = 1.0
 CHECKPOINT_ENTRIES = 50_000
 """Log entries are kept in memory, and small ones cost more there than on disk."""
@@ -51,6 +57,8 @@ class Runner:
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
+        self._impatient: set[_Reply[Any]] = set()
+        """The same, of clients: they wait no longer than the thread gets on."""
         self._passing = False
         self._between: list[Callable[[], None]] = []
         self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
@@ -175,7 +183,7 @@ class Runner:
             # The stores take nothing any more. What the log holds is applied after a restart.
             log.error("the stores cannot be written: this node stops taking messages", error=crash.message)
             self._apply_ended = crash
-            for reply in self._asking:
+            for reply in self._asking | self._impatient:
                 reply.settle(outcome.Error(crash))
             self.node_log.fail(crash)
             for host in self.node_log.hosts.values():
@@ -184,24 +192,45 @@ class Runner:
             self._crash = crash
             self._crashed.set()
 
-    async def close(self) -> None:
-        """Let the threads finish what is queued and end them; after it the WAL may be sealed."""
+    async def close(self, within_s: float = math.inf) -> bool:
+        """Let the threads finish what is queued and end them; after it the WAL may be sealed. False when one of them
+        has not ended in that time: it hangs in the disk, and nothing that it works with may be closed."""
+        deadline_s = time.monotonic() + within_s
         for worker in (self._apply, self._wal, self._maintenance):
-            await trio.to_thread.run_sync(worker.close)
+            left_s = max(deadline_s - time.monotonic(), 0.0) if math.isfinite(deadline_s) else None
+            if not await trio.to_thread.run_sync(worker.close, left_s):
+                return False
+        return True
+
+    def progress_of(self, thread: Thread) -> object | None:
+        """What changes as a thread gets on with its work; None while there is none."""
+        if thread == "log":
+            return self._wal.progress
+        if thread == "maintenance":
+            return self._maintenance.progress
+        turn = self._apply.progress
+        return None if turn is None else (turn, self.node_log.applier.steps)
+
+    def give_up_questions(self, why: str) -> None:
+        """The apply thread stands still: answer the questions of clients that wait for it, with Unavailable."""
+        for reply in list(self._impatient):
+            reply.settle(outcome.Error(Unavailable(why)))
 
     # -- calls into threads ---------------------------------------------------------------------------------------
 
-    async def ask(self, call: Callable[[], T]) -> T:
-        """Run on the apply thread, after everything submitted so far."""
+    async def ask(self, call: Callable[[], T], *, patient: bool = True) -> T:
+        """Run on the apply thread, after everything submitted so far. `patient`: wait also while that stands still;
+        otherwise it raises Unavailable then, and may run later."""
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply()
-        self._asking.add(reply)
+        waiting = self._asking if patient else self._impatient
+        waiting.add(reply)
         self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle))
         try:
             return await reply.wait()
         finally:
-            self._asking.discard(reply)
+            waiting.discard(reply)
 
     async def between_passes(self, call: Callable[[], T]) -> T:
         """Run on the loop, while nothing of a pass is on its way to the disk."""
@@ -234,6 +263,9 @@ class _Reply(Generic[T]):
         self._outcome: outcome.Outcome[T]
 
     def settle(self, result: outcome.Outcome[T]) -> None:
+        """The first time it counts."""
+        if self._event.is_set():
+            return
         self._outcome = result
         self._event.set()
 

@@ -23,6 +23,8 @@ class Worker(Generic[T]):
     def __init__(self, name: str, handle: Callable[[list[T]], None], on_crash: Callable[[BaseException], None]) -> None:
         self._handle = handle
         self._on_crash = on_crash
+        self._turns = 0
+        """Odd while something is being handled."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -30,10 +32,17 @@ class Worker(Generic[T]):
     def submit(self, item: T) -> None:
         self._queue.put(item)
 
-    def close(self) -> None:
-        """Run what is queued, then end. Blocks until the thread has ended."""
+    @property
+    def progress(self) -> int | None:
+        """What is another number with every batch; None while nothing is being handled. For any thread."""
+        turns = self._turns
+        return turns if turns % 2 else None
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Run what is queued, then end. Blocks until the thread has ended; False when it has not in that time."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -44,7 +53,9 @@ class Worker(Generic[T]):
                     return
                 items = [first]
                 more = self._gather(items)
+                self._turns += 1
                 self._handle(items)
+                self._turns += 1
         except BaseException as crash:  # whatever ends this thread must end the node
             self._on_crash(crash)
 

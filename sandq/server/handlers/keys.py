@@ -19,5 +19,5 @@ async def _watch(at: Context, request: KvWatch) -> Log:
 ROUTES = (
     framed(KvGet, lambda at, frame: at.kv_gets.add(frame)),
     answered(KvScan, _scan),
-    answered(KvWatch, _watch),
+    answered(KvWatch, _watch, lambda request: request.wait_ms / 1000),
 )

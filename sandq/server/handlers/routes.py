@@ -70,8 +70,10 @@ class Log(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def answered(kind: type[R], work: Callable[[Context, R], Awaitable[Any]]) -> Route:
-    """Answer with what a coroutine returns."""
+def answered(
+    kind: type[R], work: Callable[[Context, R], Awaitable[Any]], wait_s: Callable[[R], float] = lambda request: 0.0
+) -> Route:
+    """Answer with what a coroutine returns. `wait_s`: for how long a request asks to wait."""
 
     def handle(context: Context, frame: Frame) -> None:
         request, request_id = kind.parse(frame), frame[1]
@@ -79,7 +81,7 @@ def answered(kind: type[R], work: Callable[[Context, R], Awaitable[Any]]) -> Rou
         async def answer() -> bytes:
             return _reply(request_id, await work(context, request))
 
-        context.connection.start(request_id, answer)
+        context.connection.start(request_id, answer, wait_s(request))
 
     return Route(kind, handle)
 

@@ -203,6 +203,7 @@ class Node(Answer):
     up: bool = Field(description="Whether the node that was asked is linked with it.")
     standing: str = Field(description="`in`, `draining` or `removing`.")
     failed_since_ms: int | None
+    sick: str | None = Field(description="Why it cannot work, as it says itself: its disk failed, or hangs.")
     zone: str
     weight: int
     voter: bool = Field(description="Whether it votes in the metadata group.")

@@ -23,6 +23,10 @@ class Node(Protocol):
         """Why it cannot store anything any more."""
         ...
 
+    def stalled(self) -> str | None:
+        """What stands still here, and may go on by itself."""
+        ...
+
     def ready(self) -> str | None:
         """Why it is not ready to work; None when it is."""
         ...

@@ -112,10 +112,13 @@ async def accept_clock(request: Request) -> Found:
 
 @router.get("/healthz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it is alive")
 async def healthz(request: Request) -> Any:
-    """503 once its disk is full or has failed: what must not be written any more is not."""
-    failure = gateway_of(request).node.failure()
-    if failure is not None:
+    """503 once its disk is full or has failed: what must not be written any more is not. Likewise while its disk hangs:
+    `UNAVAILABLE` then."""
+    node = gateway_of(request).node
+    if (failure := node.failure()) is not None:
         return problem(request.state.request_id, 503, "STORAGE_FAILED", failure)
+    if (stalled := node.stalled()) is not None:
+        return problem(request.state.request_id, 503, "UNAVAILABLE", stalled, retriable=True)
     return {"status": "ok"}
 
 

@@ -23,10 +23,11 @@ from prometheus_client.exposition import choose_encoder
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock.guarded_clock import ClockStatus
+from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.membership.discovery import Seen
-from sandq.model.errors import StorageFailed
+from sandq.model.errors import StorageFailed, Unavailable
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
@@ -80,9 +81,12 @@ class _Seen:
 class Metrics:
     """Of one node, with a registry of its own: several nodes may be in one process."""
 
-    def __init__(self, broker: Broker, clients: ClientStats, about: About, members: Callable[[], Seen]) -> None:
+    def __init__(
+        self, broker: Broker, health: NodeHealth, clients: ClientStats, about: About, members: Callable[[], Seen]
+    ) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
+        self._health = health
         self._stats = broker.stats
         self.clients = clients
         self._about = about
@@ -151,7 +155,7 @@ class Metrics:
             await trio.sleep(REFRESH_S)
             numbers = {delivery.host.number for t in self._broker.topics() for delivery in t.partitions.values()}
             self._came_due = {number: found for number, found in self._came_due.items() if number in numbers}
-            with suppress(StorageFailed):
+            with suppress(StorageFailed, Unavailable):
                 await self.refresh()
 
     # -- looking (event loop) -------------------------------------------------------------------------------------
@@ -197,6 +201,9 @@ class Metrics:
         labels = (about.version, platform.python_version(), about.node, about.cluster)
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
         told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
+        told.value("sandq_node_sick", self._health.reason is not None)
+        for work, age_s in self._health.ages_s.items():
+            told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))
         if self._broker.node_log.feature_level is not None:
             told.value("sandq_feature_level", self._broker.node_log.feature_level)
         told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)

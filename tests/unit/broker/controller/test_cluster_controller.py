@@ -87,6 +87,7 @@ class Bed:
         self.linked = set(names)
         self.seen: set[str] = set()
         self.led: set[int] = set()
+        self.sick: set[str] = set()
         self.levels = dict.fromkeys(names, KNOWN)
         self.controller = ClusterController(
             Joining(self),  # type: ignore[arg-type]
@@ -94,6 +95,7 @@ class Bed:
             lambda: [(name, f"store-{name}") for name in self.seen],
             lambda group: group in self.led,
             lambda node: True,
+            lambda: self.sick,
             lambda: T + round(trio.current_time() * 1000),
             AFTER_MS,
         )

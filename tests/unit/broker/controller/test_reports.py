@@ -17,8 +17,8 @@ SETTLED = [(1, 2, True)]
 @pytest.mark.parametrize(
     ("leader", "noted", "sent"),
     [
-        ("n", [SETTLED, "n"], []),
-        ("a", [], [("a", PeerFrame.SETTLED, SETTLED), ("a", PeerFrame.STORAGE_FAILED, None)]),
+        ("n", [SETTLED], []),
+        ("a", [], [("a", PeerFrame.SETTLED, SETTLED)]),
         (None, [], []),
     ],
 )
@@ -27,8 +27,7 @@ def test_a_report_goes_to_whoever_leads(leader: str | None, noted: list[Any], se
     frames: list[Any] = []
     node_log: Any = SimpleNamespace(node_id="n", metadata=SimpleNamespace(leader=leader))
     links: Any = SimpleNamespace(send=lambda *frame: frames.append(frame))
-    controller: Any = SimpleNamespace(settled=heard.append, storage_failed=heard.append)
+    controller: Any = SimpleNamespace(settled=heard.append)
     reports = Reports(node_log, links, controller, Signal())
     reports.tell_settled(SETTLED)
-    reports.tell_storage_failed()
     assert (heard, frames) == (noted, sent)

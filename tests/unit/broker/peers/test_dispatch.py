@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -41,6 +42,7 @@ class Bed:
         this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, lambda: 1, is_named=False)
         self.progress = MetadataProgress(links, this_node)
         self.progress.index = 3
+        self.sick_peers = SickPeers()
         group_commit = SimpleNamespace(receive=self.note("raft"), connected=self.note("connected"))
         node_log: Any = SimpleNamespace(group_commit=group_commit, failed=None)
         routes: Any = SimpleNamespace(heard=self.note("routes"), up=self.note("routes up"))
@@ -56,6 +58,7 @@ class Bed:
             barrier=barrier,
             clocks=clocks,
             controller=controller,
+            sick_peers=self.sick_peers,
             outside=self.outside,
             on_stream=self.note("stream"),
             changed=Signal(),

@@ -1,0 +1,173 @@
+"""Know whether this node gets on with its work, and act by it: the one place that decides.
+
+A disk that fails says so; one that hangs does not, and nothing that waits for it ever ends. So the progress of the
+threads is looked at. Once the log or the state has stood still for `health.stall_after`, this node is *stalled*:
+
+- what waits is answered: TIMED_OUT where it was proposed (the outcome is unknown), UNAVAILABLE where nothing was done;
+- it answers for no group that others can lead, and those of them that are well are given the leadership;
+- it tells all nodes (SICK), again and again; the metadata leader has it marked failed, and replaced in time.
+
+All of it ends by itself with the next progress. Others must be well for a leadership to be given away: where all nodes
+hang on one disk, nobody resigns. Maintenance (flush, compaction, snapshots) may take long; its limit is a longer one,
+and requests need not wait for it, so they are not ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from sandq.broker.controller.leadership_transfer import can_leave, hand_over
+from sandq.broker.health.sick_peers import SickPeers
+from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.runner import Runner
+from sandq.model.features import FIRST_LEVEL
+from sandq.protocol.peer import PeerFrame
+
+log = structlog.get_logger("sandq.health")
+
+TELL_S: Final = 0.5
+"""A sick node says so this often."""
+AGAIN_S: Final = 3.0
+"""Before groups are tried again that nobody took over."""
+MAINTENANCE_FACTOR: Final = 12
+"""Maintenance may stand still so many times as long as the rest: one step of it may write 1 GiB."""
+REASONS_LEVEL: Final = 2
+"""The feature level from which on a reason is told."""
+
+
+class NodeHealth:
+    """`run` it once. `stall_after_s`: the log or the state stands still when it has made no progress for so long.
+    `request_timeout_s`: what was proposed and is not done within this time, or twice as long, is answered TIMED_OUT."""
+
+    def __init__(
+        self,
+        node_log: NodeLog,
+        runner: Runner,
+        links: PeerLinks,
+        sick_peers: SickPeers,
+        may_lead: Callable[[str], bool],
+        stall_after_s: float,
+        request_timeout_s: float,
+    ) -> None:
+        """`may_lead`: whether a node may lead as far as its clock is concerned."""
+        self._node_log = node_log
+        self._runner = runner
+        self._links = links
+        self._sick_peers = sick_peers
+        self._clock_may_lead = may_lead
+        needed = [
+            Watched("log", "the write-ahead log", stall_after_s, lambda: runner.progress_of("log")),
+            Watched("state", "the state of the partitions", stall_after_s, lambda: runner.progress_of("state")),
+        ]
+        maintenance_s = stall_after_s * MAINTENANCE_FACTOR
+        others = [Watched("maintenance", "maintenance", maintenance_s, lambda: runner.progress_of("maintenance"))]
+        self._needed = frozenset(one.label for one in needed)
+        self._stalls = Stalls([*needed, *others])
+        self._stalled: str | None = None
+        self._request_timeout_s = request_timeout_s
+        self._told_s = -TELL_S
+        self._was_sick = False
+        self._handing_over = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why this node cannot work; None: it can."""
+        failed = self._node_log.failed
+        return failed.message if failed is not None else self._stalled
+
+    @property
+    def stalled(self) -> str | None:
+        """What stands still here, and may go on by itself."""
+        return self._stalled
+
+    @property
+    def ages_s(self) -> dict[str, float]:
+        """For how long each kind of work has made no progress."""
+        return self._stalls.ages_s
+
+    def sick(self) -> dict[str, str]:
+        """Why, of each node that is known to be sick; this one included."""
+        reasons, own = self._sick_peers.reasons(), self.reason
+        return reasons if own is None else {**reasons, self._node_log.node_id: own}
+
+    def may_lead(self, node: str) -> bool:
+        """Whether leadership may be given to a node."""
+        return self._clock_may_lead(node) and node not in self.sick()
+
+    async def run(self) -> None:
+        """Look, tell and hand over, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._expire)
+            while True:
+                self.look()
+                if self.reason is not None and not self._handing_over:
+                    self._handing_over = True
+                    nursery.start_soon(self._hand_over)
+                await trio.sleep(LOOK_S)
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(self._request_timeout_s)
+            self._node_log.expire(self._request_timeout_s)
+
+    def look(self) -> None:
+        """Look once, and tell those who wait here and the other nodes what is new."""
+        self._stalls.look(trio.current_time())
+        stalled = self._stalls.stalled()
+        self._note([f"{one.what} of this node has made no progress for {one.limit_s:g} s" for one in stalled])
+        blocked = any(one.label in self._needed for one in stalled)
+        if self._stalled is not None and blocked:
+            self._node_log.stall(self._stalled)
+            if any(one.label == "state" for one in stalled):
+                self._runner.give_up_questions(self._stalled)
+        else:
+            self._node_log.resume()
+        self._tell()
+
+    def _note(self, reasons: Collection[str]) -> None:
+        reason = "; ".join(reasons) + ": its disk may hang" if reasons else None
+        if reason == self._stalled:
+            return
+        if reason is not None:
+            log.error("this node stands still", reason=reason)
+        else:
+            log.info("this node goes on", was=self._stalled)
+        self._stalled = reason
+
+    def _tell(self) -> None:
+        """Say to all nodes that this one is sick; or, once, that it is well."""
+        reason, now_s = self.reason, trio.current_time()
+        if reason is None and not self._was_sick:
+            return
+        if reason is not None and self._was_sick and now_s - self._told_s < TELL_S:
+            return
+        self._was_sick, self._told_s = reason is not None, now_s
+        if reason is None:
+            return  # it is forgotten where it is not said again
+        body = reason if (self._node_log.feature_level or FIRST_LEVEL) >= REASONS_LEVEL else None
+        for node in list(self._links.up):
+            self._links.send(node, PeerFrame.SICK, body)
+
+    async def _hand_over(self) -> None:
+        """Let nodes that are well lead what this one leads."""
+        try:
+            nodes = {node for node in self._links.up if self.may_lead(node)}
+            leaving = [host.number for host in self._hosts() if can_leave(host, nodes)]
+            # A log that stands still sends nothing: the others elect a leader by themselves.
+            if leaving and self._node_log.failed is None and self._stalls.ages_s["log"] < LOOK_S:
+                log.warning("nodes that are well are to lead", groups=len(leaving), nodes=sorted(nodes))
+                if kept := await hand_over(self._hosts, nodes):
+                    log.warning("nobody took over; it is tried again", groups=kept)
+            await trio.sleep(AGAIN_S)
+        finally:
+            self._handing_over = False
+
+    def _hosts(self) -> Iterable[RaftGroup]:
+        return self._node_log.hosts.values()

@@ -1,0 +1,113 @@
+"""A disk that hangs, instead of failing, on one node of three: it says so, the others take over, clients go on; and all
+of it ends when the disk is back."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import SandqError
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.processes.load import SETTINGS, under_load
+from tests.support.waiting import until_answer
+
+MakeCluster = Callable[..., ClusterProcess]
+HANGING = ("-m", "tests.support.processes.hanging_node")
+SYNCS, WRITES, ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
+
+
+def row(info: dict[str, Any], node: str) -> dict[str, Any]:
+    """What is told of a node."""
+    found: dict[str, Any] = next(row for row in info["nodes"] if row["node"] == node)
+    return found
+
+
+@pytest.mark.parametrize("fault", [SYNCS, WRITES], ids=["syncs", "writes"])
+def test_a_leader_whose_disk_hangs(make_cluster: MakeCluster, fault: signal.Signals) -> None:
+    cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s")
+    cluster.start()
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.create(client, partitions=3, **SETTINGS)
+            await client.admin.create_topic("kv", kind="compacted", partitions=1, replicas=3)
+            values = client.kv("kv")
+            await values.put("k", b"before")
+            victim = await cluster.leader(client, "kv")
+            async with under_load(client, random.Random(1)) as record:
+                await record.goes_on()
+                cluster.nodes[victim].signal(fault)
+                # What was on its way to it, and what is asked now: both come to an end, and to who leads next.
+                await until_answer(lambda: values.put("k", b"meanwhile"))
+                await record.goes_on()
+                assert await cluster.leader(client, "kv", but=victim) != victim
+                async with cluster.connect(*cluster.others(victim)) as rest:
+                    told = await until_answer(
+                        rest.admin.cluster, lambda info: row(info, victim)["failed_since_ms"] is not None
+                    )
+                    assert row(told, victim)["sick"], "the others know that it is, and it is linked"
+                async with cluster.connect(victim) as asking:
+                    assert "has made no progress" in (await asking.admin.cluster())["stalled"]
+                cluster.nodes[victim].signal(ON)
+                back = await until_answer(client.admin.cluster, lambda info: row(info, victim)["failed_since_ms"] is None)
+                assert back is not None
+                await record.goes_on()
+                await until_answer(client.admin.cluster, lambda info: row(info, victim)["sick"] is None)
+            entry = await values.get("k")
+            assert entry is not None and entry.value == b"meanwhile"
+        record.judge(1)
+
+    trio.run(scenario)
+
+
+def test_all_disks_hang(make_cluster: MakeCluster) -> None:
+    """Three nodes on one disk: nothing is stored, every request ends, nobody gives a leadership away for it; and when
+    the disk is back everything goes on."""
+    cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s")
+    cluster.start()
+
+    async def scenario() -> None:
+        async with cluster.connect(timeout=5, delivery_timeout=5) as client:
+            await cluster.create(client)
+            stored = [await client.produce("t", b"before", delay="1h")]
+            for node in cluster.nodes.values():
+                node.signal(WRITES)
+            with pytest.raises(SandqError):
+                for _ in range(100):  # what was applied already is answered, for it is in the log of two nodes
+                    stored.append(await client.produce("t", b"meanwhile", delay="1h"))
+            for name in cluster.nodes:
+                async with cluster.connect(name) as asking:
+                    await until_answer(asking.admin.cluster, lambda info: info["stalled"])
+            for node in cluster.nodes.values():
+                node.signal(ON)
+            await until_answer(lambda: client.produce("t", b"after", delay="1h"))
+            for offset in stored:
+                assert await client.messages("t").get(offset) is not None
+
+    trio.run(scenario)
+
+
+def test_a_node_whose_disk_hangs_can_be_stopped(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s", SANDQ_SHUTDOWN_GRACE="1s")
+    cluster.start()
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.create(client)
+            stored = await client.produce("t", b"kept", delay="1h")
+            victim = await cluster.leader(client)
+            cluster.nodes[victim].signal(SYNCS)
+            await client.produce("t", b"with the next leader", delay="1h")
+            cluster.nodes[victim].signal(signal.SIGTERM)
+            await trio.to_thread.run_sync(cluster.nodes[victim].ended)
+            assert "the disk hangs" in cluster.nodes[victim].output()
+            await trio.to_thread.run_sync(cluster.start, victim)
+            assert (await client.messages("t").get(stored)).value == b"kept"
+
+    trio.run(scenario)
