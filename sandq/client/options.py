@@ -23,6 +23,11 @@ class Options:
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 
+    # Who has something on its way to a node that says nothing for so long asks other nodes who leads by now, and sends
+    # it there; and looks again that often.
+    standstill_s: float = 2.0
+    look_again_s: float = 0.5
+
     # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
     back_off_first_s: float = 0.05
     back_off_max_s: float = 0.5

@@ -73,6 +73,11 @@ class Walk(RuleBasedStateMachine):
     def cut(self, connect: bool) -> None:
         self.bed.cut(connect=connect)
 
+    @precondition(lambda self: self.bed.node.wire is not None)
+    @rule()
+    def stand_still(self) -> None:
+        self.bed.stand_still()
+
     @precondition(lambda self: self.bed.node.wire is None)
     @rule()
     def connect(self) -> None:

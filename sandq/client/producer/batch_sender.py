@@ -151,6 +151,8 @@ class BatchSender(Generic[B]):
         self.waiting: deque[B] = deque()  # those with a number first: they were sent before
         self.returned: list[B] = []
         self.flying: dict[B, tuple[Connection, int]] = {}  # in the order of their numbers; where, and request id
+        self._look_at = math.inf  # without an answer until then: whether somebody else leads by now
+        self._heard = False  # since it was looked last
         self.cluster = cluster
         self._failures = 0  # in a row
         self._resume_at = NEVER
@@ -161,6 +163,7 @@ class BatchSender(Generic[B]):
 
     def pump(self, now: float) -> None:
         """Send what may be sent now."""
+        self._follow(now)
         if self.is_interrupted:
             if self.flying:
                 return
@@ -182,6 +185,8 @@ class BatchSender(Generic[B]):
     def next_time(self, now: float) -> float:
         """When something is due without any event: the end of a pause, a deadline."""
         times = [self.deadline(batch) for batch in self._heads()]
+        if self.flying:
+            times.append(self._look_at)
         if self.waiting and self._resume_at > now:
             times.append(self._resume_at)
         return min(times, default=math.inf)
@@ -283,6 +288,8 @@ class BatchSender(Generic[B]):
         if batch.sent_at == NEVER:
             batch.sent_at = now
         request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply))
+        if not self.flying:
+            self._look_at, self._heard = now + self.options.standstill_s, False
         self.flying[batch] = (connection, request_id)
 
     def take_numbered(self) -> list[B]:
@@ -313,8 +320,25 @@ class BatchSender(Generic[B]):
         unsent = next((batch for batch in self.waiting if not batch.sequence), None)
         return [batch for batch in (*self.numbered(), unsent) if batch is not None and not batch.done]
 
+    def _follow(self, now: float) -> None:
+        """Send what a node says nothing about to who leads by now, under the same numbers."""
+        if not self.flying or now < self._look_at:
+            return
+        if self._heard:
+            self._look_at, self._heard = now + self.options.standstill_s, False
+            return
+        self._look_at = now + self.options.look_again_s
+        connection, _ = next(iter(self.flying.values()))
+        if self.cluster.successor(self.topic, self.partition, connection.hello.node_id) is None:
+            return
+        error = TimedOut(f"{connection.address} says nothing, and another node leads by now")
+        for batch in [batch for batch, (where, _) in self.flying.items() if where is connection]:
+            self.remove(batch)
+            self._come_back(batch, error)
+
     def _answered(self, batch: B, reply: Frame | SandqError) -> None:
         del self.flying[batch]
+        self._heard = True
         if not isinstance(reply, SandqError):
             try:
                 offsets = Offsets.parse(reply)

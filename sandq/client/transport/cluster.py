@@ -150,6 +150,16 @@ class Cluster:
             self._wanted[topic] = node_id
             self._refresh_now.set()
 
+    def successor(self, topic: str, partition: int, node_id: str) -> Connection | None:
+        """A connection to the node that leads a partition instead of one that says nothing; None: not that is known,
+        and another node is being asked."""
+        leader = self.leader_id(topic, partition)
+        found = self.connection(leader) if leader is not None and leader != node_id else None
+        if found is None:
+            others = [link.node_id for link in self._links.values() if link.open_connection is not None]
+            self.refresh(topic, next((other for other in others if other != node_id), None))
+        return found
+
     async def topic(self, name: str) -> TopicRecord:
         """The topic's record, asked for when it is not known. UnknownTopic, or what kept the cluster from
         answering.

@@ -162,8 +162,11 @@ class Connection:
             (self._last_flushers if last else self._flushers)[flusher] = None
             self._wake_writer.set()
 
-    async def call(self, build: Build, *, timeout_s: float = math.inf) -> Frame:
-        """Send a request and wait for its reply. TimedOut: the outcome is unknown."""
+    async def call(
+        self, build: Build, *, timeout_s: float = math.inf, is_moved: Callable[[], bool] = lambda: False
+    ) -> Frame:
+        """Send a request and wait for its reply. TimedOut: the outcome is unknown. `is_moved()` is asked when there is
+        none for `standstill_s`, and again and again: whether somebody else is to be asked instead (TimedOut, too)."""
         box: list[Frame | SandqError] = []
         done = anyio.Event()
 
@@ -172,9 +175,14 @@ class Connection:
             done.set()
 
         request_id = self.request(build, on_reply)
+        waited_s, pause_s = 0.0, self._options.standstill_s
         try:
-            with anyio.move_on_after(timeout_s):
-                await done.wait()
+            while not box and waited_s < timeout_s:
+                with anyio.move_on_after(min(pause_s, timeout_s - waited_s)):
+                    await done.wait()
+                waited_s, pause_s = waited_s + pause_s, self._options.look_again_s
+                if not box and waited_s < timeout_s and is_moved():
+                    timeout_s = waited_s
         finally:
             self.forget(request_id)
         if not box:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
@@ -55,6 +56,9 @@ class _Route(Protocol):
 
     def failed(self, error: SandqError) -> bool:
         """What was picked last failed; whether another one can be asked without a pause."""
+
+    def is_moved(self, connection: Connection) -> bool:
+        """It says nothing: whether another node is known to be the right one by now."""
 
 
 async def call(
@@ -147,6 +151,9 @@ class _Node:
             self._node_id = hint
         return False
 
+    def is_moved(self, connection: Connection) -> bool:
+        return False
+
 
 class _Leader:
     """The leader of a partition: the one that was hinted at last, once, else what metadata says."""
@@ -174,6 +181,9 @@ class _Leader:
             self._cluster.refresh(self._topic)
         self._hint = _hint(self._cluster, error)
         return False
+
+    def is_moved(self, connection: Connection) -> bool:
+        return self._cluster.successor(self._topic, self._partition, connection.hello.node_id) is not None
 
 
 class _Replica:
@@ -203,6 +213,9 @@ class _Replica:
             return self._leader.failed(error)
         _hint(self._cluster, error)
         return True
+
+    def is_moved(self, connection: Connection) -> bool:
+        return self._is_last and self._leader.is_moved(connection)
 
     def _left(self) -> list[Connection]:
         record = self._cluster.record(self._topic)
@@ -236,7 +249,10 @@ async def _call(
         if connection is None:
             break
         try:
-            return await connection.call(build, timeout_s=min(max(left_s, 0.001), timeout_s * route.share))
+            is_moved = partial(route.is_moved, connection) if idempotent else _never
+            return await connection.call(
+                build, timeout_s=min(max(left_s, 0.001), timeout_s * route.share), is_moved=is_moved
+            )
         except SandqError as error:
             at_once = route.failed(error)
             if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
@@ -249,6 +265,10 @@ async def _call(
     if last is not None:
         raise again(last)
     raise Unavailable(f"no node could be reached in {timeout_s:g} s{cluster.why()}")
+
+
+def _never() -> bool:
+    return False
 
 
 async def _wait_for(cluster: Cluster, route: _Route, attempt: int, timeout_s: float) -> Connection | None:

@@ -16,6 +16,7 @@ from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.protocol.frames import FrameReader, Type
+from sandq.protocol.replies import HelloReply
 from sandq.protocol.requests import Produce
 from tests.support.partition.bench import Bench, batch_of
 
@@ -35,7 +36,10 @@ class Wire:
     """A connection: requests on their way to the broker, answers on their way back. To a lane it is what
     `client.Connection` is."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        """To a node of this id."""
+        self.hello = HelloReply("", node, "", {}, 0)
+        self.address = node
         self.requests: deque[tuple[int, Produce]] = deque()
         self.answers: deque[tuple[int, Any]] = deque()
         self._waiting: dict[int, OnReply] = {}
@@ -70,7 +74,8 @@ class OneNode:
     """To a lane it is what `client.Cluster` is."""
 
     def __init__(self) -> None:
-        self.wire: Wire | None = Wire()
+        self.wire: Wire | None = Wire("node1")
+        self._nodes = 1
 
     def missing(self, topic: str) -> None:
         return None
@@ -80,6 +85,14 @@ class OneNode:
 
     def refresh(self, topic: str) -> None:
         pass
+
+    def successor(self, topic: str, partition: int, node_id: str) -> Wire | None:
+        return self.wire if self.wire is not None and self.wire.hello.node_id != node_id else None
+
+    def elect(self) -> None:
+        """Another node leads, and can be reached."""
+        self._nodes += 1
+        self.wire = Wire(f"node{self._nodes}")
 
 
 class LaneBed:
@@ -146,8 +159,17 @@ class LaneBed:
 
     def connect(self) -> None:
         """There is a new connection, and every pause is over."""
-        self.node.wire = Wire()
+        self.node.wire = Wire("node1")
         self.look(0.05)
+
+    def stand_still(self) -> None:
+        """The node says nothing any more, and another one leads; what was sent may still be read, its answers are not
+        heard."""
+        self.old.append(self.wire)
+        self.node.elect()
+        self.look(OPTIONS.standstill_s)
+        self.look(OPTIONS.standstill_s)
+        self.look(OPTIONS.back_off_max_s)
 
     def read(self, *fates: Fate, wire: Wire | None = None) -> None:
         """The broker reads requests of a connection, one for each fate."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from sandq.errors import NotLeader, TimedOut
+from sandq.errors import NotLeader, TimedOut, Unavailable
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_messages import BY_UNIQUE_KEY
 from tests.support.nodes.raw_client import RawClient
@@ -14,6 +14,8 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S
 
 _FAR = 2**48 - 1
+REFUSALS = (NotLeader.code, TimedOut.code, Unavailable.code)
+"""The last while it hands over what it leads."""
 
 
 class Questions:
@@ -47,7 +49,7 @@ class Questions:
             for _ in self._asked:
                 answer = await self._raw.receive()
                 kind = self._asked[answer[1]][0]
-                refused = answer[0] == Type.ERROR and answer[2] in (NotLeader.code, TimedOut.code)
+                refused = answer[0] == Type.ERROR and answer[2] in REFUSALS
                 # These are about the partitions that it leads: it may say that there are none.
                 empty = {Type.FORECAST: [[], 0], Type.GROUP_LIST: [[]]}.get(kind)
                 assert refused or answer[-len(empty or "?") :] == empty, (kind, answer)

@@ -1,6 +1,6 @@
 """`python -m tests.support.processes.hanging_node`: a node whose disk begins to hang when it is told to.
 
-SIGUSR1: every sync waits. SIGUSR2: every write of the stores waits. SIGHUP: all of them go on, and what comes later too.
+SIGUSR1: every sync waits. SIGUSR2: every write of the stores waits. SIGHUP: all of them go on, and what comes later.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def hang(name: str) -> None:
     syncs.wait()
 
 
+def abandon() -> None:
+    logs.finish()
+    os._exit(3)
+
+
 async def serve(config: NodeConfig, data_dir: Path) -> None:
     syncs.set()
     writes.set()
@@ -41,7 +46,7 @@ async def serve(config: NodeConfig, data_dir: Path) -> None:
     told = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM
     with trio.open_signal_receiver(*told) as signals:
         files = FaultyFiles(RealFiles(data_dir), plan)
-        async with run_node(config, files=files, stores=HangingStores, abandon=lambda: os._exit(3)):
+        async with run_node(config, files=files, stores=HangingStores, abandon=abandon):
             async for number in signals:
                 match number:
                     case signal.SIGUSR1:

@@ -152,8 +152,8 @@ def test_a_chain_of_messages_each_at_its_time(b: Broker, client: sandq.sync.Clie
 
     def handle(message: Any) -> None:
         seen.append(b.now())
+        client.produce("t", b"tick", delay="8h")
         message.ack().wait()
-        client.produce("t", b"tick", delay="8h")  # after the ack: it is waited for all the same
 
     with working(b, "t", handle):
         client.produce("t", b"tick")

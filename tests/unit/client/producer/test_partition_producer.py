@@ -11,7 +11,7 @@ from sandq.client.options import Options
 from sandq.client.producer import partition_producer
 from sandq.model.errors import ConnectionLost, InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
 from sandq.model.limits import FIXED
-from sandq.model.sequence import number_of
+from sandq.model.sequence import is_resent, number_of
 from sandq.partition.dedup import producers
 from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
 
@@ -114,6 +114,43 @@ def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
     bed.look(GONE_S)
     assert isinstance(batch.error, ConnectionLost)
     assert "outcome is unknown" in batch.error.message
+
+
+# -- the node says nothing ----------------------------------------------------------------------------------------
+
+
+def test_what_a_silent_node_has_goes_to_who_leads_now_under_the_same_number(bed: LaneBed) -> None:
+    one, two = bed.send(), bed.send()
+    bed.stand_still()
+    assert [number_of(produce.sequence) for _, produce in bed.wire.requests] == [one.sequence, two.sequence] == [1, 2]
+    assert all(is_resent(produce.sequence) for _, produce in bed.wire.requests)
+    assert heal(bed) == [0, 1], "the silent node's log had them after all, or the new leader's: once each"
+
+
+def test_what_a_silent_node_has_waits_while_nobody_else_leads(bed: LaneBed) -> None:
+    batch = bed.send()
+    bed.look(9)
+    assert len(bed.wire.requests) == 1 and not batch.done
+    bed.read(STORE)
+    bed.answer()
+    assert batch.offsets
+
+
+def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
+    """It is slow, and another one is said to lead: what it has it may still answer."""
+    bed.send()
+    bed.send()
+    slow = bed.wire
+    bed.look(1.5)
+    bed.read(STORE)
+    bed.answer()
+    bed.node.elect()
+    bed.look(1.0)
+    assert not bed.wire.requests, "it has just answered"
+    bed.read(STORE, wire=slow)
+    slow.hand_over()
+    bed.look()
+    assert bed.partition_producer.idle
 
 
 # -- one is given up --------------------------------------------------------------------------------------------------
@@ -290,7 +327,7 @@ def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_cou
     bed.look(2)
     assert not one.done and not two.done, "they fly, or were refused"
     bed.cut(connect=False)
-    bed.node.wire = Wire()
+    bed.node.wire = Wire("node1")
     bed.partition_producer.pump(bed.now + 0.05)
     assert two.error and two.unknown
     assert not one.done and not one.unknown

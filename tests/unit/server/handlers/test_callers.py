@@ -53,10 +53,10 @@ class Door:
         self.room = 100
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
 
-    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]]) -> None:
+    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
         self.begun.append(work)
 
-    def start_many(self, request_ids: list[int], work: Callable[[], Awaitable[bytes]]) -> None:
+    def start_many(self, request_ids: list[int], work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
         self.begun.append(work)
 
     def reply(self, request_id: int, frame: bytes) -> None: ...

@@ -1,0 +1,149 @@
+"""What a node does that stands still: whom it tells, what it ends, and that it comes back by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.sick_peers import NO_REASON, REASON_CHARS, SICK_S, SickPeers
+from sandq.broker.health.stalls import LOOK_S
+from sandq.model.errors import StorageFailed
+from sandq.protocol.peer import PeerFrame
+
+
+class Host:
+    """A group with a vote on each node, led here until it was handed over."""
+
+    number = 1
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+        member, voters = "a#1", ("a#1", "b#1", "c#1")
+        self.group = SimpleNamespace(is_leader=True, member=member, members=SimpleNamespace(voters=voters))
+
+    def hand_over(self, nodes: set[str]) -> None:
+        self._bed.handed_to.append(sorted(nodes))
+        self.group.is_leader = False
+
+    def stay(self) -> None: ...
+
+
+class Bed:
+    """Node "a" of three; a thread gets on while its number changes."""
+
+    def __init__(self, feature_level: int = 2) -> None:
+        self.progress: dict[str, int | None] = {}
+        self.told: list[tuple[str, Any]] = []
+        self.stalled: list[str] = []
+        self.gave_up: list[str] = []
+        self.resumed = 0
+        self.expired: list[float] = []
+        self.handed_to: list[list[str]] = []
+        self.clock_may_lead = {"b", "c"}
+        self.sick_peers = SickPeers()
+        self.node_log: Any = SimpleNamespace(
+            node_id="a",
+            failed=None,
+            feature_level=feature_level,
+            hosts={1: Host(self)},
+            stall=self.stalled.append,
+            resume=self.resume,
+            expire=self.expired.append,
+        )
+        runner: Any = SimpleNamespace(progress_of=self.progress.get, give_up_questions=self.gave_up.append)
+        links: Any = SimpleNamespace(up={"b": None, "c": None}, send=self.send)
+        self.health = NodeHealth(
+            self.node_log, runner, links, self.sick_peers, self.clock_may_lead.__contains__, 5.0, 30.0
+        )
+
+    def send(self, node: str, kind: int, body: Any) -> bool:
+        assert kind == PeerFrame.SICK
+        self.told.append((node, body))
+        return True
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    async def passes(self, seconds: float) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.health.run)
+            await trio.sleep(seconds)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_gets_on_says_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    await bed.passes(45)
+    assert (bed.health.reason, bed.told, bed.stalled, bed.handed_to) == (None, [], [], [])
+    assert bed.expired == [30.0], "the requests of half a minute ago"
+
+
+async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.progress["log"] = 1
+    await bed.passes(5 + 4 * LOOK_S)
+    assert bed.health.stalled and "write-ahead log" in bed.health.stalled
+    assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
+    assert set(bed.told) == {("b", bed.health.stalled), ("c", bed.health.stalled)}
+    assert bed.handed_to == [], "nothing that it says gets out: the others elect a leader by themselves"
+    assert bed.health.sick() == {"a": bed.health.stalled}
+    bed.progress["log"], told, resumed = 3, len(bed.told), bed.resumed
+    await bed.passes(1)
+    assert bed.health.reason is None and bed.resumed > resumed and len(bed.told) == told
+
+
+async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.progress["state"] = 1
+    bed.sick_peers.told("b", "it hangs as well")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.health.run)
+        for _ in range(7):
+            bed.sick_peers.told("b", "it hangs as well")
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert bed.handed_to[0] == ["c"] and bed.gave_up
+    assert bed.health.sick().keys() == {"a", "b"}
+    assert not bed.health.may_lead("a") and not bed.health.may_lead("b") and bed.health.may_lead("c")
+
+
+async def test_nobody_resigns_where_nobody_is_well(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.progress["state"] = 1
+    bed.clock_may_lead.clear()
+    await bed.passes(20)
+    assert bed.health.stalled and bed.handed_to == []
+
+
+async def test_maintenance_may_take_longer_and_ends_no_request(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.progress["maintenance"] = 1
+    await bed.passes(59)
+    assert bed.health.reason is None
+    await bed.passes(5)
+    assert bed.health.reason and "maintenance" in bed.health.reason and bed.stalled == []
+    assert bed.handed_to == [["b", "c"]] and bed.told
+
+
+async def test_a_disk_that_failed_is_told_as_well_and_below_level_2_without_a_reason(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bed = Bed(feature_level=1)
+    bed.node_log.failed = StorageFailed("the disk is full")
+    await bed.passes(3)
+    assert set(bed.told) == {("b", None), ("c", None)} and 8 <= len(bed.told) <= 14, "again and again"
+    assert bed.stalled == [] and bed.handed_to == []
+
+
+async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.MockClock) -> None:
+    peers = SickPeers()
+    peers.told("b", "x" * 10_000)
+    peers.told("c", None)
+    assert {node: len(reason) for node, reason in peers.reasons().items()} == {"b": REASON_CHARS, "c": len(NO_REASON)}
+    peers.recovered("c")
+    await trio.sleep(SICK_S)
+    assert peers.reasons() == {}

@@ -1,0 +1,70 @@
+"""Work that stands still is told from work that takes long."""
+
+from __future__ import annotations
+
+from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
+
+
+class Work:
+    def __init__(self) -> None:
+        self.progress: int | None = None
+        self.stalls = Stalls([Watched("log", "the log", 5.0, lambda: self.progress)])
+        self.now_s = 100.0
+
+    def look(self, seconds: float = LOOK_S) -> None:
+        self.now_s += seconds
+        self.stalls.look(self.now_s)
+
+    def passes(self, seconds: float) -> None:
+        for _ in range(round(seconds / LOOK_S)):
+            self.look()
+
+    def labels(self) -> list[str]:
+        return [one.label for one in self.stalls.stalled()]
+
+
+def test_who_has_nothing_to_do_does_not_stand_still() -> None:
+    work = Work()
+    work.passes(60)
+    assert work.labels() == [] and work.stalls.ages_s == {"log": 0.0}
+
+
+def test_what_gets_on_does_not_stand_still() -> None:
+    work = Work()
+    for step in range(100):
+        work.progress = step
+        work.passes(4)
+    assert work.labels() == []
+
+
+def test_what_makes_no_progress_stands_still_until_it_does() -> None:
+    work = Work()
+    work.progress = 1
+    work.look()
+    work.passes(4.75)
+    assert work.labels() == []
+    work.look()
+    assert work.labels() == ["log"] and work.stalls.ages_s["log"] == 5.0
+    work.progress = 2
+    work.look()
+    assert work.labels() == [] and work.stalls.ages_s["log"] == 0.0
+
+
+def test_who_was_stopped_himself_does_not_count_the_time() -> None:
+    """The process was stopped for a minute: its threads were, too."""
+    work = Work()
+    work.progress = 1
+    work.look()
+    work.look(60)
+    assert work.labels() == [] and work.stalls.ages_s["log"] == 2 * LOOK_S
+
+
+def test_another_work_that_stands_still_begins_anew() -> None:
+    work = Work()
+    work.progress = 1
+    work.passes(4)
+    work.progress = None
+    work.look()
+    work.progress = 1
+    work.passes(4)
+    assert work.labels() == []
