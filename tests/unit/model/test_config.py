@@ -222,8 +222,8 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:13:75: limits.batch_messages: 70000 is not within 1 to 65536",
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
-        "bad.yaml:17:1: metrics: unknown key; known are clock, cluster, delivery, gossip, health, http, limits, listen, "
-        "node, serf, shutdown_grace, storage",
+        "bad.yaml:17:1: metrics: unknown key; known are clock, cluster, delivery, gossip, health, http, limits, "
+        "listen, node, serf, shutdown_grace, storage",
     ]
 
 
