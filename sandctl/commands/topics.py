@@ -44,7 +44,7 @@ def topic() -> None:
     help="timer: messages, each at its time; compacted: the last value of each key.",
 )
 @click.option("--partitions", type=int, default=1, show_default=True)
-@click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition.")
+@click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition: 1 or 3.")
 @settings_options(update=False)
 @common_options
 def create(name: str, kind: str, partitions: int, replicas: int, **options: Any) -> None:

@@ -210,6 +210,7 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
         "replicas": record.replicas,
         "leaders": [row.leader for row in record.partitions],
         "settings": settings_json(record.settings, record.kind),
+        "warnings": record.warnings,
     }
 
 

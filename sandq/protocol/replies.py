@@ -95,6 +95,11 @@ class Partition(NamedTuple):
         return cls(partition, group_number, leader, tuple(nodes), moving)
 
 
+TWO_REPLICAS: Final = (
+    "with 2 replicas the loss of either node stops the partition: a majority of two is both; take 1 or 3"
+)
+
+
 class TopicRecord(NamedTuple):
     """A topic as metadata tells of it. `number` is never reused, so it tells a topic from its re-created namesake."""
 
@@ -119,6 +124,11 @@ class TopicRecord(NamedTuple):
         if not (type(found.name) is str and type(found.settings) is dict) or places != [*range(len(partitions))]:
             raise ProtocolError(f"not a topic record: {str(record)[:200]}")
         return found._replace(partitions=partitions)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What whoever made the topic so may not have meant, for people."""
+        return [TWO_REPLICAS] if self.replicas == 2 else []
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""

@@ -14,6 +14,7 @@ from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
+from sandq.partition.groups.group import SEEKING
 from sandq.protocol.requests import Lease
 
 TAKE_BYTES = 8 << 20
@@ -90,7 +91,18 @@ class LeaseOnce:
         finally:
             for delivery in self._deliveries:
                 delivery.watchers.pop(self._look_at, None)
+        if not taken:
+            self._check_no_seek()
         return await self._acked(taken) if self._request.ack and taken else taken
+
+    def _check_no_seek(self) -> None:
+        """Raises Unavailable: nothing is there only because the group is put elsewhere just now."""
+        name = self._request.group
+        groups = [(delivery.partition, delivery.groups.get(name)) for delivery in self._deliveries]
+        seeking = [place for place, group in groups if group is not None and group.paused == SEEKING]
+        if seeking:
+            where = ", ".join(map(str, sorted(seeking)))
+            raise Unavailable(f"a seek of group {name!r} is under way in partition {where}: ask again in a moment")
 
     def _look_at(self, delivery: PartitionLeader) -> None:
         """Something happened there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -67,6 +68,9 @@ class Forecast(NamedTuple):
     later: int
 
 
+log = logging.getLogger("sandq.client")
+
+
 class Admin:
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
@@ -79,7 +83,8 @@ class Admin:
         """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
         ...
 
-        TopicExists when there is one of this name; InvalidSetting names every mistake in the settings. A
+        TopicExists when there is one of this name; InvalidSetting names every mistake in the settings. What may not be
+        meant so (two replicas do not survive one node) stands in `warnings` of the answer, and is logged. A
         TimedOut or ConnectionLost leaves open whether it was made.
         """
         check_name("topic", name)
@@ -88,7 +93,7 @@ class Admin:
         request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
         frame = await call(self._cluster, request, idempotent=False)
         self._cluster.forget(name)
-        return TopicRecord.from_map(_field(frame))
+        return _warned(TopicRecord.from_map(_field(frame)))
 
     async def list_topics(self) -> list[TopicRecord]:
         """All topics, by name."""
@@ -123,7 +128,7 @@ class Admin:
         asked = self._cluster.forgotten
         record = TopicRecord.from_map(_field(await call(self._cluster, request)))
         self._cluster.learn(record, asked)
-        return record
+        return record if replicas is None else _warned(record)
 
     async def purge_topic(self, name: str) -> JobResult:
         """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
@@ -341,6 +346,12 @@ def _check_text(what: str, text: object) -> None:
     except UnicodeEncodeError:
         pass
     raise InvalidSetting(f"{what}: {text!a:.80} is no text")
+
+
+def _warned(record: TopicRecord) -> TopicRecord:
+    for warning in record.warnings:
+        log.warning("topic %s: %s", record.name, warning)
+    return record
 
 
 def _field(frame: Frame) -> Any:

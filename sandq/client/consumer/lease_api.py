@@ -86,6 +86,14 @@ Item = LeasedMessage | Held | tuple[str, str | None]
 """What can be settled: a message, or its lease token and offset."""
 
 
+class Taken(list[LeasedMessage]):
+    """What `take` leased; partitions that had no leader could not be looked at."""
+
+    def __init__(self, messages: Iterable[LeasedMessage] = (), without_leader: Sequence[int] = ()) -> None:
+        super().__init__(messages)
+        self.without_leader = list(without_leader)
+
+
 class Leases:
     """Messages of a topic for a consumer group, leased call by call; made by `client.leases`."""
 
@@ -103,13 +111,14 @@ class Leases:
         lease: Duration | None = None,
         start: Start = "earliest",
         ack: bool = False,
-    ) -> list[LeasedMessage]:
+    ) -> Taken:
         """What is ready now, at most `max` messages (1 to 1,000); when nothing is, what first becomes ready within
         `wait` (1 min at most). [] when there is nothing.
 
         `lease`: how long they are held (None: the topic's setting). `start`: where the group begins when it is new.
         `ack`: they are acked before they are sent, so that what is lost on its way is lost. A call that is cancelled
-        gives back what it leased. Retriable errors are raised after the client's `timeout`.
+        gives back what it leased. Retriable errors are raised after the client's `timeout`. `without_leader` of the
+        answer: partitions of the topic that had none, so that what they hold is missing.
         """
         if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
             raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
@@ -133,14 +142,14 @@ class Leases:
                 await anyio.sleep(self._cluster.options.back_off_s(attempt))
                 attempt += 1
 
-    async def _take_round(self, request: Lease, wait_ms: int) -> list[LeasedMessage]:
+    async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
         """Ask every node that leads partitions, until there is enough; the last one waits."""
         record = await self._cluster.topic(self.topic)
         leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
         unled = [part.partition for part in record.partitions if part.leader is None]
         if not leaders:
             raise self._nobody_leads(unled)
-        found: list[LeasedMessage] = []
+        found = Taken(without_leader=unled)
         waits = wait_ms > 0
         for node_id in leaders[:-1]:
             try:

@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
@@ -22,6 +22,9 @@ from sandq.partition.metrics import PartitionMetrics
 from sandq.partition.rows import Range
 from sandq.partition.stale_heaps import is_overgrown
 from sandq.partition.view import View
+
+SEEKING: Final = "a seek is under way"
+"""Why a group gets nothing at present; until that is over nobody can tell what there is for it."""
 
 
 class Group:
@@ -124,7 +127,7 @@ class Group:
     def pause_reason(self) -> str | None:
         """Why nothing new is leased; None when it is."""
         if self.seeking:
-            return "a seek is under way"
+            return SEEKING
         if self.waiting_ranges > FIXED.max_gaps:
             return (
                 f"{self.waiting_ranges} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"

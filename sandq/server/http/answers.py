@@ -18,6 +18,9 @@ class Topic(Answer):
     replicas: int
     leaders: list[str | None] = Field(description="By partition: the node that leads it.")
     settings: dict[str, Any]
+    warnings: list[str] = Field(
+        description="What may not be meant so: two replicas do not survive one node."
+    )
 
 
 class TopicHeld(Topic):
@@ -107,6 +110,7 @@ class Leased(Message):
 
 class LeasedMessages(Answer):
     messages: list[Leased]
+    without_leader: list[int] = Field(description="Partitions that had no leader: what they hold is missing here.")
 
 
 class Settled(Answer):

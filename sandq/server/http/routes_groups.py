@@ -35,7 +35,7 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
         request,
         lambda: leases.take(asked.max, wait=asked.wait, lease=asked.lease, start=asked.start, ack=asked.ack),
     )
-    return {"messages": [message_json(message) for message in found]}
+    return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
 
 
 @router.post(f"{GROUP}/ack", response_model=answers.Settled, summary="Done: they are not delivered again")
