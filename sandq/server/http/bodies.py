@@ -239,6 +239,7 @@ class AckIn(Body):
     lease_token: str | None = None
     offset: str | None = None
     messages: list[HeldIn] | None = Field(default=None, min_length=1, max_length=SETTLE_ITEMS)
+    without_leader: list[int] | None = Field(default=None, description="Of the answer to `lease`; ignored here.")
 
     def held(self) -> list[tuple[str, str | None]]:
         """(lease token, offset) of each. Raises InvalidRequest."""
