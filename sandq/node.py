@@ -229,6 +229,8 @@ async def _running(
                     links,
                     sick_peers,
                     clocks.may_lead,
+                    files.free_bytes,
+                    config.storage.reserve_bytes,
                     config.health.stall_after_ms / 1000,
                     config.health.request_timeout_ms / 1000,
                 )

@@ -22,6 +22,7 @@ class _Command:
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
+    takes_space: ClassVar[bool] = False
     """The cluster's level from which on it may be proposed."""
 
 

@@ -24,10 +24,11 @@
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
     │   ├── Unavailable           UNAVAILABLE         503
+    │   ├── DiskFull              DISK_FULL           507   nothing was done; there may be room later
     │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
     │   ├── TimedOut              TIMED_OUT           504   the outcome is unknown
     │   └── ConnectionLost        CONNECTION_LOST     503
-    ├── StorageFailed             STORAGE_FAILED      507   disk full, or failed: the node stopped writing
+    ├── StorageFailed             STORAGE_FAILED      507   the disk failed: the node stopped writing
     ├── ProtocolError             PROTOCOL            400   the connection is closed after it
     │   ├── WrongVersion          WRONG_VERSION       400
     │   └── FrameTooLarge         FRAME_TOO_LARGE     413
@@ -214,6 +215,14 @@ class Unavailable(Retriable):
     code = "UNAVAILABLE"
 
 
+class DiskFull(Retriable):
+    """The node's disk is nearly full: it stores no new messages until there is room; what makes room is still taken.
+    Nothing was done."""
+
+    code = "DISK_FULL"
+    http_status = 507
+
+
 class OutOfSequence(Retriable):
     """Batches of the producer before this one are missing; nothing was stored. Details: `expected`, the next number."""
 
@@ -234,7 +243,7 @@ class ConnectionLost(Retriable):
 
 
 class StorageFailed(SandqError):
-    """The disk is full or failed; the node stopped writing and acknowledges nothing more."""
+    """The disk failed; the node stopped writing and acknowledges nothing more."""
 
     code = "STORAGE_FAILED"
     http_status = 507

@@ -61,6 +61,8 @@ class Command:
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
     """The cluster's level from which on it may be proposed."""
+    takes_space: ClassVar[bool] = False
+    """It brings something new: refused while the disk is nearly full."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
     type: ClassVar[int]
 
@@ -79,6 +81,7 @@ class Append(Command):
     Producer id 0: not idempotent; else see `model.sequence`."""
 
     type: ClassVar[int] = CommandType.APPEND
+    takes_space: ClassVar[bool] = True
     batch: bytes
     producer_id: int = 0
     epoch: int = 0

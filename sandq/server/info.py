@@ -85,6 +85,7 @@ class ServerInfo:
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
+            "no_room": self.health.no_room,
         }
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -98,6 +98,11 @@ def failed(operation: str, name: str, error: OSError) -> StorageFailed:
     return StorageFailed(f"cannot {operation} {name}: {reason} ({code})", operation=operation, file=name, errno=code)
 
 
+def is_full(error: StorageFailed) -> bool:
+    """Of an operation that failed: there was no room for it."""
+    return error.details.get("errno") in ("ENOSPC", "EDQUOT")
+
+
 def may_have_happened(error: StorageFailed) -> bool:
     """Of a `replace` that failed: the new content is there, and only its directory could not be synced. A crash may
     bring the old one back, or not."""

@@ -3,7 +3,8 @@
 One thread owns a `Wal`; `prepare`, `pinned_by` and the counts of bytes may be asked from others. Invariants:
 
 - a pass is one write and one sync; `commit` returns after the sync, and a second pass is begun only then;
-- after any failure the log is poisoned: nothing is written any more, every commit raises `StorageFailed`. A
+- without room for the next segment a commit raises `WalFull`, has done nothing, and may be made again;
+- after any other failure the log is poisoned: nothing is written any more, every commit raises `StorageFailed`. A
   failed sync is never retried;
 - a segment is removed only when the one after it, which states every group again, was synced.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sandq.model.errors import Corruption, SandqError, StorageFailed
-from sandq.storage.files import File, Files
+from sandq.storage.files import File, Files, is_full
 from sandq.storage.wal_format import (
     RECORD_BYTES_AT_MOST,
     SEGMENT_HEADER_BYTES,
@@ -29,10 +30,14 @@ from sandq.storage.wal_format import (
 from sandq.storage.wal_groups import NO_VOTE, RecoveredGroup, Tracker
 from sandq.storage.wal_recovery import Recovered, recover
 
-__all__ = ["Kind", "Record", "RecoveredGroup", "Wal"]
+__all__ = ["Kind", "Record", "RecoveredGroup", "Wal", "WalFull"]
 
 SEGMENT_BYTES = 64 << 20
 _SEAL: Record = (Kind.SEAL, 0, 0, 0, b"")
+
+
+class WalFull(StorageFailed):
+    """There is no room for the next segment. Nothing was done: the same may be tried again."""
 
 
 class Wal:
@@ -248,6 +253,8 @@ class Wal:
         """Whatever goes wrong inside is the end of this log."""
         try:
             yield
+        except WalFull:
+            raise
         except OSError as error:
             self._failure = self._failure or str(error)
             raise StorageFailed(f"the WAL failed: {error}") from error
@@ -285,11 +292,11 @@ class Wal:
         number = self._number + 1
         records = [record for group, tracker in self._groups.items() for record in tracker.opening(group)]
         records = records or [_SEAL]
-        self._pass += 1
-        opening = encode_pass(number, SEGMENT_HEADER_BYTES, self._pass, records)
+        opening = encode_pass(number, SEGMENT_HEADER_BYTES, self._pass + 1, records)
         end = SEGMENT_HEADER_BYTES + len(opening)
         size = max(self._segment_bytes, end + need + 7 & ~7)
         file = self._new_segment(number, size)
+        self._pass += 1
         size = file.size()
         header = SegmentHeader(number, self._end, end, self._pass, size)
         file.write_at(0, header.encode() + opening)
@@ -302,13 +309,18 @@ class Wal:
 
     def _new_segment(self, number: int, size: int) -> File:
         with self._spare_lock:
+            # Under the lock: behind it `prepare` means the segment after this one.
             spare, self._spare = self._spare, None
-            # Under the lock: from here on `prepare` means the segment after this one.
-            self._number = number
             if spare is not None:
                 if spare[1] >= size:
+                    self._number = number
                     return spare[2]
                 spare[2].close()
             if self._files.exists(self._path(number)):
                 self._files.remove(self._path(number))
-            return self._files.open(self._path(number), create_bytes=size)
+            try:
+                file = self._files.open(self._path(number), create_bytes=size)
+            except StorageFailed as error:
+                raise WalFull(error.message, **error.details) if is_full(error) else error from None
+            self._number = number
+            return file

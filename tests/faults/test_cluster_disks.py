@@ -54,7 +54,7 @@ async def fails(cluster: ClusterProcess, client: sandq.Client, record: Record, f
     await record.goes_on()
     async with cluster.connect(victim) as asking:
         # It says so, and is there to be asked; an election may have taken its place before its disk did.
-        await until_answer(asking.admin.cluster, lambda info: info["storage_failed"])
+        await until_answer(asking.admin.cluster, lambda info: info["storage_failed"] or info["stalled"])
     return victim
 
 

@@ -62,18 +62,13 @@ async def expect_all(client: RawClient, batches: int) -> None:
     assert sorted(got, key=str) == sorted((b"%d" % number * 100 for number in range(batches)), key=str)
 
 
-@pytest.mark.parametrize("fault", ["full", "eio"])
-async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Path, dial: Dial, fault: str) -> None:
+async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Path, dial: Dial) -> None:
     plan = Plan()
     async with run_node(small_config(tmp_path), files=faulty(tmp_path, plan)) as node:
         client = await dial(node)
         await fill(client, 3)
-        if fault == "full":
-            plan.full = True
-        else:
-            plan.fail_sync_at = plan.syncs + 1
+        plan.fail_sync_at = plan.syncs + 1
         taken = 0
-        # The segment in use has its room already; the next one has not.
         answer = await client.produce(b"last" * 50_000)
         for _ in range(10):
             if answer[0] != 0:
@@ -81,7 +76,7 @@ async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Pat
             taken += 1
             answer = await client.produce(b"last" * 50_000)
         assert answer[2] == "STORAGE_FAILED"
-        plan.full, plan.fail_sync_at = False, None
+        plan.fail_sync_at = None
         assert (await client.produce(b"refused"))[2] == "STORAGE_FAILED", "a failed sync is never retried"
         assert (await client.call(Type.METADATA, ["t"]))[0] == 0, "reads go on"
         assert (await client.call(Type.GROUP_LIST, "t"))[0] == 0
@@ -100,6 +95,58 @@ async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Pat
         assert got[:3] == [b"0" * 100, b"1" * 100, b"2" * 100]
         assert taken <= len(last) <= taken + 1, "what was refused may be there, what was taken must"
         assert len(got) == 3 + len(last)
+
+
+async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) -> None:
+    """What cannot be stored is refused or ends, and it is said; once there is room everything goes on."""
+    plan = Plan()
+    config = small_config(tmp_path, STORAGE__RESERVE_BYTES="0")
+    async with run_node(config, files=faulty(tmp_path, plan)) as node:
+        client = await dial(node)
+        await fill(client, 3)
+        plan.full = True
+        taken, refused = 0, set()
+        while "UNAVAILABLE" not in refused:  # the segment in use has its room already; the next one has not
+            answer = await client.produce(b"last" * 50_000)
+            taken += answer[0] == 0
+            refused |= {answer[2]} if answer[0] != 0 else set()
+        assert refused <= {"TIMED_OUT", "UNAVAILABLE", "DISK_FULL"}
+        assert "full" in (await client.call(Type.CLUSTER_INFO))[2]["stalled"]
+        assert (await client.call(Type.GROUP_LIST, "t"))[0] == 0, "reads go on"
+        plan.full = False
+        answer = await client.produce(b"behind it all")
+        while answer[0] != 0:
+            assert answer[2] in ("UNAVAILABLE", "DISK_FULL")
+            answer = await client.produce(b"behind it all")
+        assert (await client.call(Type.CLUSTER_INFO))[2]["stalled"] is None
+        await client.subscribe(credit=100)
+        got: list[bytes | None] = []
+        with trio.fail_after(PATIENCE_S):
+            while b"behind it all" not in got:
+                got += values_of(await client.push())
+        last = [value for value in got if value == b"last" * 50_000]
+        assert got[:3] == [b"0" * 100, b"1" * 100, b"2" * 100]
+        assert taken <= len(last) <= taken + 1, "what ended without an answer may be there, what was taken must"
+
+
+async def test_a_disk_that_is_nearly_full_takes_what_makes_room(tmp_path: Path, dial: Dial) -> None:
+    plan = Plan()
+    config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
+    async with run_node(config, files=faulty(tmp_path, plan)) as node:
+        client = await dial(node)
+        await fill(client, 3)
+        await client.subscribe(credit=100)
+        held = await client.push()
+        plan.budget_bytes = 32 << 20
+        answer = await client.produce(b"new")
+        while answer[0] == 0:
+            answer = await client.produce(b"new")
+        assert answer[2:5] == ["DISK_FULL", answer[3], True] and "storage.reserve_bytes" in answer[3]
+        assert (await client.call(Type.CLUSTER_INFO))[2]["no_room"] == answer[3]
+        assert (await client.ack(held))[0] == 0
+        plan.budget_bytes = None
+        while answer[0] != 0:
+            answer = await client.produce(b"new")
 
 
 async def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:

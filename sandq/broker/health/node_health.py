@@ -10,6 +10,8 @@ threads is looked at. Once the log or the state has stood still for `health.stal
 All of it ends by itself with the next progress. Others must be well for a leadership to be given away: where all nodes
 hang on one disk, nobody resigns. Maintenance (flush, compaction, snapshots) may take long; its limit is a longer one,
 and requests need not wait for it, so they are not ended.
+
+A full log is a stalled one that says so. Before it comes to that, no new messages are taken (`storage.reserve_bytes`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
+from sandq.model.errors import StorageFailed
 from sandq.model.features import FIRST_LEVEL
 from sandq.protocol.peer import PeerFrame
 
@@ -38,6 +41,10 @@ AGAIN_S: Final = 3.0
 """Before groups are tried again that nobody took over."""
 MAINTENANCE_FACTOR: Final = 12
 """Maintenance may stand still so many times as long as the rest: one step of it may write 1 GiB."""
+SPACE_S: Final = 1.0
+"""How often the free space is looked at."""
+ROOM_AGAIN: Final = 1.1
+"""So many times the reserve must be free again."""
 REASONS_LEVEL: Final = 2
 """The feature level from which on a reason is told."""
 
@@ -53,10 +60,13 @@ class NodeHealth:
         links: PeerLinks,
         sick_peers: SickPeers,
         may_lead: Callable[[str], bool],
+        free_bytes: Callable[[], int],
+        reserve_bytes: int,
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`may_lead`: whether a node may lead as far as its clock is concerned."""
+        """`may_lead`: whether a node may lead as far as its clock is concerned. `free_bytes`: of the disk; may block.
+        Below `reserve_bytes` nothing new is stored, so that there is room for what makes room."""
         self._node_log = node_log
         self._runner = runner
         self._links = links
@@ -71,6 +81,8 @@ class NodeHealth:
         self._needed = frozenset(one.label for one in needed)
         self._stalls = Stalls([*needed, *others])
         self._stalled: str | None = None
+        self._free_bytes = free_bytes
+        self._reserve_bytes = reserve_bytes
         self._request_timeout_s = request_timeout_s
         self._told_s = -TELL_S
         self._was_sick = False
@@ -105,6 +117,7 @@ class NodeHealth:
         """Look, tell and hand over, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._expire)
+            nursery.start_soon(self._watch_space)
             while True:
                 self.look()
                 if self.reason is not None and not self._handing_over:
@@ -117,12 +130,44 @@ class NodeHealth:
             await trio.sleep(self._request_timeout_s)
             self._node_log.expire(self._request_timeout_s)
 
+    async def _watch_space(self) -> None:
+        while True:
+            try:
+                free_bytes = await trio.to_thread.run_sync(self._free_bytes, abandon_on_cancel=True)
+            except StorageFailed as error:
+                log.warning("the free space of the disk is not known", error=error.message)
+            else:
+                self.note_space(free_bytes)
+            await trio.sleep(SPACE_S)
+
+    def note_space(self, free_bytes: int) -> None:
+        """So much of the disk is free: take new messages, or not."""
+        backlog = self._node_log.backlog
+        if free_bytes < self._reserve_bytes and backlog.no_room is None:
+            backlog.no_room = (
+                f"the disk of this node is nearly full: {free_bytes >> 20} MiB are free, and below "
+                f"{self._reserve_bytes >> 20} MiB (storage.reserve_bytes) nothing new is stored"
+            )
+            log.error("no new messages are taken until there is room", reason=backlog.no_room)
+        elif free_bytes >= self._reserve_bytes * ROOM_AGAIN and backlog.no_room is not None:
+            backlog.no_room = None
+            log.info("there is room again", free_bytes=free_bytes)
+
+    @property
+    def no_room(self) -> str | None:
+        """Why nothing new is stored here, acks and what makes room are."""
+        return self._node_log.backlog.no_room
+
     def look(self) -> None:
         """Look once, and tell those who wait here and the other nodes what is new."""
         self._stalls.look(trio.current_time())
         stalled = self._stalls.stalled()
-        self._note([f"{one.what} of this node has made no progress for {one.limit_s:g} s" for one in stalled])
-        blocked = any(one.label in self._needed for one in stalled)
+        reasons = [
+            f"{one.what} of this node has made no progress for {one.limit_s:g} s: its disk may hang" for one in stalled
+        ]
+        full = self._runner.log_full
+        self._note([full] if full is not None else reasons)
+        blocked = full is not None or any(one.label in self._needed for one in stalled)
         if self._stalled is not None and blocked:
             self._node_log.stall(self._stalled)
             if any(one.label == "state" for one in stalled):
@@ -132,7 +177,7 @@ class NodeHealth:
         self._tell()
 
     def _note(self, reasons: Collection[str]) -> None:
-        reason = "; ".join(reasons) + ": its disk may hang" if reasons else None
+        reason = "; ".join(reasons) or None
         if reason == self._stalled:
             return
         if reason is not None:
@@ -161,7 +206,8 @@ class NodeHealth:
             nodes = {node for node in self._links.up if self.may_lead(node)}
             leaving = [host.number for host in self._hosts() if can_leave(host, nodes)]
             # A log that stands still sends nothing: the others elect a leader by themselves.
-            if leaving and self._node_log.failed is None and self._stalls.ages_s["log"] < LOOK_S:
+            log_works = self._stalls.ages_s["log"] < LOOK_S and self._runner.log_full is None
+            if leaving and self._node_log.failed is None and log_works:
                 log.warning("nodes that are well are to lead", groups=len(leaving), nodes=sorted(nodes))
                 if kept := await hand_over(self._hosts, nodes):
                     log.warning("nobody took over; it is tried again", groups=kept)

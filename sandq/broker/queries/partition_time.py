@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.raft_group import RaftGroup, Stalled
 from sandq.model.errors import Overloaded, StorageFailed
 from sandq.partition import commands as c
 
@@ -30,7 +30,7 @@ class PartitionTime:
         """Let messages that came due show as ready. A group that takes no entries now is read as it is."""
         now_ms = self._clock.now_ms()
         if now_ms - host.status.now_ms >= PAUSE_MS and (host.status.messages or host.status.dead):
-            with suppress(Overloaded, StorageFailed):
+            with suppress(Overloaded, StorageFailed, Stalled):
                 await self._advance_at_times(host, now_ms)
 
     async def advance_for_log(self, host: RaftGroup, end_ms: int | None) -> None:
@@ -47,7 +47,7 @@ class PartitionTime:
         """
         status, now_ms = host.status, self._clock.now_ms()
         if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
-            with suppress(Overloaded, StorageFailed):
+            with suppress(Overloaded, StorageFailed, Stalled):
                 await _advance(host)
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:

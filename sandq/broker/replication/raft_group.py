@@ -12,7 +12,7 @@ import trio
 
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.replica import Replica
-from sandq.model.errors import NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
@@ -20,6 +20,10 @@ from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed
 
 Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
+
+
+class Stalled(Unavailable):
+    """The log or the state of this node stands still, for now; nothing was done."""
 
 
 class Request(NamedTuple):
@@ -56,6 +60,8 @@ class Backlog:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.bytes = 0
+        self.no_room: str | None = None
+        """Why nothing new is stored: the disk is nearly full."""
 
 
 class RaftGroup:
@@ -215,7 +221,7 @@ class RaftGroup:
             raise self._closed
         if not self.ready:
             if self._stalled is not None and self.group.is_leader:
-                raise Unavailable(self._stalled)
+                raise Stalled(self._stalled)
             raise self.not_leader()
 
     def not_leader(self) -> NotLeader:
@@ -226,18 +232,20 @@ class RaftGroup:
         return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
-        """Propose with the next pass. Raises NotLeader, Overloaded, StorageFailed; Conflict for a command above the
-        cluster's feature level. Then `done` is never called."""
+        """Propose with the next pass. Raises NotLeader, Unavailable, Overloaded, DiskFull, StorageFailed; Conflict for a
+        command above the cluster's feature level. Then `done` is never called."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
         if self._stalled is not None:
-            raise Unavailable(self._stalled)
+            raise Stalled(self._stalled)
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
         if command.feature_level > FIRST_LEVEL:
             self._check_level(command.feature_level)
         backlog = self._backlog
+        if backlog.no_room is not None and command.takes_space:
+            raise DiskFull(backlog.no_room)
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(
                 f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
@@ -302,7 +310,7 @@ class RaftGroup:
             if self._stands is not None:
                 raise self._stands
             if self._stalled is not None:
-                raise Unavailable(self._stalled)
+                raise Stalled(self._stalled)
             await self.changed()
             if self._closed is not None:
                 raise self._closed

@@ -17,6 +17,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import Worker
 from sandq.broker.signals import Signal
 from sandq.model.errors import StorageFailed, Unavailable
+from sandq.storage.wal import WalFull
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ log = structlog.get_logger("sandq.engine")
 
 Thread = Literal["log", "state", "maintenance"]
 
+ROOM_S = 1.0
+"""How often it is tried again to write to a log whose disk is full."""
 CLOSE_S = 10.0
 """For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
 CHECKPOINT_CHECK_S = 1.0
@@ -59,6 +62,8 @@ class Runner:
         self._asking: set[_Reply[Any]] = set()
         self._impatient: set[_Reply[Any]] = set()
         """The same, of clients: they wait no longer than the thread gets on."""
+        self.log_full: str | None = None
+        """Why nothing gets into the log at present: there is no room. What waits for it goes on once there is."""
         self._passing = False
         self._between: list[Callable[[], None]] = []
         self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
@@ -243,7 +248,20 @@ class Runner:
         return await self._on(self._maintenance, call)
 
     async def on_wal(self, call: Callable[[], T]) -> T:
-        return await self._on(self._wal, call)
+        """Run on the WAL thread. Waits for room where the disk is full. Raises StorageFailed."""
+        waits = False
+        try:
+            while True:
+                try:
+                    return await self._on(self._wal, call)
+                except WalFull as full:
+                    if self.log_full is None:
+                        log.error("the disk is full: nothing is stored until there is room", error=full.message)
+                    waits, self.log_full = True, f"the disk is full: {full.message}"
+                await trio.sleep(ROOM_S)
+        finally:
+            if waits:
+                self.log_full = None
 
     async def _on(self, worker: Worker[Callable[[], None]], call: Callable[[], T]) -> T:
         reply: _Reply[T] = _Reply()

@@ -18,9 +18,7 @@ class Topic(Answer):
     replicas: int
     leaders: list[str | None] = Field(description="By partition: the node that leads it.")
     settings: dict[str, Any]
-    warnings: list[str] = Field(
-        description="What may not be meant so: two replicas do not survive one node."
-    )
+    warnings: list[str] = Field(description="What may not be meant so: two replicas do not survive one node.")
 
 
 class TopicHeld(Topic):

@@ -202,6 +202,7 @@ class Metrics:
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
         told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
         told.value("sandq_node_sick", self._health.reason is not None)
+        told.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():
             told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))
         if self._broker.node_log.feature_level is not None:

@@ -38,6 +38,7 @@ CONTRACT = {
     ("TIMED_OUT", True, 504),
     ("CONNECTION_LOST", True, 503),
     ("STORAGE_FAILED", False, 507),
+    ("DISK_FULL", True, 507),
     ("PROTOCOL", False, 400),
     ("WRONG_VERSION", False, 400),
     ("FRAME_TOO_LARGE", False, 413),

@@ -13,7 +13,7 @@ from sandq.model.errors import Corruption, StorageFailed
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
-from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal
+from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal, WalFull
 from sandq.storage.wal_format import Reader, SegmentHeader, decode_segment_header, encode_pass, segment_number
 
 SEGMENT = 4096
@@ -357,20 +357,39 @@ def test_a_failed_preparation_is_met_by_the_commit_that_needs_it() -> None:
 # When the disk fails
 
 
-def test_a_full_disk_is_named_and_ends_the_log() -> None:
+def test_a_full_disk_is_named_and_the_same_may_be_tried_again() -> None:
     plan = Plan()
     inner = MemoryFiles()
     wal = log(FaultyFiles(inner, plan), entries(1, 20))
+    before = inner.kill()
     plan.full = True
-    with pytest.raises(StorageFailed, match=r"wal/0000000002\.wal.*ENOSPC"):
-        wal.commit(entries(21, 30))
+    for _ in range(3):
+        with pytest.raises(WalFull, match=r"wal/0000000002\.wal.*ENOSPC"):
+            wal.commit([(Kind.HARD_STATE, 9, 0, 1, b"born here"), *entries(21, 30)])
+    assert wal.segments == 1 and wal.release({7: 1}) == 0
+    _, groups = opened(before)
+    assert indices(groups[7]) == list(range(1, 21)), "nothing of it was written"
     plan.full = False
-    for use in (lambda: wal.commit([entry(21)]), wal.seal, lambda: wal.release({}), lambda: wal.forget(7)):
-        with pytest.raises(StorageFailed, match="ENOSPC"):
-            use()
-    assert not wal.prepare()
+    wal.commit(entries(21, 30))
+    wal.commit(entries(31, 60))
+    wal.seal()
     _, groups = opened(inner.kill())
-    assert indices(groups[7]) == list(range(1, 21))
+    assert indices(groups[7]) == list(range(1, 61)) and 9 not in groups
+
+
+def test_a_full_disk_while_a_prepared_segment_is_too_small() -> None:
+    plan = Plan()
+    inner = MemoryFiles()
+    wal = log(FaultyFiles(inner, plan), [entry(1)])
+    wal.prepare()
+    plan.full = True
+    with pytest.raises(WalFull):
+        wal.commit([entry(2, size=3 * SEGMENT)])
+    plan.full = False
+    assert wal.prepare(), "the next one is made anew"
+    wal.commit([entry(2, size=3 * SEGMENT)])
+    _, groups = opened(inner.kill())
+    assert indices(groups[7]) == [1, 2]
 
 
 def test_a_failed_sync_is_never_tried_again() -> None:

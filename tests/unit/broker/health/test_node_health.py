@@ -14,6 +14,8 @@ from sandq.broker.health.stalls import LOOK_S
 from sandq.model.errors import StorageFailed
 from sandq.protocol.peer import PeerFrame
 
+RESERVE_BYTES = 100 << 20
+
 
 class Host:
     """A group with a vote on each node, led here until it was handed over."""
@@ -41,6 +43,7 @@ class Bed:
         self.stalled: list[str] = []
         self.gave_up: list[str] = []
         self.resumed = 0
+        self.free_bytes = 1 << 40
         self.expired: list[float] = []
         self.handed_to: list[list[str]] = []
         self.clock_may_lead = {"b", "c"}
@@ -53,11 +56,22 @@ class Bed:
             stall=self.stalled.append,
             resume=self.resume,
             expire=self.expired.append,
+            backlog=SimpleNamespace(no_room=None),
         )
-        runner: Any = SimpleNamespace(progress_of=self.progress.get, give_up_questions=self.gave_up.append)
+        self.runner: Any = SimpleNamespace(
+            progress_of=self.progress.get, give_up_questions=self.gave_up.append, log_full=None
+        )
         links: Any = SimpleNamespace(up={"b": None, "c": None}, send=self.send)
         self.health = NodeHealth(
-            self.node_log, runner, links, self.sick_peers, self.clock_may_lead.__contains__, 5.0, 30.0
+            self.node_log,
+            self.runner,
+            links,
+            self.sick_peers,
+            self.clock_may_lead.__contains__,
+            lambda: self.free_bytes,
+            RESERVE_BYTES,
+            5.0,
+            30.0,
         )
 
     def send(self, node: str, kind: int, body: Any) -> bool:
@@ -147,3 +161,25 @@ async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.Mo
     peers.recovered("c")
     await trio.sleep(SICK_S)
     assert peers.reasons() == {}
+
+
+async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.runner.log_full = "the disk is full: no room for the next segment"
+    await bed.passes(LOOK_S)
+    assert bed.health.stalled == bed.runner.log_full and bed.stalled and bed.told and bed.handed_to == []
+    bed.runner.log_full = None
+    await bed.passes(LOOK_S)
+    assert bed.health.stalled is None and bed.resumed
+
+
+def test_below_the_reserve_nothing_new_is_taken() -> None:
+    bed = Bed()
+    bed.health.note_space(RESERVE_BYTES)
+    assert bed.health.no_room is None
+    bed.health.note_space(RESERVE_BYTES - 1)
+    assert bed.health.no_room and "99 MiB are free" in bed.health.no_room
+    bed.health.note_space(RESERVE_BYTES)
+    assert bed.health.no_room, "it does not flap at the edge"
+    bed.health.note_space(RESERVE_BYTES * 2)
+    assert bed.health.no_room is None
