@@ -73,7 +73,7 @@ class Cluster:
     async def hand_over(self, clocks: ClockKeeper, health: NodeHealth) -> None:
         """Let others lead what this node leads, before it stops: as far as there are others that are well, for a
         moment, and rather those whose clocks are good."""
-        well = set(self._links.up) - health.sick().keys()
+        well = set(self._links.up).difference(health.unfit())
         for nodes in (clocks.good() & well, well):
             await hand_over(self._node_log.hosts.values, nodes)
 

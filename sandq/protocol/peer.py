@@ -35,5 +35,5 @@ class PeerFrame(IntEnum):
     CLOCK_TOLD = 11
     """[the number, the guarded clock in epoch microseconds, a `Standing`]: the answer."""
     SICK = 12
-    """Why the sender cannot work, its disk failed or standing still; nil below feature level 2. To all nodes, again and
-    again for as long as it is so."""
+    """[why the sender is sick, whether it works]: its disk failed or stands still; or it works, and takes nothing new,
+    as its disk is nearly full. nil, the former, below feature level 2. To all nodes, again and again while it is so."""

@@ -11,7 +11,8 @@ All of it ends by itself with the next progress. Others must be well for a leade
 hang on one disk, nobody resigns. Maintenance (flush, compaction, snapshots) may take long; its limit is a longer one,
 and requests need not wait for it, so they are not ended.
 
-A full log is a stalled one that says so. Before it comes to that, no new messages are taken (`storage.reserve_bytes`).
+A full log is a stalled one that says so. Before it comes to that, no new messages are taken (`storage.reserve_bytes`),
+and nodes that have room lead what they can; but the node works, and is not replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import structlog
 import trio
 
 from sandq.broker.controller.leadership_transfer import can_leave, hand_over
-from sandq.broker.health.sick_peers import SickPeers
+from sandq.broker.health.sick_peers import SickPeers, Told
 from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
@@ -85,7 +86,6 @@ class NodeHealth:
         self._reserve_bytes = reserve_bytes
         self._request_timeout_s = request_timeout_s
         self._told_s = -TELL_S
-        self._was_sick = False
         self._handing_over = False
 
     @property
@@ -105,13 +105,26 @@ class NodeHealth:
         return self._stalls.ages_s
 
     def sick(self) -> dict[str, str]:
-        """Why, of each node that is known to be sick; this one included."""
-        reasons, own = self._sick_peers.reasons(), self.reason
-        return reasons if own is None else {**reasons, self._node_log.node_id: own}
+        """Why, of each node that is known not to work; this one included."""
+        return {node: told.reason for node, told in self._known().items() if not told.works}
+
+    def unfit(self) -> Collection[str]:
+        """The nodes that had rather not lead: they do not work, or take nothing new."""
+        return self._known().keys()
 
     def may_lead(self, node: str) -> bool:
         """Whether leadership may be given to a node."""
-        return self._clock_may_lead(node) and node not in self.sick()
+        return self._clock_may_lead(node) and node not in self.unfit()
+
+    def _known(self) -> dict[str, Told]:
+        known, own = self._sick_peers.now(), self._own()
+        return known if own is None else {**known, self._node_log.node_id: own}
+
+    def _own(self) -> Told | None:
+        """What this node says of itself, if it has to say something."""
+        if self.reason is not None:
+            return Told(self.reason, False)
+        return Told(self.no_room, True) if self.no_room is not None else None
 
     async def run(self) -> None:
         """Look, tell and hand over, until cancelled."""
@@ -120,7 +133,7 @@ class NodeHealth:
             nursery.start_soon(self._watch_space)
             while True:
                 self.look()
-                if self.reason is not None and not self._handing_over:
+                if self._own() is not None and not self._handing_over:
                     self._handing_over = True
                     nursery.start_soon(self._hand_over)
                 await trio.sleep(LOOK_S)
@@ -187,18 +200,15 @@ class NodeHealth:
         self._stalled = reason
 
     def _tell(self) -> None:
-        """Say to all nodes that this one is sick; or, once, that it is well."""
-        reason, now_s = self.reason, trio.current_time()
-        if reason is None and not self._was_sick:
+        """Say to all nodes that this one is sick; that it is well again they see by its silence."""
+        own, now_s = self._own(), trio.current_time()
+        if own is None or now_s - self._told_s < TELL_S:
             return
-        if reason is not None and self._was_sick and now_s - self._told_s < TELL_S:
-            return
-        self._was_sick, self._told_s = reason is not None, now_s
-        if reason is None:
-            return  # it is forgotten where it is not said again
-        body = reason if (self._node_log.feature_level or FIRST_LEVEL) >= REASONS_LEVEL else None
-        for node in list(self._links.up):
-            self._links.send(node, PeerFrame.SICK, body)
+        reasons = (self._node_log.feature_level or FIRST_LEVEL) >= REASONS_LEVEL
+        if reasons or not own.works:
+            self._told_s = now_s
+            for node in list(self._links.up):
+                self._links.send(node, PeerFrame.SICK, tuple(own) if reasons else None)
 
     async def _hand_over(self) -> None:
         """Let nodes that are well lead what this one leads."""

@@ -1,8 +1,8 @@
-"""Which nodes say that they cannot work: their disks have failed, or stand still."""
+"""Which nodes say that they cannot work, their disks having failed or standing still; or that they have no room."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -14,21 +14,29 @@ NO_REASON: Final = "it cannot write any more"
 """Of a node of feature level 1, which says no more."""
 
 
+class Told(NamedTuple):
+    """What a node says of itself."""
+
+    reason: str
+    works: bool
+    """It works, and takes nothing new: its disk is nearly full."""
+
+
 class SickPeers:
     def __init__(self) -> None:
-        self._told: dict[str, tuple[float, str]] = {}
-        """When a node said so last, on trio's clock, and why."""
+        self._told: dict[str, tuple[float, Told]] = {}
+        """What a node said last, and when, on trio's clock."""
 
-    def told(self, node: str, reason: str | None) -> None:
-        """A node says that it is sick."""
-        self._told[node] = trio.current_time(), (reason or NO_REASON)[:REASON_CHARS]
+    def told(self, node: str, reason: str | None, works: bool = False) -> None:
+        """A node says that it is sick, or has no room."""
+        self._told[node] = trio.current_time(), Told((reason or NO_REASON)[:REASON_CHARS], works)
 
-    def recovered(self, node: str) -> None:
-        """A node says that it is well again, or nothing can be heard of it any more."""
+    def forget(self, node: str) -> None:
+        """Nothing is heard of a node any more."""
         self._told.pop(node, None)
 
-    def reasons(self) -> dict[str, str]:
-        """Why, of each that is sick now."""
+    def now(self) -> dict[str, Told]:
+        """What is said at present, by node."""
         now_s = trio.current_time()
         self._told = {node: told for node, told in self._told.items() if now_s - told[0] < SICK_S}
-        return {node: reason for node, (_, reason) in self._told.items()}
+        return {node: told for node, (_, told) in self._told.items()}

@@ -85,7 +85,7 @@ class PeerDispatch:
         self._clocks.down(node)
         self._routes.down(node)
         self._progress.down(node)
-        self._sick_peers.recovered(node)
+        self._sick_peers.forget(node)
         self._changed.set()
 
     def takes_more(self) -> bool:
@@ -122,8 +122,10 @@ class PeerDispatch:
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
             self._changed.set()
-        elif kind == PeerFrame.SICK and (body is None or isinstance(body, str)):
-            self._sick_peers.told(node, body)
+        elif kind == PeerFrame.SICK and body is None:
+            self._sick_peers.told(node, None)
+        elif kind == PeerFrame.SICK and isinstance(body, tuple) and [type(part) for part in body] == [str, bool]:
+            self._sick_peers.told(node, *body)
         else:
             return False
         return True

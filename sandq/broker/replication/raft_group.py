@@ -232,8 +232,8 @@ class RaftGroup:
         return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
     def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
-        """Propose with the next pass. Raises NotLeader, Unavailable, Overloaded, DiskFull, StorageFailed; Conflict for a
-        command above the cluster's feature level. Then `done` is never called."""
+        """Propose with the next pass. Raises NotLeader, Unavailable, Overloaded, DiskFull, StorageFailed; Conflict for
+        a command above the cluster's feature level. Then `done` is never called."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()

@@ -102,7 +102,8 @@ async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
     await bed.passes(5 + 4 * LOOK_S)
     assert bed.health.stalled and "write-ahead log" in bed.health.stalled
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
-    assert set(bed.told) == {("b", bed.health.stalled), ("c", bed.health.stalled)}
+    body = (bed.health.stalled, False)
+    assert set(bed.told) == {("b", body), ("c", body)}
     assert bed.handed_to == [], "nothing that it says gets out: the others elect a leader by themselves"
     assert bed.health.sick() == {"a": bed.health.stalled}
     bed.progress["log"], told, resumed = 3, len(bed.told), bed.resumed
@@ -157,10 +158,15 @@ async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.Mo
     peers = SickPeers()
     peers.told("b", "x" * 10_000)
     peers.told("c", None)
-    assert {node: len(reason) for node, reason in peers.reasons().items()} == {"b": REASON_CHARS, "c": len(NO_REASON)}
-    peers.recovered("c")
+    peers.told("d", "no room", works=True)
+    assert {node: (len(told.reason), told.works) for node, told in peers.now().items()} == {
+        "b": (REASON_CHARS, False),
+        "c": (len(NO_REASON), False),
+        "d": (7, True),
+    }
+    peers.forget("c")
     await trio.sleep(SICK_S)
-    assert peers.reasons() == {}
+    assert peers.now() == {}
 
 
 async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
@@ -171,6 +177,22 @@ async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio
     bed.runner.log_full = None
     await bed.passes(LOOK_S)
     assert bed.health.stalled is None and bed.resumed
+
+
+async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.free_bytes = RESERVE_BYTES - 1
+    bed.sick_peers.told("b", "no room either", works=True)
+    await bed.passes(2)
+    assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
+    assert set(bed.told) == {(node, (bed.health.no_room, True)) for node in "bc"}
+
+
+async def test_below_level_2_nobody_is_told_of_little_room(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed(feature_level=1)
+    bed.free_bytes = RESERVE_BYTES - 1
+    await bed.passes(2)
+    assert bed.health.no_room and bed.told == []
 
 
 def test_below_the_reserve_nothing_new_is_taken() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.health.sick_peers import SickPeers
+from sandq.broker.health.sick_peers import NO_REASON, SickPeers
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -71,6 +71,20 @@ class Bed:
         if kind == PeerFrame.JOIN:
             self.heard.append("join")
         return kind == PeerFrame.JOIN
+
+
+async def test_a_node_says_that_it_is_sick_or_has_no_room() -> None:
+    bed = Bed()
+    for body, told in (
+        (None, (NO_REASON, False)),
+        (("its disk hangs", False), ("its disk hangs", False)),
+        (("no room", True), ("no room", True)),
+        (("no room",), ("no room", True)),
+        ("no room", ("no room", True)),
+    ):
+        bed.dispatch.on_frame("a", PeerFrame.SICK, body, 10)
+        bed.dispatch.on_frame("b", PeerFrame.SICK, body, 10)
+        assert bed.sick_peers.now() == {"a": told}, "what is no such frame is dropped, and so is another cluster's"
 
 
 async def test_a_node_of_this_cluster_is_heard() -> None:
