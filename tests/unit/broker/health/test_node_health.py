@@ -82,6 +82,11 @@ class Bed:
     def resume(self) -> None:
         self.resumed += 1
 
+    def lacks_room(self) -> None:
+        self.free_bytes = RESERVE_BYTES - 1
+        # At once: time jumps on while the thread looks that asks for it.
+        self.health.note_space(self.free_bytes)
+
     async def passes(self, seconds: float) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.health.run)
@@ -181,7 +186,7 @@ async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio
 
 async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
-    bed.free_bytes = RESERVE_BYTES - 1
+    bed.lacks_room()
     bed.sick_peers.told("b", "no room either", works=True)
     await bed.passes(2)
     assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
@@ -190,7 +195,7 @@ async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: 
 
 async def test_below_level_2_nobody_is_told_of_little_room(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed(feature_level=1)
-    bed.free_bytes = RESERVE_BYTES - 1
+    bed.lacks_room()
     await bed.passes(2)
     assert bed.health.no_room and bed.told == []
 
