@@ -33,6 +33,7 @@ from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.dispatch import PeerDispatch
@@ -70,6 +71,7 @@ from sandq.storage.stores import LevelStores, Stores
 log = structlog.get_logger("sandq.node")
 
 LOCK_NAME = "lock"
+STORES_NAME = "stores.level"
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let one busy thread hold up the others for as long."""
 
@@ -139,6 +141,7 @@ class _Parts:
     snapshots: Snapshots
     sick_peers: SickPeers
     health: NodeHealth
+    scrubber: Scrubber
     broker: Broker
 
 
@@ -187,7 +190,7 @@ async def _running(
     token = trio.lowlevel.current_trio_token()
     ended = True
     # Later a file that is missing is a file that was lost, and not to be made anew.
-    stores = stores_at(data_dir / "stores.level", create=first_start)
+    stores = stores_at(data_dir / STORES_NAME, create=first_start)
     try:
         node_log = NodeLog(
             files,
@@ -223,6 +226,7 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 timers = timers_of(clock)
                 sick_peers = SickPeers()
+                scrubber = Scrubber(files, data_dir / STORES_NAME, config.storage.scrub_rate)
                 health = NodeHealth(
                     node_log,
                     runner,
@@ -288,11 +292,13 @@ async def _running(
                     snapshots,
                     sick_peers,
                     health,
+                    scrubber,
                     broker,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
                 nursery.start_soon(health.run)
+                nursery.start_soon(scrubber.run)
                 async with _serving(parts, gate) as serving:
                     yield serving
                 await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)
@@ -366,6 +372,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             discovery.membership.members,
             cluster.waiting,
             parts.health,
+            parts.scrubber,
             lambda: this_node.cluster_uuid,
             cluster.init,
         )
@@ -375,7 +382,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
-        metrics = Metrics(broker, parts.health, clients, about, discovery.seen)
+        metrics = Metrics(broker, parts.health, parts.scrubber, clients, about, discovery.seen)
         request_timeout_s = config.health.request_timeout_ms / 1000
         server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s)
         serving.start_soon(server.serve, listeners)

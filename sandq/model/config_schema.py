@@ -6,7 +6,7 @@
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
-    storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, reserve_bytes}
+    storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
     limits   {any field of limits.Limits}
@@ -158,6 +158,8 @@ class StorageSection(schema.Section):
     )
     snapshot_rate: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 64 * _MIB
     """Bytes per second."""
+    scrub_rate: Annotated[int, schema.size(0, _GIB)] = _MIB
+    """Bytes per second; 0: never."""
     reserve_bytes: Annotated[int, schema.size(0, 1024 * _GIB)] = 256 * _MIB
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.scrubber import Scrubber
 from sandq.gossip import tags
 from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
@@ -34,6 +35,7 @@ class ServerInfo:
     waiting: Callable[[], str | None]
     """Why this node does not take part in a cluster yet; None once it does."""
     health: NodeHealth
+    scrubber: Scrubber
     belongs: Callable[[], str | None]
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
@@ -86,6 +88,7 @@ class ServerInfo:
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
+            "damage": self.scrubber.damage,
         }
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

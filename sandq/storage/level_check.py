@@ -153,10 +153,10 @@ def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, i
 def find_damaged_table(directory: Path) -> Corruption | None:
     """Read every block of every table; the first that is damaged, as an error naming file and byte."""
     for name in sorted(os.listdir(directory)):
-        if _TABLE.fullmatch(name):
+        if is_table(name):
             path = directory / name
             try:
-                problem = _check_table(path.read_bytes())
+                problem = check_table(path.read_bytes())
             except OSError:
                 continue  # a compaction removed it meanwhile, or the disk fails: no damage that was stored
             if problem is not None:
@@ -164,7 +164,13 @@ def find_damaged_table(directory: Path) -> Corruption | None:
     return None
 
 
-def _check_table(data: bytes) -> tuple[int, str] | None:
+def is_table(name: str) -> bool:
+    """Whether a file of a database directory is a table."""
+    return _TABLE.fullmatch(name) is not None
+
+
+def check_table(data: bytes) -> tuple[int, str] | None:
+    """Look at every block of a table; the byte of the first that is damaged, and what is wrong with it."""
     footer = len(data) - _FOOTER_BYTES
     if footer < 0 or data[-8:] != _TABLE_MAGIC:
         return max(footer, 0), "no table footer"

@@ -25,6 +25,8 @@ NODE: Final = (
     Metric("sandq_build_info", GAUGE, ("version", "python", "node", "cluster"), "1; the labels say what runs here."),
     Metric("sandq_storage_failed", GAUGE, (), "1: the disk failed, and nothing is written any more."),
     Metric("sandq_node_sick", GAUGE, (), "1: the disk failed, is full or stands still: this node cannot work."),
+    Metric("sandq_damage_found", GAUGE, (), "1: log or tables are not what was written."),
+    Metric("sandq_scrubbed_bytes_total", COUNTER, (), "Bytes of log and tables that were read to be checked."),
     Metric("sandq_no_room", GAUGE, (), "1: the disk is nearly full, and no new messages are taken."),
     Metric("sandq_no_progress_seconds", GAUGE, ("work",), "For how long work that is under way has not got on."),
     Metric("sandq_feature_level", GAUGE, (), "The feature level that the cluster has come to."),

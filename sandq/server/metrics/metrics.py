@@ -24,6 +24,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock.guarded_clock import ClockStatus
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.membership.discovery import Seen
@@ -82,11 +83,18 @@ class Metrics:
     """Of one node, with a registry of its own: several nodes may be in one process."""
 
     def __init__(
-        self, broker: Broker, health: NodeHealth, clients: ClientStats, about: About, members: Callable[[], Seen]
+        self,
+        broker: Broker,
+        health: NodeHealth,
+        scrubber: Scrubber,
+        clients: ClientStats,
+        about: About,
+        members: Callable[[], Seen],
     ) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
         self._health = health
+        self._scrubber = scrubber
         self._stats = broker.stats
         self.clients = clients
         self._about = about
@@ -202,6 +210,8 @@ class Metrics:
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
         told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
         told.value("sandq_node_sick", self._health.reason is not None)
+        told.value("sandq_damage_found", self._scrubber.damage is not None)
+        told.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
         told.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():
             told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))

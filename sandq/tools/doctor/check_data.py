@@ -19,7 +19,7 @@ from sandq.metadata.commands import Entry
 from sandq.metadata.state import check_level
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.features import KNOWN
-from sandq.node import LOCK_NAME
+from sandq.node import LOCK_NAME, STORES_NAME
 from sandq.raft.wire import REGULAR
 from sandq.storage import identity, level_check
 from sandq.storage.level_stores import LOCK as STORES_LOCK
@@ -30,7 +30,6 @@ from sandq.storage.wal_recovery import recover
 from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped
 from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 
-STORES_NAME = "stores.level"
 NEWER = "start that version on it; docs/upgrading.md says more"
 RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"
 

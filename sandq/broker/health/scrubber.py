@@ -1,0 +1,63 @@
+"""Read log and tables in the background, at a bounded rate, and say when they are not what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from sandq.model.errors import Corruption, StorageFailed
+from sandq.storage.files import Files
+from sandq.storage.scrub import scrub_tables, scrub_wal
+
+log = structlog.get_logger("sandq.health")
+
+PAUSE_S: Final = 3600.0
+"""Between the end of one round over everything and the beginning of the next."""
+
+
+class Scrubber:
+    def __init__(self, files: Files, stores: Path, bytes_per_s: int) -> None:
+        """`stores`: the directory of the tables; there may be none. `bytes_per_s`: 0 reads nothing."""
+        self._files = files
+        self._stores = stores
+        self._bytes_per_s = bytes_per_s
+        self.read_bytes = 0
+        self.rounds = 0
+        """How often everything was read."""
+        self.damage: str | None = None
+        """What the last round found that is not what was written."""
+
+    async def run(self) -> None:
+        """Round after round, until cancelled."""
+        while self._bytes_per_s:
+            await self.scrub()
+            await trio.sleep(PAUSE_S)
+
+    async def scrub(self) -> None:
+        """One round."""
+        parts = [scrub_wal(self._files)]
+        if self._stores.is_dir():
+            parts.append(scrub_tables(self._stores))
+        found: list[str] = []
+        for part in parts:
+            try:
+                await self._read(part)
+            except Corruption as error:
+                log.error("what is stored is not what was written: replace this node's data", error=error.message)
+                found.append(error.message)
+            except (StorageFailed, OSError) as error:
+                log.warning("the disk could not be read to be checked", error=str(error))
+        self.damage = "; ".join(found) or None
+        self.rounds += 1
+
+    async def _read(self, steps: Iterator[int]) -> None:
+        while True:
+            size = await trio.to_thread.run_sync(next, steps, None, abandon_on_cancel=True)
+            if size is None:
+                return
+            self.read_bytes += size
+            await trio.sleep(size / self._bytes_per_s)
