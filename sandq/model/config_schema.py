@@ -175,7 +175,7 @@ class HealthSection(schema.Section):
 
     stall_after_ms: Annotated[int, schema.duration(1000, 600_000)] = Field(default=5000, alias="stall_after")
     request_timeout_ms: Annotated[int, schema.duration(1000, 3_600_000)] = Field(
-        default=30_000, alias="request_timeout"
+        default=60_000, alias="request_timeout"
     )
 
 

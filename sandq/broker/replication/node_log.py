@@ -349,10 +349,11 @@ class NodeLog:
                 host.expire(timeout_s)
 
     def stall(self, why: str) -> None:
-        """The log or the state stands still: end what waits for it. To be called again for what came meanwhile."""
+        """The log or the state stands still: end what waits for it. To be called again for groups that came since."""
         self.stalled = why
         for host in self.hosts.values():
-            host.stall(why)
+            if host.stalled != why:
+                host.stall(why)
 
     def resume(self) -> None:
         """They go on."""

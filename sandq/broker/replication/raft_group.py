@@ -101,7 +101,7 @@ class RaftGroup:
         self._closed: SandqError | None = None
         self._stands: Unavailable | None = None
         """Nothing is applied any more."""
-        self._stalled: str | None = None
+        self.stalled: str | None = None
         """Why nothing goes on here, for now."""
         self._encode = encode
         self._group_commit = group_commit
@@ -140,14 +140,14 @@ class RaftGroup:
         """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
         for what nobody else can: others will lead the groups that they are members of."""
         group = self.group
-        works = self.failed is None and self._stalled is None
+        works = self.failed is None and self.stalled is None
         leads = group.is_leader and (works or group.is_only_voter)
         return leads and bool(self.status.applied_index >= group.term_start)
 
     @property
     def works(self) -> bool:
         """It is ready, and can write."""
-        return self.failed is None and self._stalled is None and self.ready
+        return self.failed is None and self.stalled is None and self.ready
 
     @property
     def members(self) -> Members:
@@ -220,8 +220,8 @@ class RaftGroup:
         if self._closed is not None:
             raise self._closed
         if not self.ready:
-            if self._stalled is not None and self.group.is_leader:
-                raise Stalled(self._stalled)
+            if self.stalled is not None and self.group.is_leader:
+                raise Stalled(self.stalled)
             raise self.not_leader()
 
     def not_leader(self) -> NotLeader:
@@ -237,8 +237,8 @@ class RaftGroup:
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
-        if self._stalled is not None:
-            raise Stalled(self._stalled)
+        if self.stalled is not None:
+            raise Stalled(self.stalled)
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
         if command.feature_level > FIRST_LEVEL:
@@ -309,8 +309,8 @@ class RaftGroup:
         while self.status.applied_index < index:
             if self._stands is not None:
                 raise self._stands
-            if self._stalled is not None:
-                raise Stalled(self._stalled)
+            if self.stalled is not None:
+                raise Stalled(self.stalled)
             await self.changed()
             if self._closed is not None:
                 raise self._closed
@@ -401,7 +401,7 @@ class RaftGroup:
 
     def stall(self, why: str) -> None:
         """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
-        self._stalled = why
+        self.stalled = why
         self._answer_all(self._pending, Unavailable(f"it was not stored: {why}"))
         unknown = TimedOut(f"the outcome is unknown: {why}")
         self._drop(self._proposals, unknown)
@@ -412,7 +412,7 @@ class RaftGroup:
 
     def resume(self) -> None:
         """It goes on."""
-        self._stalled = None
+        self.stalled = None
         self.look()
 
     def abandon(self, error: StorageFailed) -> None:

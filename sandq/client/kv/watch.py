@@ -250,7 +250,7 @@ class Watch:
             while True:
                 while source.waiting >= ANSWERS_AHEAD:
                     await source.room.wait()
-                frame = await call_leader_for_ever(self._cluster, self._request(source))
+                frame = await call_leader_for_ever(self._cluster, self._request(source), wait_s=self._wait_ms / 1000)
                 self._check_number()
                 self._take_over(source, KvChanges.parse(frame))
         except SandqError as error:

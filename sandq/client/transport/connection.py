@@ -163,10 +163,16 @@ class Connection:
             self._wake_writer.set()
 
     async def call(
-        self, build: Build, *, timeout_s: float = math.inf, is_moved: Callable[[], bool] = lambda: False
+        self,
+        build: Build,
+        *,
+        timeout_s: float = math.inf,
+        wait_s: float = 0.0,
+        is_moved: Callable[[], bool] = lambda: False,
     ) -> Frame:
         """Send a request and wait for its reply. TimedOut: the outcome is unknown. `is_moved()` is asked when there is
-        none for `standstill_s`, and again and again: whether somebody else is to be asked instead (TimedOut, too)."""
+        none for `standstill_s` beyond the `wait_s` that the request asks to wait, and again and again: whether somebody
+        else is to be asked instead (TimedOut, too)."""
         box: list[Frame | SandqError] = []
         done = anyio.Event()
 
@@ -175,7 +181,7 @@ class Connection:
             done.set()
 
         request_id = self.request(build, on_reply)
-        waited_s, pause_s = 0.0, self._options.standstill_s
+        waited_s, pause_s = 0.0, wait_s + self._options.standstill_s
         try:
             while not box and waited_s < timeout_s:
                 with anyio.move_on_after(min(pause_s, timeout_s - waited_s)):

@@ -73,10 +73,11 @@ async def call_leader(cluster: Cluster, request: PartitionRequest, *, idempotent
     return await _call(cluster, _Leader(cluster, request.topic, request.partition), request.frame, idempotent)
 
 
-async def call_leader_for_ever(cluster: Cluster, request: PartitionRequest) -> Frame:
-    """The same, tried again for as long as the client is open, unless the error is one that stays."""
+async def call_leader_for_ever(cluster: Cluster, request: PartitionRequest, *, wait_s: float) -> Frame:
+    """The same, tried again for as long as the client is open, unless the error is one that stays. `wait_s`: for so
+    long the request asks to wait."""
     leader = _Leader(cluster, request.topic, request.partition)
-    return await _call(cluster, leader, request.frame, True, patience_s=math.inf)
+    return await _call(cluster, leader, request.frame, True, patience_s=math.inf, wait_s=wait_s)
 
 
 async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
@@ -238,7 +239,13 @@ def _hint(cluster: Cluster, error: SandqError) -> str | None:
 
 
 async def _call(
-    cluster: Cluster, route: _Route, build: Build, idempotent: bool, *, patience_s: float | None = None
+    cluster: Cluster,
+    route: _Route,
+    build: Build,
+    idempotent: bool,
+    *,
+    patience_s: float | None = None,
+    wait_s: float = 0.0,
 ) -> Frame:
     timeout_s = cluster.options.timeout_s
     deadline = anyio.current_time() + (timeout_s if patience_s is None else patience_s)
@@ -251,7 +258,10 @@ async def _call(
         try:
             is_moved = partial(route.is_moved, connection) if idempotent else _never
             return await connection.call(
-                build, timeout_s=min(max(left_s, 0.001), timeout_s * route.share), is_moved=is_moved
+                build,
+                timeout_s=min(max(left_s, 0.001), timeout_s * route.share),
+                wait_s=wait_s,
+                is_moved=is_moved,
             )
         except SandqError as error:
             at_once = route.failed(error)

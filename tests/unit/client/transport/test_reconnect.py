@@ -17,13 +17,16 @@ from sandq.model.errors import (
     ClosedError,
     ConnectionLost,
     InvalidRequest,
+    NotFound,
     NotLeader,
     ProtocolError,
+    TimedOut,
     Unavailable,
     UnknownTopic,
     WrongPort,
     WrongVersion,
 )
+from sandq.model.sequence import RESENT
 from sandq.protocol.frames import Type, encode_error, encode_reply
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
@@ -31,6 +34,7 @@ from tests.support.client.helpers import QUICK, take
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
+ID = offsets.to_text(offsets.pack(NOW_MS, 1, 0, 0))
 
 
 def test_held_messages_survive_a_cut(with_client: Any) -> None:
@@ -200,6 +204,57 @@ def test_a_node_that_stands_still_does_not_hold_up_who_looks_for_a_leader(
                 one.script[Type.PRODUCE] += [NotLeader("moved")] * 100
                 await client.produce("t", b"b")
                 assert len(two.produced) == 1
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", [Type.GET, Type.PRODUCE], ids=["get", "produce"])
+def test_what_a_silent_node_has_goes_to_who_leads_by_now(run: Any, kind: Type) -> None:
+    """Its connection is open, and it answers PINGs."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 1, leaders=["n1"])
+                await server.start(tasks)
+            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            options = Options(**{**QUICK, "standstill_s": 0.05, "look_again_s": 0.01})
+            async with connect_with(options, (one.address,), "test") as client:
+                await client.produce("t", b"before")
+                await until_holds(lambda: two.connections)
+                one.script[kind] += [SILENCE]
+                two.add_topic("t", 1, leaders=["n2"])  # n1 has not heard of it
+                if kind == Type.PRODUCE:
+                    await client.produce("t", b"on its way")
+                    (asked,), (sent,) = two.produced, one.of_type(Type.PRODUCE)[1:]
+                    assert asked.sequence == sent[6] | RESENT
+                else:
+                    two.script[Type.GET] += [NotFound("it was never there")]
+                    with pytest.raises(NotFound):
+                        await client.messages("t").get(ID)
+                assert len(one.of_type(kind)) == 1 + (kind == Type.PRODUCE)
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_silent_node_that_leads_still_is_waited_for(run: Any) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            one, two = FakeServer("n1"), FakeServer("n2")
+            for server in (one, two):
+                server.add_topic("t", 1, leaders=["n1"])
+                await server.start(tasks)
+            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+            options = Options(**{**QUICK, "standstill_s": 0.05, "look_again_s": 0.01, "timeout_s": 0.5})
+            async with connect_with(options, (one.address,), "test") as client:
+                await client.produce("t", b"before")
+                one.script[Type.GET] += [SILENCE] * 10
+                with pytest.raises(TimedOut):
+                    await client.messages("t").get(ID)
+                assert not two.of_type(Type.GET)
             tasks.cancel_scope.cancel()
 
     run(main)
