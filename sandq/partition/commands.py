@@ -42,6 +42,7 @@ class CommandType(IntEnum):
     START_JOB = 18
     STOP_JOB = 19
     HOLD = 20
+    RAISE_LEVEL = 21
 
 
 What = list[list[Any]] | None
@@ -260,6 +261,15 @@ class Hold(Command):
     name: str
     offset: bytes | None
     ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseLevel(Command):
+    """Go by the rules of a feature level from here on (`SharedState.level`); one that was reached changes nothing."""
+
+    type: ClassVar[int] = CommandType.RAISE_LEVEL
+    feature_level: ClassVar[int] = 2
+    level: int
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

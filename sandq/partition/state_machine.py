@@ -17,6 +17,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
+from sandq.model.features import FIRST_LEVEL
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import ExpiringRows
@@ -46,7 +47,7 @@ Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
-Hold: up to where the log is trimmed.
+Hold: up to where the log is trimmed. RaiseLevel: the level that it is at.
 Of any: the SandqError that refused it."""
 
 
@@ -100,6 +101,8 @@ class Status:
     is_resting: bool = False
     """What there is to be compacted of the log is."""
     holds: tuple[Hold, ...] = ()
+    level: int = FIRST_LEVEL
+    """The feature level whose rules the partition goes by."""
 
 
 class TimerPartition:
@@ -145,6 +148,8 @@ class TimerPartition:
             self._trimmer.state(),
             (self.groups.next_id, self.shared.next_seq, self.ttl.any_own),
             self.shared.settings,
+            # Not at the first level: versions that know no other must be able to read it.
+            *((self.shared.level,) if self.shared.level > FIRST_LEVEL else ()),
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
 
@@ -154,8 +159,9 @@ class TimerPartition:
         self = cls(partition, settings)
         row = view.get(rows.STATE_KEY)
         if row is not None:
-            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
-            log, counts, expiring_rows, trimmer, numbers = parts
+            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
+            log, counts, expiring_rows, trimmer, numbers, stored, *level = parts
+            self.shared.level = level[0] if level else FIRST_LEVEL
             self.log.state.load(log)
             self.log.counts.load(counts)
             self.expiring_rows.load(expiring_rows)
@@ -193,6 +199,7 @@ class TimerPartition:
             self.shared.totals.counted(),
             *self._keys_status,
             self.holds.all,
+            self.shared.level,
         )
 
     @property
@@ -339,6 +346,10 @@ class TimerPartition:
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.Hold():
                 return self._hold(command, view)
+            case c.RaiseLevel():
+                self.shared.level = max(self.shared.level, command.level)
+                self._trim_schedule.note_settled(now_ms)
+                return self.shared.level
             case c.Configure():
                 self.shared.settings = command.settings
                 self._trim_schedule.note_settled(now_ms)

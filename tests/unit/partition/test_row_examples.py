@@ -219,6 +219,14 @@ def test_state() -> None:
     assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
 
 
+def test_state_of_a_partition_that_was_raised() -> None:
+    loaded = TimerPartition.load(3, {}, view_of((rows.STATE_KEY, example("state-row-of-level-2"))))
+    assert (loaded.shared.level, loaded.applied_index, loaded.settings) == (2, 41, {"ordering": "none"})
+    again = view_of()
+    loaded.write_state(again)
+    assert again.drain() == [(rows.STATE_KEY, example("state-row-of-level-2"))]
+
+
 def test_keys() -> None:
     row = example("value-row")
     value = key_table.Value(OFFSET, b"on", b"\x80", T + 60_000)
@@ -284,6 +292,11 @@ def test_hold() -> None:
     bench.apply(0, c.Hold("spark", OFFSET, 3_600_000))
     assert bench.rows(rows.HOLD) == [(example("hold-key"), example("hold-row"))]
     assert Hold.load(example("hold-key"), example("hold-row")) == ("spark", OFFSET, T + 3_600_000)
+
+
+def test_entry_of_a_level() -> None:
+    assert c.Entry(T, (c.RaiseLevel(2),)).encode() == example("entry-level")
+    assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(2),)
 
 
 def test_entry_of_holds() -> None:
