@@ -26,8 +26,10 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.administration import GroupAdmin
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.groups.leases import Lease
+from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
@@ -114,15 +116,17 @@ class TimerPartition:
         self.clock_epoch = 0
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
-        unique, reader, log_state = UniqueKeys(expiring_rows), MessageReader(), LogState()
-        self._group_state = group_state = GroupState(shared, log_state, expiring_rows, reader)
-        self.groups, self.leases, self.ttl = group_state.groups, group_state.leases, group_state.ttl
+        self.groups, reader, log_state = GroupTable(), MessageReader(), LogState()
+        unique = UniqueKeys(shared, self.groups, expiring_rows)
+        self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
+        self.leases, self.ttl = group_state.leases, group_state.ttl
+        ownership = Ownership(group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
         self.log = MessageLog(
-            partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows, schedule
+            partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
         )
         self.jobs = Jobs(shared, group_state, self.log)
-        self.pending = Pending(self.groups, self.log, unique)
+        self.pending = Pending(shared, self.groups, self.log, unique, ownership)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique)
         self._settlement = LeaseSettlement(shared, group_state, unique)

@@ -211,6 +211,14 @@ class Waiting:
         """Whether the ttl of the first of them passes before they come back."""
         return self.expires_ms is not None and self.expires_ms <= self.due_ms
 
+    def find(self, offset: bytes) -> tuple[int, int]:
+        """The range that holds a message of the entry, and the message's place in it."""
+        for at, (base, length) in enumerate(self.ranges):
+            behind = offsets.distance(base, offset)
+            if behind is not None and 0 <= behind < length:
+                return at, behind
+        raise KeyError(offset)
+
     def row(self) -> bytes:
         ranges = rows.pack_ranges(self.ranges)
         return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)

@@ -33,8 +33,7 @@ class WaitingTable:
     def add(self, group: Group, entry: Waiting, view: View) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires."""
         if self._ttl.any_expires:
-            expiries = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
-            entry.expires_ms = min((at for at in expiries if at is not None), default=None)
+            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
         entry.seq = self._shared.next_seq
         self._shared.next_seq += 1
         group.add_waiting(entry)
@@ -56,6 +55,34 @@ class WaitingTable:
         else:
             view.delete(key)
             del group.waiting[entry.seq]
+
+    def part(self, group: Group, entry: Waiting, offset: bytes, due_ms: int | None, view: View) -> None:
+        """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer."""
+        expires_ms = None
+        if self._ttl.any_expires:
+            expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
+        apart = None
+        if due_ms is not None:
+            ranges, number = [Range(offset, 1)], self._shared.next_seq
+            self._shared.next_seq += 1
+            apart = Waiting(due_ms, number, entry.attempt, entry.error, ranges, entry.since_ms, entry.kept, expires_ms)
+            apart.history = entry.history
+        group.part_waiting(entry, offset, apart)
+        if apart is not None:
+            self.store(group, apart, view)
+        if not entry.ranges:
+            view.delete(rows.waiting_key(group.group_id, entry.due_ms, entry.seq))
+            return
+        if expires_ms is not None and expires_ms == entry.expires_ms:
+            # It may have been the only one that expires so early.
+            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
+            group.watch_expiry(entry)
+        self.store(group, entry, view)
+
+    def _expiries(self, group: Group, entry: Waiting, view: View) -> list[int]:
+        """When messages of an entry expire."""
+        found = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+        return [at_ms for at_ms in found if at_ms is not None]
 
     def remove_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> list[Range]:
         """Take what has expired out of an entry, and return it."""

@@ -23,6 +23,7 @@ from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
@@ -30,6 +31,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.pieces import Message, kept_messages, load_message
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
@@ -121,15 +123,25 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
-    unique, view = UniqueKeys(ExpiringRows()), view_of()
+    shared, groups = SharedState({"dedup_window_ms": 600_000, "ordering": "none"}), GroupTable()
+    unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
+    first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
+    entry = LogEntry(OFFSET, 1, 100, EXTRA)
     unique.hold(b"k", OFFSET, SENDER, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
     assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
     unique.hold(b"k", OFFSET, None, view)
-    unique.mark_delivered(EXTRA, T, 600_000, view)
+    unique.mark_delivered(first, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
     assert unique.find(b"k", T + 599_999, view) == Named(DELIVERED, OFFSET, None)
     assert unique.find(b"k", T + 600_000, view) is None
+    shared.level = 2
+    unique.hold(b"k", OFFSET, None, view)
+    unique.mark_delivered(first, entry, T, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-attempted-row")
+    first.reader.seek(OFFSET)
+    unique.mark_delivered(second, entry, T, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
 
 
 def test_lease_and_progress() -> None:
