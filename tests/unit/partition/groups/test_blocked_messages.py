@@ -1,4 +1,4 @@
-"""A message that its key blocks for long is copied aside, so that it does not keep the log behind it (from level 2 on)."""
+"""From level 2 on a message that its key blocks for long is copied aside: it does not keep the log behind it."""
 
 from __future__ import annotations
 

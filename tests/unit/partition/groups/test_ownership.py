@@ -72,8 +72,8 @@ class TestSeveralGroups:
             assert bench.values(bench.lease(at=7000, group=group)) == ["n"]
 
     def test_it_waits_in_one_and_the_other_has_yet_to_take_it(self) -> None:
-        """Cancelled, nobody gets it. It is not moved: placed anew it would come to the first as if nothing had been tried,
-        and where it stands it would come to the second too early."""
+        """Cancelled, nobody gets it. It is not moved: placed anew it would come to the first as if nothing had been
+        tried, and where it stands it would come to the second too early."""
         bench = made("g", "h")
         offset, _ = bench.append("m", "n")
         give_back(bench, 1)
@@ -270,7 +270,7 @@ def test_jobs_leave_alone_what_waits() -> None:
 
 
 def test_counts_come_out_even() -> None:
-    """Of those whose second has come some are cancelled while they wait, one is moved: what is ready is what there is."""
+    """Some are cancelled while they wait, one is moved: what is ready is what there is."""
     bench = made()
     base, _ = bench.append(*"abcdef")
     lease = bench.one(at=1, limit=4)
