@@ -33,6 +33,7 @@ from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
+from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.message_log import MessageLog, Stored
@@ -268,7 +269,10 @@ class TimerPartition:
         """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
         if index <= self.applied_index:
             return []
-        self.now_ms = max(self.now_ms, entry.now_ms)
+        stamp_ms = entry.now_ms
+        if self.shared.level >= OWNERSHIP:
+            stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
+        self.now_ms = max(self.now_ms, stamp_ms)
         self.floor_ms = max(self.floor_ms, self.now_ms)
         self.log.counts.advance(self.now_ms, view)
         place = grants = 0

@@ -219,4 +219,9 @@ def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list
             f"item {item}: a range must be [offset of {OFFSET_BYTES} bytes, count 1..{RANGE_MESSAGES}"
             f" | bitmap of 1..{_BITMAP_BYTES} bytes]",
         )
+    for offset, extent in ranges:
+        # Before anything is proposed: refused where it is applied, it would be so behind the items before it.
+        places = extent if type(extent) is int else number_of(extent, "little").bit_length()
+        if (number_of(offset, "big") & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
+            raise cls.wrong("items", f"item {item}: a range of {places} places ends after the last place there is")
     return ranges
