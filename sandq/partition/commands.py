@@ -53,7 +53,7 @@ Target = Sequence[Any]
 
 TARGET_ID, TARGET_KEY = 0, 1
 REJECT, REPLACE, IGNORE = 0, 1, 2
-"""What becomes of a message whose unique key is taken: itself refused, the pending one cancelled, itself left out."""
+"""What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out."""
 
 
 class Command:
@@ -190,7 +190,7 @@ class Configure(Command):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
-    """Take pending messages out of the log."""
+    """Take messages that are their producer's out of the log and out of groups."""
 
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
@@ -198,7 +198,7 @@ class Cancel(Command):
 
 @dataclass(frozen=True, slots=True)
 class Move(Command):
-    """Give pending messages another delivery time."""
+    """Give messages that are their producer's another delivery time."""
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[tuple[Target, int, bool]]

@@ -298,6 +298,7 @@ class TimerPartition:
                         results.append(self._other(index, place, command, view))
             except (NotFound, InvalidRequest, Conflict, OutOfSequence) as refusal:
                 results.append(refusal)
+        self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
 

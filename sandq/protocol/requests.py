@@ -66,7 +66,8 @@ class Produce(Request, type=Type.PRODUCE):
     `model.sequence` for what `sequence` says.
 
     `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
-    has the key is cancelled; IGNORE: it is left out, and answered with the id of the one that has the key.
+    has the key is cancelled, or, when a group holds it, the new one is refused; IGNORE: it is left out, and answered
+    with the id of the one that has the key.
     """
 
     topic: str

@@ -91,7 +91,7 @@ class Group:
             parts.append(Range(offsets.shift(offset, 1), length - behind - 1))
         entry.ranges = entry.ranges[:at] + parts + entry.ranges[at + 1 :]
         self.waiting_ranges += len(parts) - 1
-        self.metrics.count_waiting(entry)
+        self.metrics.count_parted(entry, offset)
         if not entry.ranges:
             del self.waiting[entry.seq]
         if self._holders is not None:

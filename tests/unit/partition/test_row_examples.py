@@ -30,6 +30,7 @@ from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.pieces import Message, kept_messages, load_message
+from sandq.partition.log.trim import PIN_MS
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
@@ -184,6 +185,9 @@ def test_blocked() -> None:
     bench.lease()
     assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-row")]
     assert rows.of_group(rows.BLOCKED, 1, OFFSET) == example("blocked-key")
+    bench.apply(PIN_MS, c.RaiseLevel(2))
+    bench.trim(PIN_MS)
+    assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-kept-row")]
 
 
 def test_group() -> None:
