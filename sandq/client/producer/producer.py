@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import anyio
 import anyio.abc
@@ -110,7 +110,7 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
 
@@ -152,7 +152,7 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
 

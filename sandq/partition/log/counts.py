@@ -1,12 +1,12 @@
 """How many messages stand in each second of the log: what forecasts, backlogs and read limits go by, without a scan.
 
-A message counts in the second of its delivery time from its insertion until it is cancelled or moved; what is acked
-goes with its whole hour, when the log is trimmed beyond it.
+A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log; what
+is acked, or only in rows of groups any more, goes with its whole hour, when the log is trimmed beyond it.
 
 Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`, one row each time the partition's
 rows are written, so that a message far ahead costs no look-up; after `FOLD_ROWS` of them all of an hour become one. How
-many an hour has is known of some only: of the others one row in `FOLD_ROWS`, by its number, has its hour folded,
-so that hours do not grow however many of them are written in turn. A few hours are kept in memory as they are.
+many an hour has is known of some only: so one row in `FOLD_ROWS`, by a hash of its number, has its hour folded as well,
+and hours do not grow however many of them are written in turn. A few hours are kept in memory as they are.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ COUNTED_HOURS = 10_000
 DROP_ROWS = 1000
 _NO_LIMIT = 1 << 40
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-"""The golden ratio of 2 ** 64."""
 
 Seconds = Counter[int]
 """Second of the hour -> messages."""
@@ -120,8 +118,7 @@ class Counts:
         for hour, changes in self._changes.items():
             view.put(_key(hour, self._next_seq), _packed(changes))
             self._rows[hour] = known = self._rows.pop(hour, 0) + 1
-            # One that is written for the first time may have rows of before, or have been one of too many.
-            if known >= FOLD_ROWS or (known == 1 and _is_drawn(self._next_seq)):
+            if known >= FOLD_ROWS or _is_drawn(self._next_seq):
                 folded.append(hour)
             self._next_seq += 1
         self._changes = {}
@@ -193,8 +190,10 @@ def _key(hour: int, seq: int = 0) -> bytes:
 
 def _is_drawn(seq: int) -> bool:
     """Whether a row is the one in `FOLD_ROWS` with which an hour is folded, however regularly hours take turns."""
-    # Multiples of the golden ratio spread evenly over a unit, also those of every n-th number.
-    return (seq * _GOLDEN & _MASK) * FOLD_ROWS <= _MASK
+    # splitmix64's finalizer: numbers that are equally far apart come out as if at random.
+    seq = (seq ^ (seq >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    seq = (seq ^ (seq >> 27)) * 0x94D049BB133111EB & _MASK
+    return (seq ^ (seq >> 31)) % FOLD_ROWS == 0
 
 
 def _hour_of(key: bytes) -> int:
