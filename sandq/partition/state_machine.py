@@ -357,7 +357,8 @@ class TimerPartition:
                 return self._hold(command, view)
             case c.RaiseLevel():
                 self.shared.level = max(self.shared.level, command.level)
-                self._trim_schedule.note_settled(now_ms)
+                if self.shared.is_ordered:
+                    self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now
                 return self.shared.level
             case c.Configure():
                 self.shared.settings = command.settings

@@ -10,7 +10,7 @@ import trio
 
 from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.metadata.commands import Balance
-from sandq.model.errors import Conflict, StartupError
+from sandq.model.errors import Conflict, StartupError, TooLate
 from sandq.model.features import KNOWN, Levels
 from sandq.node import run_node
 from sandq.partition.commands import Touch
@@ -74,7 +74,11 @@ async def test_partitions_come_to_the_level_with_the_last_node(tmp_path: Path) -
             await restart(nodes, "node1")
             await until_registered(nodes, "node1", KNOWN)
             await nodes.until_led()
-            await client.produce("t", "while node2 knows level 1 alone")
+            waiting = await client.produce("t", "while node2 knows level 1 alone")
+            await client.leases("t", "g").nack(await client.leases("t", "g").take(1, wait="30s"), delay="1h")
+            with pytest.raises(TooLate) as refused:
+                await client.messages("t").cancel(waiting)
+            assert refused.value.details["state"] == "leased", "as that version says it"
             await client.kv("config").put("a", "b")
             assert {node.broker.node_log.feature_level for node in nodes.running.values()} == {1}
             assert levels_of(nodes) == {1}
@@ -83,7 +87,7 @@ async def test_partitions_come_to_the_level_with_the_last_node(tmp_path: Path) -
             await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
             await client.admin.create_topic("new", partitions=3, replicas=2)
             await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
-            await client.produce("t", "afterwards")
+            assert await client.messages("t").cancel(waiting) == waiting, "it is its producer's while it waits"
         await restart(nodes, "node1")
         await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
 

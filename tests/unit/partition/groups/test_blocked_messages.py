@@ -186,8 +186,9 @@ def test_it_goes_with_its_group() -> None:
     assert bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"u") == []
 
 
-def test_a_long_delay_with_attempts_without_end_keeps_nothing() -> None:
-    bench = Bench(level=2, max_attempts=None)
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_long_delay_with_attempts_without_end_keeps_nothing(level: int) -> None:
+    bench = Bench(level=level, max_attempts=None)
     bench.open()
     bench.append("a", "b")
     lease = bench.one(limit=1)
