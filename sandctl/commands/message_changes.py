@@ -60,9 +60,9 @@ def cancel(
       sandctl message cancel orders --since now --until +1h --dry-run
       sandctl message cancel orders --key-prefix customer-7 --yes
 
-    What a group has taken already (leased, waiting for a retry, acked or dead) is too late to cancel. Of messages named
-    by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a window, how many
-    there were. A window asks before it cancels; interrupted, it stops where it is.
+    What a group holds, or has acked or killed, is too late to cancel; of a window also what waits for a retry. Of
+    messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a
+    window, how many there were. A window asks before it cancels; interrupted, it stops where it is.
     """
     which = named_or_window(ids, unique_key, everything, Window.of(since, until, key_prefix))
     if isinstance(which, Window):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Never, NoReturn
 
 import anyio
 import anyio.abc
@@ -71,7 +71,7 @@ class Client:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
         share batches.

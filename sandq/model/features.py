@@ -9,6 +9,7 @@ node knows it. It never goes back, so that what was stored can be read by every 
 level  since    what it adds
 =====  =======  ===========================================================
 1      v0.2.0   everything that v0.2.0 has
+2      v0.3.0   RAISE_LEVEL, by which partitions come to newer rules (ADR 19)
 =====  =======  ===========================================================
 """
 
@@ -32,5 +33,5 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=1)
+KNOWN: Final = Levels(lowest=1, highest=2)
 """What this version knows."""

@@ -42,6 +42,7 @@ class CommandType(IntEnum):
     START_JOB = 18
     STOP_JOB = 19
     HOLD = 20
+    RAISE_LEVEL = 21
 
 
 What = list[list[Any]] | None
@@ -52,7 +53,7 @@ Target = Sequence[Any]
 
 TARGET_ID, TARGET_KEY = 0, 1
 REJECT, REPLACE, IGNORE = 0, 1, 2
-"""What becomes of a message whose unique key is taken: itself refused, the pending one cancelled, itself left out."""
+"""What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out."""
 
 
 class Command:
@@ -192,7 +193,7 @@ class Configure(Command):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
-    """Take pending messages out of the log."""
+    """Take messages that are their producer's out of the log and out of groups."""
 
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
@@ -200,7 +201,7 @@ class Cancel(Command):
 
 @dataclass(frozen=True, slots=True)
 class Move(Command):
-    """Give pending messages another delivery time."""
+    """Give messages that are their producer's another delivery time."""
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[tuple[Target, int, bool]]
@@ -263,6 +264,15 @@ class Hold(Command):
     name: str
     offset: bytes | None
     ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseLevel(Command):
+    """Go by the rules of a feature level from here on (`SharedState.level`); one that was reached changes nothing."""
+
+    type: ClassVar[int] = CommandType.RAISE_LEVEL
+    feature_level: ClassVar[int] = 2
+    level: int
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

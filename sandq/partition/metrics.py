@@ -127,6 +127,15 @@ class PartitionMetrics:
                 entry.first = first
                 self._note(first, entry)
 
+    def count_parted(self, entry: Waiting, offset: bytes) -> None:
+        """Count a waiting entry that has one message fewer."""
+        if entry.first == offset or not entry.ranges:
+            self.count_waiting(entry)
+            return
+        entry.counted -= 1
+        self.waiting -= 1
+        self.ripe -= entry.ripe
+
     def ripen(self, now_ms: int, waiting: Mapping[int, Waiting]) -> None:
         """Count what is due by `now_ms` as ready."""
         while self._unripe and self._unripe[0][0] <= now_ms:

@@ -14,9 +14,10 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
+from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.jobs.pending import ACKED, DEAD, DELAYED, LEASED, READY, WAITING
+from sandq.partition.jobs.pending import DELAYED, READY
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found

@@ -231,6 +231,13 @@ def kept_row(message_id: bytes, created_ms: int, fields: Fields, *, immortal: bo
     return pack(message_id, created_ms, fields, immortal)
 
 
+def kept_entry(offset: bytes, row: bytes) -> LogEntry:
+    """What leasing needs of a message that a group keeps."""
+    message_id, _, fields, _ = unpack(row)
+    extra = Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), order_of(fields))
+    return LogEntry(offset, 1, len(row), extra)
+
+
 def log_entry(key: bytes, value: bytes) -> LogEntry:
     kind, flags, count, _ = LOG_HEADER.unpack_from(value)
     if kind == KIND_BATCH:

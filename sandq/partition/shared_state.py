@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandq.model.features import FIRST_LEVEL
 from sandq.partition.metrics import Totals
 
 
@@ -15,6 +16,9 @@ class SharedState:
         """The topic's, replaced as a whole."""
         self.next_seq = 1
         """For what comes in an order of its own: waiting entries, ends of leases, jobs."""
+        self.level = FIRST_LEVEL
+        """The feature level whose rules the partition goes by (ADR 19): replicated, so that all replicas change at the
+        same entry, and raised by `RaiseLevel` alone."""
         self.totals = Totals()
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
+from sandq.model.features import FIRST_LEVEL
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import ExpiringRows
@@ -25,11 +26,14 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.administration import GroupAdmin
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.groups.leases import Lease
+from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
+from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.message_log import MessageLog, Stored
@@ -46,7 +50,7 @@ Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
-Hold: up to where the log is trimmed.
+Hold: up to where the log is trimmed. RaiseLevel: the level that it is at.
 Of any: the SandqError that refused it."""
 
 
@@ -100,6 +104,8 @@ class Status:
     is_resting: bool = False
     """What there is to be compacted of the log is."""
     holds: tuple[Hold, ...] = ()
+    level: int = FIRST_LEVEL
+    """The feature level whose rules the partition goes by."""
 
 
 class TimerPartition:
@@ -111,15 +117,17 @@ class TimerPartition:
         self.clock_epoch = 0
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
-        unique, reader, log_state = UniqueKeys(expiring_rows), MessageReader(), LogState()
-        self._group_state = group_state = GroupState(shared, log_state, expiring_rows, reader)
-        self.groups, self.leases, self.ttl = group_state.groups, group_state.leases, group_state.ttl
+        self.groups, reader, log_state = GroupTable(), MessageReader(), LogState()
+        unique = UniqueKeys(shared, self.groups, expiring_rows)
+        self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
+        self.leases, self.ttl = group_state.leases, group_state.ttl
+        ownership = Ownership(group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
         self.log = MessageLog(
-            partition, shared, log_state, reader, self.groups, self.ttl, unique, expiring_rows, schedule
+            partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
         )
         self.jobs = Jobs(shared, group_state, self.log)
-        self.pending = Pending(self.groups, self.log, unique)
+        self.pending = Pending(shared, self.groups, self.log, unique, ownership)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique)
         self._settlement = LeaseSettlement(shared, group_state, unique)
@@ -145,6 +153,8 @@ class TimerPartition:
             self._trimmer.state(),
             (self.groups.next_id, self.shared.next_seq, self.ttl.any_own),
             self.shared.settings,
+            # Not at the first level: versions that know no other must be able to read it.
+            *((self.shared.level,) if self.shared.level > FIRST_LEVEL else ()),
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
 
@@ -154,8 +164,9 @@ class TimerPartition:
         self = cls(partition, settings)
         row = view.get(rows.STATE_KEY)
         if row is not None:
-            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts, stored = rows.unpack(row)
-            log, counts, expiring_rows, trimmer, numbers = parts
+            _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
+            log, counts, expiring_rows, trimmer, numbers, stored, *level = parts
+            self.shared.level = level[0] if level else FIRST_LEVEL
             self.log.state.load(log)
             self.log.counts.load(counts)
             self.expiring_rows.load(expiring_rows)
@@ -193,6 +204,7 @@ class TimerPartition:
             self.shared.totals.counted(),
             *self._keys_status,
             self.holds.all,
+            self.shared.level,
         )
 
     @property
@@ -257,7 +269,10 @@ class TimerPartition:
         """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
         if index <= self.applied_index:
             return []
-        self.now_ms = max(self.now_ms, entry.now_ms)
+        stamp_ms = entry.now_ms
+        if self.shared.level >= OWNERSHIP:
+            stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
+        self.now_ms = max(self.now_ms, stamp_ms)
         self.floor_ms = max(self.floor_ms, self.now_ms)
         self.log.counts.advance(self.now_ms, view)
         place = grants = 0
@@ -283,6 +298,7 @@ class TimerPartition:
                         results.append(self._other(index, place, command, view))
             except (NotFound, InvalidRequest, Conflict, OutOfSequence) as refusal:
                 results.append(refusal)
+        self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
 
@@ -339,6 +355,11 @@ class TimerPartition:
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.Hold():
                 return self._hold(command, view)
+            case c.RaiseLevel():
+                self.shared.level = max(self.shared.level, command.level)
+                if self.shared.is_ordered:
+                    self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now
+                return self.shared.level
             case c.Configure():
                 self.shared.settings = command.settings
                 self._trim_schedule.note_settled(now_ms)

@@ -66,7 +66,8 @@ class Produce(Request, type=Type.PRODUCE):
     `model.sequence` for what `sequence` says.
 
     `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
-    has the key is cancelled; IGNORE: it is left out, and answered with the id of the one that has the key.
+    has the key is cancelled, or, when a group holds it, the new one is refused; IGNORE: it is left out, and answered
+    with the id of the one that has the key.
     """
 
     topic: str
@@ -219,4 +220,9 @@ def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list
             f"item {item}: a range must be [offset of {OFFSET_BYTES} bytes, count 1..{RANGE_MESSAGES}"
             f" | bitmap of 1..{_BITMAP_BYTES} bytes]",
         )
+    for offset, extent in ranges:
+        # Before anything is proposed: refused where it is applied, it would be so behind the items before it.
+        places = extent if type(extent) is int else number_of(extent, "little").bit_length()
+        if (number_of(offset, "big") & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
+            raise cls.wrong("items", f"item {item}: a range of {places} places ends after the last place there is")
     return ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Never
 
 from sandq.client.portal import Portal, bounded
 from sandq.client.producer.batches import Batch
@@ -138,7 +138,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full. The arguments are those of
         `sandq.Producer.send`.
@@ -173,7 +173,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
 

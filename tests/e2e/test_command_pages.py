@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import sandq
+from sandq.errors import DuplicateKey
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -76,7 +77,12 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
     if "--unique-key call-ada" in line and " produce " not in line:
-        client.produce("orders", b"x", unique_key="call-ada", on_conflict="replace", delay="30m")
+        try:
+            client.produce("orders", b"x", unique_key="call-ada", on_conflict="replace", delay="30m")
+        except DuplicateKey:
+            # A line before it has taken the message: there is one to be looked at all the same.
+            if not re.match(r"sandctl message (why|get) ", line):
+                raise
     if "--max 5" in line or "--follow" in line:
         for _ in range(5):
             client.produce("orders", b"x")

@@ -158,10 +158,17 @@ def test_the_life_of_a_message(ctl: Ctl) -> None:
     for words in ("unique key call-ada", "1 byte", "moved      once", "group billing: waiting", "nacked after",
                   "no stock", "after attempt 1", "none connected", "it waits for its next attempt"):  # fmt: skip
         assert words in told, told
-    late = ctl("message cancel lives", message_id, code=1)
-    assert late.err == f"{message_id}: too late, it is leased\n"
     record = ctl.json("message why lives --unique-key call-ada")
     assert record["groups"][0]["history"][0]["error"] == "no stock"
+    ctl("message move lives --in 0s", message_id)
+
+    async def hold(client: sandq.Client) -> None:
+        (message,) = await client.leases("lives", "billing").take(1, wait="30s")
+        assert (message.id, message.attempt) == (message_id, 2)
+
+    in_client(ctl, hold)
+    late = ctl("message cancel lives", message_id, code=1)
+    assert late.err == f"{message_id}: too late, it is leased\n"
 
 
 def test_consuming(ctl: Ctl) -> None:

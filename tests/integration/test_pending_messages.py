@@ -329,7 +329,6 @@ async def test_too_late_in_each_state(api: sandq.Client, partitions: int) -> Non
         await again.nack(error="no")
         assert (again.value, again.attempt) == (b"dead", 2)
         assert await refusals(messages, ids["leased"], "leased") == {"leased"}
-        assert await refusals(messages, ids["waiting"], "waiting") == {"leased"}, "an attempt was made, more will be"
         assert await refusals(messages, ids["acked"], "acked") == {"acked"}
         assert await refusals(messages, ids["dead"], "dead") == {"dead"}
         states = {name: (await messages.get(ids[name])).state for name in ids}
@@ -384,11 +383,33 @@ async def test_what_one_of_two_groups_has_yet_to_take_is_too_late(api: sandq.Cli
         assert values(await take(subscription, 1)) == [b"m"]
 
 
-async def test_what_is_given_back_untried_stays_too_late(api: sandq.Client) -> None:
-    """Somebody had it: what its handler did already nobody can take back."""
+async def test_what_is_given_back_is_its_producers_again(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
+    messages = api.messages("t")
     message_id = await api.produce("t", b"m", unique_key="u")
     async with api.subscribe("t", group="g") as subscription:
         await take(subscription, 1, ack=False)
-    assert (await api.messages("t").get(message_id)).state == "ready"
-    assert await refusals(api.messages("t"), message_id, "u") == {"leased"}
+    assert (await messages.get(message_id)).state == "ready"
+    assert await messages.cancel(unique_key="u") == await messages.cancel(message_id) == message_id
+    assert await api.leases("t", "g").take(10) == []
+
+
+async def test_what_waits_for_a_retry_is_cancelled_and_moved(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api, with_topic(api), api.subscribe("t", group="g") as subscription:
+        messages = api.messages("t")
+        ids = [await api.produce("t", value) for value in (b"cancelled", b"moved", b"as it was")]
+        hand.hold()
+        first = await take(subscription, 3, ack=False)
+        for message in first:
+            await message.nack(delay="10m")
+        assert await messages.cancel(ids[0]) == ids[0]
+        assert await messages.move(ids[1], delay="20m") == ids[1], "it stays where it is"
+        (group,) = (await messages.why(ids[1]))["groups"]
+        assert (group["state"], group["attempt"], len(group["history"])) == ("waiting", 1, 1)
+        hand.forward(600)
+        assert values(await take(subscription, 1)) == [b"as it was"]
+        hand.forward(599)
+        assert (await messages.get(ids[1])).state == "waiting"
+        hand.forward(1)
+        (message,) = await take(subscription, 1)
+        assert (message.value, message.id, message.attempt) == (b"moved", ids[1], 2)

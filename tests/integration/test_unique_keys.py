@@ -56,6 +56,19 @@ async def test_replace_takes_the_pending_one_back_in_the_same_step(
         assert (message.value, message.id) == (b"third", third)
 
 
+async def test_replace_of_what_a_group_holds_is_refused(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    first = await api.produce("t", b"first", unique_key="u")
+    async with api.subscribe("t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        with pytest.raises(DuplicateKey) as refused:
+            await api.produce("t", b"second", unique_key="u", on_conflict="replace")
+        assert refused.value.details == {"id": first, "state": "leased"}
+        await message.ack()
+        second = await api.produce("t", b"second", unique_key="u", on_conflict="replace")
+        assert [m.id for m in await take(subscription, 1)] == [second]
+
+
 @both_sizes
 async def test_ignore_gives_the_id_of_the_first(api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)

@@ -27,6 +27,7 @@ from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.names import COMPACTED
 from sandq.partition.produce_validation import Place
 from sandq.raft import Members
@@ -64,6 +65,8 @@ class Reconciler:
         self._stats = stats
         self._nursery = nursery
         self._changed = trio.Event()
+        self._level = FIRST_LEVEL
+        """The feature level that the partitions here were last told of."""
         self._done: dict[str, Topic] | None = None
         """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
 
@@ -93,6 +96,10 @@ class Reconciler:
         changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
         if changed or done.keys() - view.topics.keys() or self._done is None:
             await self._do(view, changed)
+        if view.feature_level != self._level:
+            self._level = view.feature_level
+            for delivery in self._catalog.by_group.values():
+                delivery.raise_level()
         self._progress.advance(view.applied_index)
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
@@ -174,6 +181,7 @@ class Reconciler:
             self._lease_ahead_ms,
             StoreCompaction(host, self._node_log, self._runner, self._nursery).look,
             stats,
+            lambda: self._catalog.view.feature_level,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

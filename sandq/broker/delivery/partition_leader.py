@@ -14,6 +14,7 @@ from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timers
 from sandq.model.errors import SandqError, Unavailable
+from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.jobs.jobs import STEP_MESSAGES
@@ -54,8 +55,10 @@ class PartitionLeader:
         lease_ahead_ms: int,
         look: Callable[[Status], None] = lambda status: None,
         stats: TopicStats | None = None,
+        cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
     ) -> None:
-        """`look`: called with each status, also where another node leads."""
+        """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
+        cluster has come to, as far as this node knows."""
         self.host = host
         self._look = look
         self.partition = partition
@@ -63,6 +66,9 @@ class PartitionLeader:
         self._clock = clock
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
+        self._cluster_level = cluster_level
+        self._raising = False
+        """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
         self.groups: dict[str, GroupStatus] = {}
         """What is known of each, by name."""
@@ -129,7 +135,7 @@ class PartitionLeader:
     def lead(self) -> None:
         """This node begins to lead: from here on it does what is to be done by the clock."""
         self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
-        self._expiring = self._keeping = False
+        self._expiring = self._keeping = self._raising = False
         self.status_changed()
 
     def status_changed(self) -> None:
@@ -147,9 +153,29 @@ class PartitionLeader:
                 self._end_group(name)
         self._expire(status)
         self._set_upkeep(status)
+        if status.level < KNOWN.highest:
+            self.raise_level()
         if self.watchers:
             for watcher in list(self.watchers):
                 watcher(self)
+
+    def raise_level(self) -> None:
+        """Have the partition go by the rules of the cluster's feature level, unless it does."""
+        if self._raising or self.closed or not self.host.works:
+            return
+        level = min(self._cluster_level(), KNOWN.highest)
+        if self.host.status.level >= level:
+            return
+        self._raising = True
+        try:
+            self.host.submit(c.RaiseLevel(level), self._raised)
+        except SandqError as error:
+            self._raised(error)
+
+    def _raised(self, result: Any) -> None:
+        self._raising = False
+        if isinstance(result, SandqError) and not self.closed and self.host.works:
+            self._timers.at(self._clock.now_ms() + RETRY_MS, self.raise_level)
 
     def touch(self, name: str) -> int:
         """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""

@@ -83,10 +83,11 @@ class Messages:
         return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
 
     async def cancel(self, id: str | None = None, *, unique_key: Value | None = None) -> str:
-        """Take back a message that is delayed or ready: once this returns, its id, nobody will get it.
+        """Take back a message that is delayed or ready, or waits for another attempt: once this returns, its id, nobody
+        will get it any more.
 
-        TooLate (`details["state"]`: leased, acked, dead or gone) when somebody had it already; NotFound. It is safe to
-        repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
+        TooLate (`details["state"]`: leased, acked, dead or gone) when somebody has it, or is done with it; NotFound. It
+        is safe to repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
         """
         target = target_of(id, unique_key)
         return await self._settled(target, _CANCEL, target)
@@ -99,9 +100,11 @@ class Messages:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
     ) -> str:
-        """Give a message that is delayed or ready another delivery time; its new offset. Its id stays.
+        """Give a message that is delayed or ready another delivery time; its new offset. Its id stays. One that
+        waits for another attempt comes at that time then, and keeps its offset.
 
-        TooLate and NotFound as with `cancel`. It is repeated by itself when an answer is lost. With `deliver_at` that
+        TooLate and NotFound as with `cancel`, and TooLate with the state waiting when it waits in one group while
+        another has yet to take it. It is repeated by itself when an answer is lost. With `deliver_at` that
         changes nothing; a `delay` is counted from the leader's clock, so a repeated one is counted from then: the
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """

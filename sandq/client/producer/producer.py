@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import anyio
 import anyio.abc
@@ -110,7 +110,7 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
 
@@ -118,10 +118,11 @@ class Producer:
         without both it is delivered at once. `ttl`: so long after its delivery time a message that nobody
         holds is dead. Messages of one key go to one partition; without key and partition, to any.
 
-        `unique_key` (1 to 1,024 bytes) is unique among the topic's pending messages, and for its `dedup_window`
-        after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey), "replace" (the
-        pending message is cancelled; one that is not pending any more stays), or "ignore" (nothing is stored, the
-        receipt gives the id of the message that has the key). It chooses the partition; a `key`, if any, must equal it.
+        `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
+        `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
+        "replace" (the other message is cancelled; DuplicateKey when a group holds it already), or "ignore" (nothing is
+        stored, the receipt gives the id of the message that has the key). It chooses the partition; a `key`, if any,
+        must equal it.
         """
         if later:
             refuse_later(later)
@@ -151,7 +152,7 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
-        **later: object,
+        **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
 

@@ -6,6 +6,7 @@ own in the order of these instants leads to it. What was put there again meanwhi
 
 from __future__ import annotations
 
+from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.view import View
 
@@ -29,6 +30,7 @@ class ExpiringRows:
 
     def put(self, key: bytes, due_ms: int, view: View, *fields: object) -> None:
         """Put a row of these fields, to be forgotten at `due_ms`."""
+        due_ms = min(due_ms, offsets.U48_MAX)
         view.put(key, rows.pack(*fields, due_ms))
         view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)

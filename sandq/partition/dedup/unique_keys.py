@@ -1,8 +1,13 @@
 """Unique keys: a producer's own names for its pending messages.
 
-Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* while its message is pending, in all
-groups; with the first lease of the message it is *delivered*, and still refuses another one for `dedup_window`; one
-whose message was cancelled is free, and is remembered so that a repeated cancel is answered as the first time.
+Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* until a group makes an attempt at its
+message, then *attempted* until every other group has passed the message too: from then on it is *delivered*, and still
+refuses another one for `dedup_window`. One whose message was cancelled is free, and is remembered so that a repeated
+cancel is answered as the first time. Below the level `OWNERSHIP` none is attempted: the first attempt of any group
+delivers it.
+
+A group passes a message also by a seek, by its end, or by being made above it, and no key is looked up then: that an
+attempted one has been passed by all is found by whoever asks for it next, or when the message leaves the log.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
 had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
@@ -11,16 +16,21 @@ had no answer meets its own message, which is no conflict. What becomes of a mes
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
-from sandq.partition.rows import Extra
+from sandq.partition.groups.claim import ACKED, Claim
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.levels import OWNERSHIP
+from sandq.partition.rows import Extra, LogEntry
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
-HELD, DELIVERED, CANCELLED = 0, 1, 2
+HELD, DELIVERED, CANCELLED, ATTEMPTED = 0, 1, 2, 3
 STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
 """What becomes of a message whose key stands for another one: it is stored; so it is, and the other one is cancelled
 if it is pending; it is not stored, and answered with the id of the other one; it is refused."""
@@ -52,6 +62,26 @@ def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: S
     return REFUSED if on_conflict == c.REJECT else IGNORED
 
 
+def resolve_owned(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
+    """As `resolve_conflict`, from the level `OWNERSHIP` on. `claim`: on the other message; None: it is nowhere any
+    more."""
+    if named.state == CANCELLED:
+        return STORED
+    if sender is not None and named.sender == sender:
+        return IGNORED  # it is this very message, sent again
+    is_settled = claim is None or claim.is_settled
+    if named.state == HELD and is_settled:
+        return STORED  # no group leased it, and all passed it over (a seek, a start at the latest)
+    if on_conflict != c.REPLACE:
+        return REFUSED if on_conflict == c.REJECT else IGNORED
+    if is_settled:
+        return STORED
+    assert claim is not None
+    # That nobody ever leased it is known: a group that is above it passed it over.
+    is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
+    return REPLACES if is_free else REFUSED
+
+
 def state_of(offset: bytes | None, now_ms: int) -> str:
     """How the message is that keeps a unique key: it is pending at this offset, or None."""
     if offset is None:
@@ -60,7 +90,11 @@ def state_of(offset: bytes | None, now_ms: int) -> str:
 
 
 class UniqueKeys:
-    def __init__(self, expiring_rows: ExpiringRows) -> None:
+    """Owns the rows of unique keys."""
+
+    def __init__(self, shared: SharedState, groups: GroupTable, expiring_rows: ExpiringRows) -> None:
+        self._shared = shared
+        self._groups = groups
         self._expiring_rows = expiring_rows
 
     def find(self, key: bytes, now_ms: int, view: View) -> Named | None:
@@ -76,33 +110,75 @@ class UniqueKeys:
         """The message of this id is pending under the key."""
         view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, sender, None))
 
-    def mark_delivered(self, extra: Extra | None, now_ms: int, window_ms: int, view: View) -> None:
-        """Refuse others for `window_ms` still: the message of a log entry is pending no longer, for a group leased it,
-        or it died there."""
-        if extra is not None:
-            self._end(extra, DELIVERED, now_ms, window_ms, view)
+    def mark_delivered(self, group: Group, entry: LogEntry, now_ms: int, view: View) -> None:
+        """A group leases the message of a log entry, or it dies there: once every group has passed it, the key refuses
+        others for `dedup_window` still."""
+        extra = entry.extra
+        if extra is None or extra.unique_key is None:
+            return
+        if self._shared.level < OWNERSHIP:
+            self._end(extra.unique_key, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
+        elif not self._groups.is_pending_elsewhere(group, entry.first):
+            self._end(extra.unique_key, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
+        else:
+            key = rows.UNIQUE + extra.unique_key
+            found = self._row(key, extra.id, (HELD,), now_ms, view)
+            if found is not None:
+                view.put(key, rows.pack(ATTEMPTED, extra.id, found[2], None))
+
+    def end_attempted(self, key: bytes, named: Named, now_ms: int, view: View) -> None:
+        """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now."""
+        self._end(key, named.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
 
     def mark_cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
         """Free the key, and remember it so that a repeated cancel is answered likewise."""
-        self._end(extra, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+        if extra.unique_key is not None:
+            states = (HELD,) if self._shared.level < OWNERSHIP else (HELD, ATTEMPTED, DELIVERED)
+            self._end(extra.unique_key, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
 
-    def release(self, extra: Extra | None, view: View) -> None:
-        """Free the key of a message that leaves the log, if no group ever leased it (a seek passed it)."""
-        if extra is not None:
-            self._end(extra, DELIVERED, 0, 0, view)
+    def release(self, message_id: bytes, unique_key: bytes | None, offset: bytes, now_ms: int, view: View) -> None:
+        """Let go of the key of a message that leaves the log, and no group keeps: free it, if no group ever leased it
+        (a seek passed it)."""
+        if unique_key is None:
+            return
+        if self._shared.level >= OWNERSHIP:
+            if self._shared.is_ordered and self._groups.is_blocked(offset):
+                return  # a group has it yet to take, from a row of its own
+            self._end(unique_key, message_id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
+        self._end(unique_key, message_id, (HELD,), DELIVERED, now_ms, 0, view)
 
-    def _end(self, extra: Extra, state: int, now_ms: int, window_ms: int, view: View) -> None:
-        if extra.unique_key is None:
-            return
-        key = rows.UNIQUE + extra.unique_key
-        row = view.get(key)
-        # Another group may have leased it before, and the key may be another message's by now.
-        if row is None:
-            return
-        was, message_id, sender, _ = rows.unpack(row)
-        if (was, message_id) != (HELD, extra.id):
+    @property
+    def _window_ms(self) -> int:
+        window_ms: int = self._shared.settings["dedup_window_ms"]
+        return window_ms
+
+    def _end(
+        self,
+        unique_key: bytes,
+        message_id: bytes,
+        states: tuple[int, ...],
+        state: int,
+        now_ms: int,
+        window_ms: int,
+        view: View,
+    ) -> None:
+        """Bring the key into another state for `window_ms`, and then forget it, if it is in one of `states`."""
+        key = rows.UNIQUE + unique_key
+        found = self._row(key, message_id, states, now_ms, view)
+        if found is None:
             return
         if window_ms:
-            self._expiring_rows.put(key, now_ms + window_ms, view, state, message_id, sender)
+            self._expiring_rows.put(key, now_ms + window_ms, view, state, message_id, found[2])
         else:
             view.delete(key)
+
+    @staticmethod
+    def _row(key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> list[Any] | None:
+        """The fields of a key's row, if it is in one of these states, and this message's: another one may have the key
+        by now, or another group have leased the message before."""
+        row = view.get(key)
+        if row is None:
+            return None
+        state, named_id, _, forgotten_ms = fields = rows.unpack(row)
+        is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
+        return fields if state in states and named_id == message_id and not is_forgotten else None

@@ -55,9 +55,13 @@ class GroupAdmin:
         for entry in list(group.waiting.values()):
             gone += self._take_kept(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
             self._waiting.reduce(group, entry, [], view)
-        for offset in list(group.order.blocked):
-            view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+        blocked, kept, still_blocked = dict(group.order.blocked), set(group.order.kept), []
         group.order.clear()
+        for offset in blocked:
+            if self._take_kept(group, [Range(offset, 1)], offset in kept, above, cursor, now_ms, view):
+                still_blocked.append(offset)
+            else:
+                view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
         group.reader.seek(cursor)
         group.generation += 1
         if gone:
@@ -65,6 +69,8 @@ class GroupAdmin:
             self._waiting.add(group, Waiting(now_ms, 0, 0, None, sorted(gone), now_ms, kept=True), view)
             if self._shared.is_ordered:
                 group.start_keys(gone, True, view)
+        for offset in sorted(still_blocked):
+            group.order.load(offset, blocked[offset], kept=True)
         if group.dead.total():
             group.seeking = True
             self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)

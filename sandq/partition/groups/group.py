@@ -7,7 +7,7 @@ Every message at or below the cursor is in exactly one of these: a live lease, a
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -81,6 +81,33 @@ class Group:
 
     def add_waiting(self, entry: Waiting) -> None:
         """Keep an entry until its messages are leased again, or expire."""
+        self._add_waiting(entry)
+        self.forget_holders()
+
+    def part_waiting(self, entry: Waiting, offset: bytes, apart: Waiting | None) -> None:
+        """Take one message out of a waiting entry, and keep it in one of its own (None: nowhere). Which entry holds
+        what is not looked up anew then, for a producer may do so with many."""
+        at, behind = entry.find(offset)
+        base, length = entry.ranges[at]
+        parts = [Range(base, behind)] if behind else []
+        if behind + 1 < length:
+            parts.append(Range(offsets.shift(offset, 1), length - behind - 1))
+        entry.ranges = entry.ranges[:at] + parts + entry.ranges[at + 1 :]
+        self.waiting_ranges += len(parts) - 1
+        self.metrics.count_parted(entry, offset)
+        if not entry.ranges:
+            del self.waiting[entry.seq]
+        if self._holders is not None:
+            first = bisect_left(self._holders, base, key=_base)
+            while self._holders[first][2] is not entry:
+                first += 1  # a lease may name what it gave back
+            self._holders[first : first + 1] = [(part, count, entry) for part, count in parts]
+        if apart is not None:
+            self._add_waiting(apart)
+            if self._holders is not None:
+                insort(self._holders, (offset, 1, apart), key=_base)
+
+    def _add_waiting(self, entry: Waiting) -> None:
         self.waiting[entry.seq] = entry
         self.waiting_ranges += len(entry.ranges)
         self.metrics.count_waiting(entry)
@@ -90,7 +117,6 @@ class Group:
         else:
             heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch_expiry(entry)
-        self.forget_holders()
 
     def watch_expiry(self, entry: Waiting) -> None:
         """Note when a waiting entry expires, after that has changed."""
@@ -180,7 +206,7 @@ class Group:
         for entry in self.waiting.values():
             self.start_keys(entry.ranges, entry.kept, view)
         for key, value in rows.all_of_group(view, rows.BLOCKED, self.group_id):
-            self.order.load(key[5:], rows.unpack(value)[0])
+            self.order.load(key[5:], *rows.unpack(value))
 
     def start_keys(self, ranges: list[Range], kept: bool, view: View) -> None:
         """Make the keys of messages busy. `kept`: they are in rows of the group's own."""
@@ -206,7 +232,7 @@ class Group:
         firsts: Iterable[bytes | None] = (
             *(lease.first_live() for lease in self.leases.values() if not lease.kept),
             *(min(entry.ranges).base for entry in self.waiting.values() if not entry.kept),
-            self.order.lowest(),
+            self.order.lowest_logged(),
         )
         return min((first for first in firsts if first is not None), default=None)
 
@@ -214,6 +240,10 @@ class Group:
         """Everything below this offset is acked or dead in this group."""
         first = self.first_unacked()
         return first if first is not None else _next(self.cursor)
+
+
+def _base(holding: tuple[bytes, int, Lease | Waiting]) -> bytes:
+    return holding[0]
 
 
 def _next(offset: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandq.partition.dedup.expiring_rows import ExpiringRows
+from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import DeadLetters
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
@@ -19,13 +20,19 @@ class GroupState:
     """Puts the parts together; whatever changes groups takes those that it needs."""
 
     def __init__(
-        self, shared: SharedState, log_state: LogState, expiring_rows: ExpiringRows, reader: MessageReader
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        log_state: LogState,
+        expiring_rows: ExpiringRows,
+        unique: UniqueKeys,
+        reader: MessageReader,
     ) -> None:
-        self.groups = GroupTable()
+        self.groups = groups
         self.ttl = MessageTtl(shared)
         self.leases = LeaseTable(shared, self.groups)
         self.waiting = WaitingTable(shared, self.groups, self.ttl)
-        self.kept = KeptMessages(shared, self.groups, log_state, expiring_rows)
+        self.kept = KeptMessages(shared, self.groups, log_state, expiring_rows, unique)
         self.dead = DeadLetters(shared, self.groups, self.waiting, self.kept, reader)
         self._shared = shared
 

@@ -15,6 +15,8 @@ class GroupTable:
         self.by_id: dict[int, Group] = {}
         self.next_id = 1
         self._by_name: dict[str, Group] = {}
+        self._behind: Group | None = None
+        """The group that had last been found to have a message yet to take: it has the next ones yet to take, too."""
 
     def load(self, view: View) -> None:
         for key, value in rows.all_rows(view, rows.GROUP):
@@ -50,6 +52,21 @@ class GroupTable:
         del self.by_id[group.group_id]
         del self._by_name[group.name]
         view.delete(rows.group_key(group.group_id))
+
+    def is_pending_elsewhere(self, group: Group, offset: bytes) -> bool:
+        """Whether another group has yet to take a message."""
+        last = self._behind
+        if last is not None and last is not group and self.by_id.get(last.group_id) is last and last.is_pending(offset):
+            return True
+        for other in self.by_id.values():
+            if other is not group and other.is_pending(offset):
+                self._behind = other
+                return True
+        return False
+
+    def is_blocked(self, offset: bytes) -> bool:
+        """Whether a message is blocked by its key in some group."""
+        return any(offset in group.order.blocked for group in self.by_id.values())
 
     def done_below(self) -> bytes | None:
         """The offset below which every group is done with everything; None without groups."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import ExpiringRows
+from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.log_state import LogState
-from sandq.partition.rows import Range
+from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -17,17 +20,38 @@ class KeptMessages:
     """Deletes these rows once a group is done with their messages."""
 
     def __init__(
-        self, shared: SharedState, groups: GroupTable, log_state: LogState, expiring_rows: ExpiringRows
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        log_state: LogState,
+        expiring_rows: ExpiringRows,
+        unique: UniqueKeys,
     ) -> None:
         self._shared = shared
         self._groups = groups
         self._log_state = log_state
         self._expiring_rows = expiring_rows
+        self._unique = unique
 
     def size(self, group: Group, offset: bytes, view: View) -> int:
         """Return the size of a message's row, in bytes."""
         row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         return 1 if row is None else len(row)
+
+    def entry(self, group: Group, offset: bytes, view: View) -> LogEntry:
+        """Return a message as the log would have it."""
+        row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+        assert row is not None, "a message that a group keeps has a row"
+        return rows.kept_entry(offset, row)
+
+    def any_row(self, offset: bytes, view: View) -> bytes | None:
+        """Return the row that some group keeps of a message; None: no group keeps it."""
+        found = (view.get(rows.of_group(rows.KEPT, group_id, offset)) for group_id in self._groups.by_id)
+        return next((row for row in found if row is not None), None)
+
+    def take(self, group: Group, offset: bytes, view: View) -> None:
+        """Delete a message's row, and leave it to the caller what is remembered of the message."""
+        view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
 
     def finish(self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View) -> None:
         """Let go of messages that are acked or dead: the next of their keys may come, rows of the group's own go."""
@@ -45,7 +69,14 @@ class KeptMessages:
         row = view.get(key)
         if row is not None:
             view.delete(key)
-            self.expire_move(offset, rows.unpack(row)[0], now_ms, view)
+            self.forget(offset, row, now_ms, view)
+
+    def forget(self, offset: bytes, row: bytes, now_ms: int, view: View) -> None:
+        """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
+        message_id, _, fields, _ = rows.unpack(row)
+        self.expire_move(offset, message_id, now_ms, view)
+        if self._shared.level >= OWNERSHIP and offset <= self._log_state.trimmed:
+            self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""

@@ -31,6 +31,10 @@ class KeyOrder:
         """Heap of blocked messages whose turn has come; those of which that is no longer so are skipped when met."""
         self._lowest: list[bytes] = []
         """Heap of blocked messages, likewise."""
+        self.kept: set[bytes] = set()
+        """Blocked messages that are in rows of the group's own: the log need not keep them for it."""
+        self._logged: list[bytes] = []
+        """Heap of blocked messages that are not; likewise."""
 
     def is_busy(self, key: int) -> bool:
         return key in self._behind
@@ -49,9 +53,12 @@ class KeyOrder:
         self.blocked[offset] = key
         self._behind[key].append(offset)
         self._watch_lowest(offset)
+        self._watch_logged(offset)
 
-    def load(self, offset: bytes, key: int) -> None:
+    def load(self, offset: bytes, key: int, kept: bool = False) -> None:
         """A blocked message from its row, after all that is busy was started; in the order of offsets."""
+        if kept:
+            self.kept.add(offset)
         if key in self._behind:
             self.block(offset, key)
         else:
@@ -59,6 +66,11 @@ class KeyOrder:
             self._behind[key] = deque([offset])
             self._next(key)
             self._watch_lowest(offset)
+            self._watch_logged(offset)
+
+    def keep(self, offset: bytes) -> None:
+        """A blocked message is in a row of the group's own from now on."""
+        self.kept.add(offset)
 
     def finish(self, offset: bytes) -> None:
         """The message was acked, or is dead: the next of its key may go."""
@@ -73,6 +85,7 @@ class KeyOrder:
     def remove(self, offset: bytes) -> None:
         """A blocked message is gone: cancelled, moved, or dead by its ttl."""
         key = self.blocked.pop(offset)
+        self.kept.discard(offset)
         if self._turn.get(key) == offset:
             del self._turn[key]
             self._next(key)
@@ -91,6 +104,7 @@ class KeyOrder:
     def take(self, offset: bytes) -> None:
         """`first_free` was leased."""
         key = self.blocked.pop(offset)
+        self.kept.discard(offset)
         del self._turn[key]
         self.start(offset, key)
 
@@ -101,6 +115,22 @@ class KeyOrder:
                 return self._lowest[0]
             heapq.heappop(self._lowest)
         return None
+
+    def lowest_logged(self) -> bytes | None:
+        """The lowest blocked message that the log has to keep."""
+        while self._logged:
+            if self._logged[0] in self.blocked and self._logged[0] not in self.kept:
+                return self._logged[0]
+            heapq.heappop(self._logged)
+        return None
+
+    def _watch_logged(self, offset: bytes) -> None:
+        if offset in self.kept:
+            return
+        if is_overgrown(len(self._logged), len(self.blocked) - len(self.kept)):
+            self._logged = sorted(self.blocked.keys() - self.kept)
+        else:
+            heapq.heappush(self._logged, offset)
 
     def _watch_lowest(self, offset: bytes) -> None:
         if is_overgrown(len(self._lowest), len(self.blocked)):
@@ -121,5 +151,7 @@ class KeyOrder:
 
     def clear(self) -> None:
         """Nothing is busy or blocked."""
-        for held in (self.blocked, self._busy, self._at_once, self._behind, self._turn, self._free, self._lowest):
+        for held in (self.blocked, self._busy, self._at_once, self._behind, self._turn, self.kept):
             held.clear()
+        for heap in (self._free, self._lowest, self._logged):
+            heap.clear()

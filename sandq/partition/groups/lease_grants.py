@@ -118,20 +118,23 @@ class LeaseGrants:
         """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""
         taken: list[bytes] = []
         size = 0
-        window_ms = self._shared.settings["dedup_window_ms"]
         while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
             if offsets.deliver_ms(offset) > horizon_ms:
                 break  # a lease that looked further ahead passed it
-            entry = single_row_entry(view, offset)
+            kept = offset in group.order.kept
+            if taken and kept != lease.kept:
+                break
+            entry = self._kept.entry(group, offset, view) if kept else single_row_entry(view, offset)
             expires_ms = self._ttl.entry_expires_ms(entry)
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
+            self._unique.mark_delivered(group, entry, lease.leased_ms, view)
             size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
-                self._dead.bury(group, [Range(offset, 1)], False, EXPIRED_UNREAD, lease.leased_ms, view)
+                self._dead.bury(group, [Range(offset, 1)], kept, EXPIRED_UNREAD, lease.leased_ms, view)
             else:
                 group.order.take(offset)
+                lease.kept = kept
                 taken.append(offset)
         if taken:
             lease.ranges = [Range(offset, 1) for offset in taken]
@@ -140,12 +143,11 @@ class LeaseGrants:
 
     def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put into the lease what comes next in the log. Bytes taken."""
-        window_ms = self._shared.settings["dedup_window_ms"]
 
         def judge(entry: LogEntry) -> bool:
             expires_ms = self._ttl.entry_expires_ms(entry)
             if expires_ms is not None and expires_ms <= lease.leased_ms:
-                self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
+                self._unique.mark_delivered(group, entry, lease.leased_ms, view)
                 messages = [Range(entry.first, entry.length)]
                 self._dead.bury(group, messages, False, EXPIRED_UNREAD, lease.leased_ms, view)
                 return False
@@ -156,7 +158,7 @@ class LeaseGrants:
                     view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
                     return False
                 group.order.start(entry.first, key)
-            self._unique.mark_delivered(entry.extra, lease.leased_ms, window_ms, view)
+            self._unique.mark_delivered(group, entry, lease.leased_ms, view)
             return True
 
         topic_ttl = self._shared.settings["ttl_ms"] is not None

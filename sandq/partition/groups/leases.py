@@ -14,6 +14,7 @@ from sandq.partition.commands import What
 from sandq.partition.rows import Range
 
 _ANY_LENGTH = 1 << 32
+_ENTRY_BYTES = 12
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
@@ -210,6 +211,16 @@ class Waiting:
     def dies_waiting(self) -> bool:
         """Whether the ttl of the first of them passes before they come back."""
         return self.expires_ms is not None and self.expires_ms <= self.due_ms
+
+    def find(self, offset: bytes) -> tuple[int, int]:
+        """The range that holds a message of the entry, and the message's place in it."""
+        entry_of = offset[:_ENTRY_BYTES]  # time and Raft entry: most ranges differ there
+        for at, (base, length) in enumerate(self.ranges):
+            if base[:_ENTRY_BYTES] == entry_of:
+                behind = offsets.distance(base, offset)
+                if behind is not None and 0 <= behind < length:
+                    return at, behind
+        raise KeyError(offset)
 
     def row(self) -> bytes:
         ranges = rows.pack_ranges(self.ranges)

@@ -185,7 +185,7 @@ class LeaseSettlement:
             return count - sum(r.length for r in waiting.ranges)
         head = group.reader.head(view)
         assert head is not None
-        self._unique.mark_delivered(head.extra, now_ms, self._shared.settings["dedup_window_ms"], view)
+        self._unique.mark_delivered(group, head, now_ms, view)
         group.reader.pass_head()
         self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
         return head.length

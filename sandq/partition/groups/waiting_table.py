@@ -1,6 +1,7 @@
 """Messages of all groups that wait for another attempt.
 
-Each change is put into rows at once, so that a table loaded from rows goes on exactly as the one that wrote them.
+Each change is put into rows with the entry of the log that made it, so that a table loaded from rows goes on exactly as
+the one that wrote them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class WaitingTable:
         self._shared = shared
         self._groups = groups
         self._ttl = ttl
+        self._parted: dict[int, tuple[Group, Waiting]] = {}
+        """Entries, by seq, that lost messages with this entry of the log, and whose rows do not say so yet."""
 
     def load(self, view: View) -> None:
         # In the order in which they came, as they are kept in memory.
@@ -33,8 +36,7 @@ class WaitingTable:
     def add(self, group: Group, entry: Waiting, view: View) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires."""
         if self._ttl.any_expires:
-            expiries = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
-            entry.expires_ms = min((at for at in expiries if at is not None), default=None)
+            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
         entry.seq = self._shared.next_seq
         self._shared.next_seq += 1
         group.add_waiting(entry)
@@ -56,6 +58,43 @@ class WaitingTable:
         else:
             view.delete(key)
             del group.waiting[entry.seq]
+
+    def part(self, group: Group, entry: Waiting, offset: bytes, due_ms: int | None, view: View) -> None:
+        """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
+        row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long."""
+        expires_ms = None
+        if self._ttl.any_expires:
+            expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
+        apart = None
+        if due_ms is not None:
+            ranges, number = [Range(offset, 1)], self._shared.next_seq
+            self._shared.next_seq += 1
+            apart = Waiting(due_ms, number, entry.attempt, entry.error, ranges, entry.since_ms, entry.kept, expires_ms)
+            apart.history = entry.history
+        group.part_waiting(entry, offset, apart)
+        if apart is not None:
+            self.store(group, apart, view)
+        if not entry.ranges:
+            view.delete(rows.waiting_key(group.group_id, entry.due_ms, entry.seq))
+            return
+        if expires_ms is not None and expires_ms == entry.expires_ms:
+            # It may have been the only one that expires so early.
+            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
+            group.watch_expiry(entry)
+        self._parted[entry.seq] = group, entry
+
+    def store_parted(self, view: View) -> None:
+        """Put the rows of entries that `part` took messages out of: once all commands of an entry of the log are
+        applied."""
+        for seq, (group, entry) in self._parted.items():
+            if group.waiting.get(seq) is entry and self._groups.by_id.get(group.group_id) is group:
+                self.store(group, entry, view)
+        self._parted.clear()
+
+    def _expiries(self, group: Group, entry: Waiting, view: View) -> list[int]:
+        """When messages of an entry expire."""
+        found = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
+        return [at_ms for at_ms in found if at_ms is not None]
 
     def remove_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> list[Range]:
         """Take what has expired out of an entry, and return it."""

@@ -218,9 +218,11 @@ class Jobs:
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:
                 view.delete(key)
-            for key, value in found if tag in (rows.DEAD, rows.KEPT) else ():
-                message_id = dead_letters.load(key, value).id if tag == rows.DEAD else rows.unpack(value)[0]
-                self._kept.expire_move(key[5:], message_id, self._now_ms, view)
+            for key, value in found:
+                if tag == rows.DEAD:
+                    self._kept.expire_move(key[5:], dead_letters.load(key, value).id, self._now_ms, view)
+                elif tag == rows.KEPT:
+                    self._kept.forget(key[5:], value, self._now_ms, view)
             if found:
                 # From there on: a scan from the group's first key would walk over every row deleted so far.
                 job.position = rows.after(found[-1][0])

@@ -1,7 +1,10 @@
 """Cancel and move by a producer's own names for its messages, each with a definite answer.
 
-Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["too_late", state]` (leased, acked, dead or gone) and
-`["not_found", nil]`. A message is anybody's to cancel and move while no group has made an attempt at it.
+Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["too_late", state]` (leased, acked, dead, waiting or gone) and
+`["not_found", nil]`. A message is anybody's to cancel and move while no group holds it, or has acked or killed it: also
+while it waits for another attempt. Moved then, it stays at its offset, and comes at another time where it waits. What
+waits in one group while another has yet to take it can be cancelled and not moved: placed anew, it would come to the
+first once more as if nothing had been tried. Below the level `OWNERSHIP` only what no group made an attempt at is had.
 """
 
 from __future__ import annotations
@@ -13,21 +16,28 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import dead_letters
+from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
-from sandq.partition.log.message_log import CANCELLED, Found, MessageLog
+from sandq.partition.groups.ownership import Ownership
+from sandq.partition.levels import OWNERSHIP
+from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 Outcome = list[Any]
-DELAYED, READY, LEASED, WAITING, ACKED, DEAD, GONE = "delayed", "ready", "leased", "waiting", "acked", "dead", "gone"
-_TOO_LATE = (LEASED, DEAD, ACKED)
+DELAYED, READY, GONE = "delayed", "ready", "gone"
 _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
 """What the groups made of a message, as one word: the first of these that is true in one of them."""
 
 
 class Pending:
-    def __init__(self, groups: GroupTable, log: MessageLog, unique: UniqueKeys) -> None:
+    def __init__(
+        self, shared: SharedState, groups: GroupTable, log: MessageLog, unique: UniqueKeys, ownership: Ownership
+    ) -> None:
+        self._shared = shared
+        self._ownership = ownership
         self._groups = groups
         self._log = log
         self._unique = unique
@@ -35,7 +45,7 @@ class Pending:
     # -- commands -------------------------------------------------------------------------------------------------
 
     def cancel(self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
-        found, refusal = self._find_pending(target, applied_index, now_ms, floor_ms, view)
+        found, _, refusal = self._find_owned(target, applied_index, now_ms, floor_ms, view)
         if found is None:
             return refusal
         self._log.cancel(found, now_ms, floor_ms, view)
@@ -44,18 +54,35 @@ class Pending:
     def move(
         self, target: c.Target, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
     ) -> Outcome:
-        found, refusal = self._find_pending(target, index - 1, now_ms, floor_ms, view)
+        found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
+        if claim is not None and claim.waiting:
+            return ["too_late", WAITING] if claim.pending else ["moved", self._log.delay(found, to_ms, now_ms, view)]
         return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view)]
 
-    def _find_pending(
+    def _find_owned(
         self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[Found | None, Outcome]:
-        """The message, or why it cannot be had."""
+    ) -> tuple[Found | Kept | None, Claim | None, Outcome]:
+        """The message, and what the groups made of it; or why it cannot be had."""
         message_id = self.id_of(target, now_ms, view)
         if message_id is None:
-            return None, ["not_found", None]
+            return None, None, ["not_found", None]
+        if self._shared.level < OWNERSHIP:
+            found, refusal = self._find_pending(message_id, applied_index, now_ms, floor_ms, view)
+            return found, None, refusal
+        owned = self._log.find_owned(message_id, view)
+        if owned is None:
+            return None, None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
+        claim = self._ownership.claim(owned.offset, view)
+        if claim.refusal is not None:
+            return None, claim, ["too_late", claim.refusal]
+        return owned, claim, []
+
+    def _find_pending(
+        self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View
+    ) -> tuple[Found | None, Outcome]:
+        """The message, or why it cannot be had; below the level `OWNERSHIP`."""
         found = self._log.find(message_id, view)
         if found is None:
             return None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
@@ -66,7 +93,7 @@ class Pending:
             LEASED if group.holder_of(found.offset) is not None else self.state_in(group, found.offset, now_ms, view)
             for group in self._groups.by_id.values()
         }
-        return None, ["too_late", next(state for state in _TOO_LATE if state in states)]
+        return None, ["too_late", next(state for state in REFUSALS if state in states)]
 
     def _absent(self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
         moved = view.get(rows.MOVED + message_id)

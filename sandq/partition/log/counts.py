@@ -1,11 +1,12 @@
 """How many messages stand in each second of the log: what forecasts, backlogs and read limits go by, without a scan.
 
-A message counts in the second of its delivery time from its insertion until it is cancelled or moved; what is acked
-goes with its whole hour, when the log is trimmed beyond it.
+A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log; what
+is acked, or only in rows of groups any more, goes with its whole hour, when the log is trimmed beyond it.
 
 Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`, one row each time the partition's
-rows are written, so that a message far ahead costs no look-up; after `FOLD_ROWS` of them all of an hour become one. A
-few hours are kept in memory as they are.
+rows are written, so that a message far ahead costs no look-up; after `FOLD_ROWS` of them all of an hour become one. How
+many an hour has is known of some only: so one row in `FOLD_ROWS`, by a hash of its number, has its hour folded as well,
+and hours do not grow however many of them are written in turn. A few hours are kept in memory as they are.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ HOUR_S = 3600
 HOT_HOURS = 8
 FOLD_ROWS = 64
 COUNTED_HOURS = 10_000
-"""Hours of which it is known how many rows they have; others are folded a little later."""
+"""Hours of which it is known how many rows they have."""
 DROP_ROWS = 1000
 _NO_LIMIT = 1 << 40
+_MASK = (1 << 64) - 1
 
 Seconds = Counter[int]
 """Second of the hour -> messages."""
@@ -112,11 +114,13 @@ class Counts:
 
     def write(self, view: View) -> None:
         """Put what has changed since the last time into rows."""
+        folded: list[int] = []
         for hour, changes in self._changes.items():
             view.put(_key(hour, self._next_seq), _packed(changes))
+            self._rows[hour] = known = self._rows.pop(hour, 0) + 1
+            if known >= FOLD_ROWS or _is_drawn(self._next_seq):
+                folded.append(hour)
             self._next_seq += 1
-            self._rows[hour] = self._rows.pop(hour, 0) + 1
-        folded = [hour for hour in self._changes if self._rows[hour] >= FOLD_ROWS]
         self._changes = {}
         for hour in folded:
             self._fold(hour, view)
@@ -182,6 +186,14 @@ class Counts:
 
 def _key(hour: int, seq: int = 0) -> bytes:
     return rows.COUNTS + hour.to_bytes(4, "big") + seq.to_bytes(8, "big")
+
+
+def _is_drawn(seq: int) -> bool:
+    """Whether a row is the one in `FOLD_ROWS` with which an hour is folded, however regularly hours take turns."""
+    # splitmix64's finalizer: numbers that are equally far apart come out as if at random.
+    seq = (seq ^ (seq >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    seq = (seq ^ (seq >> 27)) * 0x94D049BB133111EB & _MASK
+    return (seq ^ (seq >> 31)) % FOLD_ROWS == 0
 
 
 def _hour_of(key: bytes) -> int:

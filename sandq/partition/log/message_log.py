@@ -16,18 +16,22 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.unique_keys import (
+    ATTEMPTED,
     HELD,
     IGNORED,
     REFUSED,
     REPLACES,
+    Named,
     Sender,
     UniqueKeys,
     resolve_conflict,
+    resolve_owned,
     state_of,
 )
 from sandq.partition.garbage import Garbage
-from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.message_ttl import MessageTtl
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.ownership import Ownership
+from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
@@ -93,6 +97,16 @@ class Found(NamedTuple):
         return view.get_ahead(tag + offset, rows.after(tag + offsets.shift(self.offset, self.length - 1)))
 
 
+class Kept(NamedTuple):
+    """A message that the log has not any more, and some group keeps in a row of its own."""
+
+    offset: bytes
+    id: bytes
+    row: bytes
+    moves: int
+    """How often it was moved."""
+
+
 class MessageLog:
     def __init__(
         self,
@@ -100,11 +114,11 @@ class MessageLog:
         shared: SharedState,
         state: LogState,
         reader: MessageReader,
-        groups: GroupTable,
-        ttl: MessageTtl,
+        group_state: GroupState,
         unique: UniqueKeys,
         expiring_rows: ExpiringRows,
         trim_schedule: TrimSchedule,
+        ownership: Ownership,
     ) -> None:
         self.partition = partition
         self.state = state
@@ -112,11 +126,13 @@ class MessageLog:
         self.counts = Counts()
         self.garbage = Garbage()
         self._shared = shared
-        self._groups = groups
-        self._ttl = ttl
+        self._groups = group_state.groups
+        self._ttl = group_state.ttl
         self._unique = unique
         self._expiring_rows = expiring_rows
         self._trim_schedule = trim_schedule
+        self._kept = group_state.kept
+        self._ownership = ownership
         self._batch_row: Found | None = None
         """The first message of the batch whose row was found last: what is cancelled or moved together is most often
         of one batch, whose row may be large."""
@@ -223,6 +239,8 @@ class MessageLog:
         named = self._unique.find(unique_key, now_ms, view)
         if named is None:
             return None
+        if self._shared.level >= OWNERSHIP:
+            return self._resolve_owned(unique_key, named, on_conflict, sender, now_ms, floor_ms, view)
         found = self.find(named.id, view) if named.state == HELD else None
         is_pending = found is not None and self.is_pending(found.offset)
         resolution = resolve_conflict(named, is_pending, on_conflict, sender)
@@ -232,6 +250,35 @@ class MessageLog:
             return named.id, None
         if resolution == REPLACES and found is not None:
             self.cancel(found, now_ms, floor_ms, view, remember=False)
+        return None
+
+    def _resolve_owned(
+        self,
+        unique_key: bytes,
+        named: Named,
+        on_conflict: int,
+        sender: Sender | None,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+    ) -> tuple[bytes, str | None] | None:
+        """The same, from the level `OWNERSHIP` on."""
+        owned = self.find_owned(named.id, view)
+        claim = None if owned is None else self._ownership.claim(owned.offset, view)
+        if named.state == ATTEMPTED and not (claim is not None and claim.pending):
+            self._unique.end_attempted(unique_key, named, now_ms, view)
+            if self._unique.find(unique_key, now_ms, view) is None:
+                return None  # there is no window
+        resolution = resolve_owned(named, claim, on_conflict, sender)
+        if resolution == REFUSED:
+            if on_conflict == c.REPLACE and claim is not None:
+                return named.id, claim.refusal
+            pending_at = owned.offset if owned is not None and named.state == HELD else None
+            return named.id, state_of(pending_at, now_ms)
+        if resolution == IGNORED:
+            return named.id, None
+        if resolution == REPLACES and owned is not None:
+            self.cancel(owned, now_ms, floor_ms, view, remember=False)
         return None
 
     def _added(self, entries: list[LogEntry]) -> None:
@@ -271,6 +318,21 @@ class MessageLog:
             return None
         return Found(offset, message_id, batch.key, batch.value, batch.size, moves, moved_ms)
 
+    def find_owned(self, message_id: bytes, view: View) -> Found | Kept | None:
+        """The message of this id in the log, or in a row that a group keeps of it; None when it is in neither."""
+        found = self.find(message_id, view)
+        if found is not None:
+            return found
+        moved = view.get(rows.MOVED + message_id)
+        offset = rows.unpack(moved)[0] if moved is not None else message_id
+        row = None if view.get(rows.TOMBSTONE + offset) is not None else self._kept.any_row(offset, view)
+        if row is None:
+            return None
+        first_id: bytes = rows.unpack(row)[0]
+        if first_id != message_id:
+            moved = view.get(rows.MOVED + first_id)  # asked for by the offset to which it was moved
+        return Kept(offset, first_id, row, rows.unpack(moved)[1] if moved is not None else 0)
+
     def is_pending(self, offset: bytes) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
         return all(group.is_pending(offset) for group in self._groups.by_id.values())
@@ -283,8 +345,12 @@ class MessageLog:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def cancel(self, found: Found, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
-        """Take a pending message out. `remember`: for a while, so that a repeated cancel is answered likewise."""
+    def cancel(self, found: Found | Kept, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
+        """Take a message out that is its producer's. `remember`: for a while, so that a repeated cancel is answered
+        likewise."""
+        if isinstance(found, Kept):
+            self._cancel_kept(found, now_ms, view, remember)
+            return
         entry = self._entry(found)
         self._shared.totals.cancelled += 1
         self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
@@ -297,9 +363,52 @@ class MessageLog:
             fields = (found.offset, found.moves, found.moved_ms)
             self._expiring_rows.put(rows.MOVED + found.id, now_ms + CANCEL_MEMORY_MS, view, *fields)
 
-    def move(self, found: Found, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> bytes:
+    def _cancel_kept(self, kept: Kept, now_ms: int, view: View, remember: bool) -> None:
+        entry = rows.kept_entry(kept.offset, kept.row)
+        self._shared.totals.cancelled += 1
+        assert entry.extra is not None
+        self._unique.mark_cancelled(entry.extra, now_ms, view)
+        self._ownership.take_back(kept.offset, view)
+        if remember:
+            key, until_ms = rows.TOMBSTONE + kept.offset, now_ms + CANCEL_MEMORY_MS
+            self._expiring_rows.put(key, until_ms, view, CANCELLED, now_ms)
+        self._expiring_rows.expire_move(kept.id, now_ms, view)
+
+    def move(
+        self, found: Found | Kept, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
+    ) -> bytes:
         """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset."""
         offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
+        if isinstance(found, Kept):
+            _, created_ms, fields, _ = rows.unpack(found.row)
+            entry = self._put_anew(offset, found.id, created_ms, fields, view)
+            self._ownership.take_back(found.offset, view)
+        else:
+            entry = self._move_logged(found, offset, now_ms, floor_ms, view)
+        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
+        self.counts.add(offsets.deliver_ms(offset), 1)
+        self._added([entry])
+        self._shared.totals.moved += 1
+        return offset
+
+    def delay(self, found: Found | Kept, to_ms: int, now_ms: int, view: View) -> bytes:
+        """Have a message that waits in all groups come at another time there, not before its own. Its offset, which
+        stays."""
+        due_ms = max(to_ms, now_ms, offsets.deliver_ms(found.offset))
+        self._ownership.delay(found.offset, min(due_ms, offsets.U48_MAX), view)
+        self._shared.totals.moved += 1
+        return found.offset
+
+    def _put_anew(self, offset: bytes, message_id: bytes, created_ms: int, fields: Fields, view: View) -> LogEntry:
+        """Put a message with this id into a log row of its own."""
+        light = rows.needed_of(fields, self._shared.is_ordered)
+        stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light)
+        for key, value in stored:
+            view.put(key, value)
+        return entry
+
+    def _move_logged(self, found: Found, offset: bytes, now_ms: int, floor_ms: int, view: View) -> LogEntry:
+        """Move a message from one place in the log to another."""
         old = self._entry(found)
         if found.alone:
             row = rows.moved_row(found.value, found.id)
@@ -307,16 +416,9 @@ class MessageLog:
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            light = rows.needed_of(message.fields, self._shared.is_ordered)
-            stored, entry = rows.message_rows(offset, message.created_ms, message.fields, found.id, light)
-            for key, value in stored:
-                view.put(key, value)
+            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, view)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
-        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
-        self.counts.add(offsets.deliver_ms(offset), 1)
-        self._added([entry])
-        self._shared.totals.moved += 1
-        return offset
+        return entry
 
     def delete_row(self, key: bytes, size: int, view: View) -> None:
         """Delete a log row, of about that many bytes."""
@@ -346,6 +448,10 @@ class MessageLog:
         self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool
     ) -> None:
         offset = found.offset
+        taken = self._ownership.take_back(offset, view) if self._shared.level >= OWNERSHIP else []
+        for group in taken:
+            group.reader.uncount(offset)
+            self._groups.store(group, view)
         if found.length == 1:
             self.delete_row(found.key, found.size, view)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
@@ -360,10 +466,11 @@ class MessageLog:
         for group in self._groups.by_id.values():
             if offset > group.cursor:
                 group.reader.remove(offset)
-            elif offset in group.order.blocked:
+                continue
+            if group.reader.passed is not None:
+                group.reader.passed += self.counts.due - due_before  # the group had passed it
+            if offset in group.order.blocked:
                 group.order.remove(offset)
-                if group.reader.passed is not None:
-                    group.reader.passed += self.counts.due - due_before  # the group had passed it
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
 
 

@@ -93,6 +93,11 @@ class LogReader:
             for part in reversed(without(entry, [offset])):
                 entries.insert(at, part)
 
+    def uncount(self, offset: bytes) -> None:
+        """A message that was taken from the log is gone from the counts."""
+        if self.taken[0] == offsets.deliver_ms(offset) // 1000:
+            self.taken = (self.taken[0], self.taken[1] - 1)
+
     def head(self, view: View) -> LogEntry | None:
         """The first entry above the cursor; None when the log ends there."""
         while not self.entries and self.covered != offsets.LAST:

@@ -1,9 +1,9 @@
 """Trimming: the log loses, oldest first, what every group is done with and no setting keeps.
 
 With `delete_on_ack` that is what was acked by all groups at least `retention` ago; else what is older than `retain`,
-or in excess of `retain_bytes`. A message that some group is not done with is never trimmed; one that is leased or waits
-for long is copied into rows of that group's own, so that it does not keep the log behind it. Nor is anything trimmed
-above a hold.
+or in excess of `retain_bytes`. A message that some group is not done with is never trimmed; one that is leased, waits
+or is blocked by its key for long is copied into rows of that group's own, so that it does not keep the log behind it.
+Nor is anything trimmed above a hold.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
-from sandq.partition.rows import LogEntry
+from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 TRIM_ROWS = 1000
-TRIM_BYTES = 64 << 20
+TRIM_BYTES = 8 << 20
+"""Of rows that are read to be deleted."""
+TRIM_BYTES_BEFORE = 64 << 20
+"""Below the level `OWNERSHIP`."""
 PIN_MS = 60_000
 """A message that is not settled so long after its first lease gets a row of its own."""
 UNPIN_MESSAGES = 1000
@@ -103,6 +107,10 @@ class Trimmer:
         # A group that went back since is not done with what it was done with then.
         return min(old[-1], done) if old else None
 
+    @property
+    def _step_bytes(self) -> int:
+        return TRIM_BYTES if self._shared.level >= OWNERSHIP else TRIM_BYTES_BEFORE
+
     def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:
         """Whether a setting keeps a row that every group is done with."""
         settings = self._settings
@@ -123,7 +131,7 @@ class Trimmer:
         limit = min(limit, rows.after(held))
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
-        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
+        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=self._step_bytes)
         entries = [rows.log_entry(key, value) for key, value in found]
         gone = tombstones(view, state.trimmed, rows.last_of(entries[-1]), FILL_TOMBSTONES) if entries else []
         complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
@@ -142,7 +150,9 @@ class Trimmer:
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
             self._delete(key, value, entry, here, now_ms, view)
-            self._unique.release(entry.extra, view)
+            if entry.extra is not None:
+                extra = entry.extra
+                self._unique.release(extra.id, extra.unique_key, entry.first, now_ms, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
@@ -179,7 +189,11 @@ class Trimmer:
         holders: list[Lease | Waiting] = []
         for group in self._groups.by_id.values():
             holders += [*group.leases.values(), *group.waiting.values()]
-        return min((holder.since_ms + PIN_MS for holder in holders if not holder.kept), default=None)
+        since = [holder.since_ms for holder in holders if not holder.kept]
+        if self._shared.level >= OWNERSHIP:
+            blocked = [group.order.lowest_logged() for group in self._groups.by_id.values()]
+            since += [offsets.deliver_ms(offset) for offset in blocked if offset is not None]
+        return min(since) + PIN_MS if since else None
 
     def _unpin(self, now_ms: int, view: View) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
@@ -194,22 +208,42 @@ class Trimmer:
                 kept, kept_bytes = self._keep(group, holder, view)
                 messages += kept
                 size += kept_bytes
+            while self._shared.level >= OWNERSHIP:
+                offset = group.order.lowest_logged()
+                if offset is None or offsets.deliver_ms(offset) + PIN_MS > now_ms:
+                    break
+                if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
+                    return True
+                messages += 1
+                size += self._keep_blocked(group, offset, view)
         return messages > 0
 
     def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> tuple[int, int]:
         """How many messages were copied, and their bytes: at most those of one lease."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
+        count, size = self._copy(group, ranges, view)
+        holder.kept = True
+        if isinstance(holder, Lease):
+            self._leases.store(holder, view)
+        else:
+            self._waiting.store(group, holder, view)
+        return count, size
+
+    def _keep_blocked(self, group: Group, offset: bytes, view: View) -> int:
+        """Copy a message that its key blocks. Its bytes."""
+        _, size = self._copy(group, [Range(offset, 1)], view)
+        view.put(rows.of_group(rows.BLOCKED, group.group_id, offset), rows.pack(group.order.blocked[offset], True))
+        group.order.keep(offset)
+        return size
+
+    def _copy(self, group: Group, ranges: list[Range], view: View) -> tuple[int, int]:
+        """Put messages of the log into rows of a group's own. How many, and their bytes."""
         count = size = 0
         for message in self._log.reader.messages(view, ranges):
             row = rows.kept_row(message.id, message.created_ms, message.fields)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
             size += len(row)
-        holder.kept = True
-        if isinstance(holder, Lease):
-            self._leases.store(holder, view)
-        else:
-            self._waiting.store(group, holder, view)
         return count, size
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.metadata.commands import Balance
-from sandq.model.errors import Conflict, StartupError
+from sandq.model.errors import Conflict, StartupError, TooLate
 from sandq.model.features import KNOWN, Levels
 from sandq.node import run_node
 from sandq.partition.commands import Touch
@@ -20,6 +21,8 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 NAMES = ("node1", "node2", "node3")
 NEXT = Levels(KNOWN.lowest, KNOWN.highest + 1)
+OLD = Levels(1, 1)
+"""What v0.2.0 knows."""
 
 
 async def restart(nodes: FoundNodes, name: str, **options: Any) -> None:
@@ -61,6 +64,38 @@ async def test_the_level_rises_when_the_last_node_was_upgraded(tmp_path: Path) -
             async with run_node(nodes.config("node3")):
                 raise AssertionError("it serves")
         assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version knows")
+
+
+async def test_partitions_come_to_the_level_with_the_last_node(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, *NAMES[:2], levels=OLD) as nodes:
+        async with nodes.connect() as client:
+            await client.admin.create_topic("t", replicas=2)
+            await client.admin.create_topic("config", kind="compacted", replicas=2)
+            await restart(nodes, "node1")
+            await until_registered(nodes, "node1", KNOWN)
+            await nodes.until_led()
+            waiting = await client.produce("t", "while node2 knows level 1 alone")
+            await client.leases("t", "g").nack(await client.leases("t", "g").take(1, wait="30s"), delay="1h")
+            with pytest.raises(TooLate) as refused:
+                await client.messages("t").cancel(waiting)
+            assert refused.value.details["state"] == "leased", "as that version says it"
+            await client.kv("config").put("a", "b")
+            assert {node.broker.node_log.feature_level for node in nodes.running.values()} == {1}
+            assert levels_of(nodes) == {1}
+            await restart(nodes, "node2")
+            await until_at(nodes, KNOWN.highest)
+            await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+            await client.admin.create_topic("new", partitions=3, replicas=2)
+            await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+            assert await client.messages("t").cancel(waiting) == waiting, "it is its producer's while it waits"
+        await restart(nodes, "node1")
+        await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+
+
+def levels_of(nodes: FoundNodes) -> set[int]:
+    """Of all replicas of all partitions."""
+    hosts = [host for node in nodes.running.values() for host in node.broker.node_log.hosts.values()]
+    return {host.status.level for host in hosts if host.number != METADATA_GROUP}
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -34,8 +34,11 @@ async def asynchronous() -> None:
         number: int = await client.produce("orders", b"paid")  # wrong: assignment
         await client.produce("orders", 17)  # wrong: arg-type
         await client.produce("orders", b"", deliver_at=1.5)  # wrong: arg-type
+        await client.produce("orders", b"", deley="5s")  # wrong: arg-type
         async with client.producer("orders") as producer:
             receipt = await producer.send(b"x")
+            await producer.send(b"x", deley="5s")  # wrong: arg-type
+            await producer.send_many([b"x"], deley="5s")  # wrong: arg-type
             text: str = await receipt
             texts: list[str] = await (await producer.send_many([b"a", {"value": b"b"}]))
         async with client.subscribe("orders", group="g") as subscription:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from sandq.broker.bootstrap.bootstrap import Bootstrap
 from sandq.model.config import NodeConfig, load_config
+from sandq.model.features import KNOWN, Levels
 from sandq.model.membership import State
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import ThreeNodes
@@ -127,13 +128,14 @@ class Looks:
 
 @asynccontextmanager
 async def found_nodes(
-    directory: Path, *names: str, hand: HandClock | None = None, **environ: str
+    directory: Path, *names: str, hand: HandClock | None = None, levels: Levels = KNOWN, **environ: str
 ) -> AsyncIterator[FoundNodes]:
-    """A cluster of these, just come together. `hand`: moves the clocks of all of them."""
+    """A cluster of these, just come together. `hand`: moves the clocks of all of them. `levels`: the
+    feature levels that their version knows."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery, **environ)
         nodes.hand = hand
-        await nodes.start(*names)
+        await nodes.start(*names, levels=levels)
         await nodes.until_registered(*names)
         yield nodes
         await nodes.stop(*nodes.running)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -63,7 +64,8 @@ class Bench:
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, level: int = FIRST_LEVEL, **settings: Any) -> None:
+        """`level`: the feature level whose rules the partition goes by."""
         defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
         self.settings = parse_settings(defaults | settings, self.kind).record()
         self.stores = MemoryStores()
@@ -73,6 +75,8 @@ class Bench:
         self.jobs = 0
         self.written = 0
         """Bytes of the changes that the last entry made."""
+        if level > FIRST_LEVEL:
+            self.apply(0, c.RaiseLevel(level))
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry stamped T + at and write its rows."""

@@ -63,6 +63,8 @@ class GroupModel(Model):
         self._revoke(group)
         again = []
         for message in self.by_offset(group.of("leased", "waiting", "blocked")):
+            if group.held[message].state == "blocked" and asked <= self.messages[message].offset <= self.trimmed:
+                continue  # behind what comes again, as before
             held = group.held.pop(message)
             if asked <= self.messages[message].offset <= self.trimmed:
                 again.append((message, held.immortal))
@@ -164,7 +166,7 @@ class GroupModel(Model):
         return taken
 
     def _take(self, group: Group, name: str) -> None:
-        self.delivered(name)
+        self.delivered(group, name)
         group.held[name] = Held("leased", since=self.now)
 
     def granted(self, lease: Lease) -> None:

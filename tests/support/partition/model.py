@@ -2,7 +2,8 @@
 
 Written from design.md and formats.md, not from the code; it knows no rows, heaps or look-aheads. Times are ms after T.
 Two things happen when the partition gets round to them, so they are watched rather than foretold, and checked to be
-allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`).
+allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`). Likewise what
+groups copy aside (`seen_copied`), and keys of what left the log (`seen_keys`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tests.support.partition.model_words import (
 class Model:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
+        self.level = 1
+        """By whose rules it goes."""
         self.now = 0
         self.floor = 0
         self.index = 0
@@ -41,6 +44,8 @@ class Model:
         self.keys: dict[str, Key] = {}
         self.ever: dict[bytes, str] = {}
         """Every offset that a message had -> its name."""
+        self.ghosts: list[int] = []
+        """When messages stood that were cancelled or moved once the log had them no more: they count there."""
 
     def begin(self, index: int, at: int) -> None:
         """An entry is applied."""
@@ -85,6 +90,19 @@ class Model:
         if held is not None and held.state == "dead" and group.seek_from is not None:
             return self.messages[name].offset >= group.start
         return held.state == "blocked" if held is not None else self.messages[name].offset >= group.start
+
+    def is_kept(self, name: str) -> bool:
+        """The log has it not any more, and some group has it in a row of its own."""
+        message = self.messages[name]
+        held = [group.held[name].state for group in self.groups.values() if name in group.held]
+        return message.gone is None and message.offset <= self.trimmed and any(state != "dead" for state in held)
+
+    def claim(self, name: str) -> tuple[bool, bool, str | None]:
+        """Whether some group has it yet to take; whether it waits in one; and why its producer cannot have it."""
+        tried = [group for group in self.groups.values() if not self.pending_in(group, name)]
+        states = {group.held[name].state if name in group.held else "acked" for group in tried}
+        is_pending = len(tried) < len(self.groups) or not self.groups
+        return is_pending, "waiting" in states, next((s for s in ("leased", "dead", "acked") if s in states), None)
 
     def state_in(self, group: Group, name: str) -> str:
         if self.pending_in(group, name):
@@ -146,7 +164,8 @@ class Model:
 
     def seconds(self) -> Counter[int]:
         """How many messages were put into each second of the log and not taken out again by their producers."""
-        return Counter((T + m.at) // 1000 for m in self.messages.values() if m.gone is None)
+        stand = [m.at for m in self.messages.values() if m.gone is None]
+        return Counter((T + at) // 1000 for at in [*stand, *self.ghosts])
 
     def instants(self) -> set[int]:
         """When something happens by itself."""
@@ -154,6 +173,7 @@ class Model:
         found = {self.expires(name, held) for held, name in names} | {m.at for m in self.messages.values()}
         found |= {held.due for held, _ in names if held is not None and held.state == "waiting"}
         found |= {held.since + PIN for held, _ in names if held is not None}
+        found |= {self.messages[n].at + PIN for held, n in names if held is not None and held.state == "blocked"}
         found |= {lease.deadline for lease in self.leases.values() if lease.live}
         found |= {key.until for key in self.keys.values()}
         found |= {m.gone_at + CANCEL_MEMORY for m in self.messages.values() if m.gone == "cancelled"}
@@ -172,7 +192,13 @@ class Model:
             at = max((row.due or 0) + (self.now if relative else 0), self.floor)
             offset = offset_of(at, self.index, place)
             if row.unique is not None:
-                holder = self._holder(row.unique)
+                refusal = self._resolve(row.unique, policy) if self.level > 1 else None
+                if refusal is not None:
+                    answers.append(self.messages[refusal[0]].id)
+                    if refusal[1] is not None:
+                        refused.append((place, refusal[1]))
+                    continue
+                holder = self._holder(row.unique) if self.level == 1 else None
                 if holder is not None and policy != c.REPLACE:
                     answers.append(self.messages[holder].id)
                     if policy == c.REJECT:
@@ -190,6 +216,37 @@ class Model:
             answers.append(offset)
         return answers, refused
 
+    def _resolve(self, unique: str, policy: int) -> tuple[str, str | None] | None:
+        """The message that keeps the key from another, and how it is if that one is refused. None: the new one is
+        stored; one that it replaces is gone."""
+        key = self.keys.get(unique)
+        if key is None or key.state == "cancelled" or (key.until is not None and key.until <= self.now):
+            return None
+        is_there = self.messages[key.name].offset > self.trimmed or self.is_kept(key.name)
+        is_pending, waits, refusal = self.claim(key.name) if is_there else (False, False, None)
+        if key.state == "attempted" and not is_pending:
+            self._passed(unique, key)
+            if unique not in self.keys:
+                return None
+        is_settled = not (is_pending or waits or refusal == "leased")
+        if is_settled and (key.state == "held" or policy == c.REPLACE):
+            return None
+        if policy == c.IGNORE:
+            return key.name, None
+        if policy == c.REJECT:
+            pending = "ready" if self.messages[key.name].at <= self.now else "delayed"
+            return key.name, pending if key.state == "held" else "delivered"
+        if refusal is None or (key.state == "held" and refusal == "acked"):
+            self.remove(key.name, "removed")
+            return None
+        return key.name, refusal
+
+    def _passed(self, unique: str, key: Key) -> None:
+        """Every group has passed its message."""
+        key.state, key.until = "delivered", self.now + self.settings["dedup_window_ms"]
+        if key.until <= self.now:
+            del self.keys[unique]
+
     def _holder(self, unique: str) -> str | None:
         """The message that keeps the key from another."""
         key = self.keys.get(unique)
@@ -202,23 +259,43 @@ class Model:
         key = self.keys.get(unique)
         return None if key is None or (key.until is not None and key.until <= self.now) else key.name
 
-    def delivered(self, name: str) -> None:
+    def delivered(self, group: Group, name: str) -> None:
         """A group has made an attempt at it."""
         unique = self.messages[name].unique
         key = self.keys.get(unique) if unique is not None else None
-        if key is not None and (key.state, key.name) == ("held", name):
+        if key is None or key.name != name:
+            return
+        if self.level > 1:
+            if key.state in ("held", "attempted"):
+                others = [other for other in self.groups.values() if other is not group]
+                if any(self.pending_in(other, name) for other in others):
+                    key.state = "attempted"
+                else:
+                    self._passed(str(unique), key)
+        elif key.state == "held":
             key.state, key.until = "delivered", self.now + self.settings["dedup_window_ms"]
 
     def remove(self, name: str, how: str) -> None:
         message = self.messages[name]
+        if message.offset <= self.trimmed:
+            self.ghosts.append(message.at)
         message.gone, message.gone_at = how, self.now
         self._take_out(name)
         key = self.keys.get(message.unique) if message.unique is not None else None
-        if key is not None and (key.state, key.name) == ("held", name):
+        is_named = key is not None and key.name == name and (key.until is None or key.until > self.now)
+        if (
+            key is not None
+            and is_named
+            and key.state in (("held", "attempted", "delivered")[: 3 if self.level > 1 else 1])
+        ):
             key.state, key.until = "cancelled", self.now + CANCEL_MEMORY
 
     def move(self, name: str, to: int, place: int) -> bytes:
         message = self.messages[name]
+        if self.claim(name)[1]:
+            return self._delay(message, to)
+        if message.offset <= self.trimmed:
+            self.ghosts.append(message.at)
         self._take_out(name)
         message.at = max(to, self.floor)
         message.offset = message.row = offset_of(message.at, self.index, place)
@@ -226,7 +303,14 @@ class Model:
         self.ever[message.offset] = name
         return message.offset
 
-    def refusals(self, name: str) -> list[list[Any]]:
+    def _delay(self, message: Message, to: int) -> bytes:
+        """It waits, and comes at another time."""
+        for group in self.groups.values():
+            held = group.held[message.name]
+            held.due, held.seq = max(to, self.now, message.at), self.next_seq()
+        return message.offset
+
+    def refusals(self, name: str, *, moved: bool = False) -> list[list[Any]]:
         """What may be answered to who wants to cancel the message or to move it; [] when it is to be had."""
         message = self.messages[name]
         gone: list[Any] = ["too_late", "gone"]
@@ -235,6 +319,11 @@ class Model:
             if message.gone == "cancelled" and message.gone_at + CANCEL_MEMORY > self.now:
                 return [again]
             return [again, gone, ["not_found", None]]
+        if self.level > 1 and (message.offset > self.trimmed or self.is_kept(name)):
+            is_pending, waits, refusal = self.claim(name)
+            if refusal is None and moved and is_pending and waits:
+                refusal = "waiting"
+            return [] if refusal is None else [["too_late", refusal]]
         if message.offset > self.trimmed:
             if self.is_pending(name):
                 return []
@@ -269,7 +358,8 @@ class Model:
         return seen
 
     def bury(self, group: Group, name: str, reason: str, was: Held, error: str | None, at: int) -> None:
-        self.delivered(name)
+        if was.state in ("", "blocked"):
+            self.delivered(group, name)
         attempt = 0 if was.state == "blocked" else was.attempt
         group.held[name] = Held(
             "dead", attempt, reason=reason, error=error, dead_at=at, history=was.history, immortal=was.immortal
@@ -282,9 +372,46 @@ class Model:
             if message.offset <= trimmed:
                 self._may_go(message)
                 key = self.keys.get(message.unique) if message.unique is not None else None
-                if key is not None and (key.state, key.name) == ("held", message.name):
+                if self.level == 1 and key is not None and (key.state, key.name) == ("held", message.name):
                     del self.keys[str(message.unique)]
         self.trimmed = trimmed
+
+    def seen_keys(self, found: dict[str, tuple[int, bytes, int | None]]) -> None:
+        """Unique keys as they are: (state, id, when it is forgotten). One whose message left the log is let go of some
+        time after no group has it yet to take."""
+        for unique, key in list(self.keys.items()):
+            if key.until is not None and key.until <= self.now:
+                continue
+            message = self.messages[key.name]
+            state, message_id, until = found.get(unique, (-1, b"", None))
+            words = {"held": 0, "delivered": 1, "cancelled": 2, "attempted": 3}
+            if (state, message_id, until) == (words[key.state], message.id, key.until):
+                continue
+            is_pending = any(self.pending_in(group, key.name) for group in self.groups.values())
+            assert self.level > 1 and message.offset <= self.trimmed and not is_pending, (
+                unique,
+                key,
+                found.get(unique),
+            )
+            if key.state == "attempted":
+                self._passed(unique, key)
+                assert unique in found or unique not in self.keys
+                assert unique not in found or found[unique] == (1, message.id, key.until)
+            else:
+                assert key.state == "held" and unique not in found, (unique, key, found)
+                del self.keys[unique]
+
+    def seen_copied(self, group: Group, found: set[bytes]) -> None:
+        """What a group has in rows of its own, by offset."""
+        for name, held in group.of("leased", "waiting", "blocked").items():
+            is_copied = self.messages[name].offset in found
+            since = self.messages[name].at if held.state == "blocked" else held.since
+            assert is_copied or not held.copied, f"{name} was copied aside, and is not any more"
+            if is_copied and not held.copied:
+                assert held.immortal or since + PIN <= self.now or held.state != "blocked", (
+                    f"{name} was copied too early"
+                )
+            held.copied = is_copied
 
     def _may_go(self, message: Message) -> None:
         settings = self.settings
@@ -294,8 +421,10 @@ class Model:
             kept = settings["retain_ms"]
             assert kept is not None and message.at + kept <= self.now, f"{message.name} was trimmed too early"
         for group in self.groups.values():
-            assert not self.pending_in(group, message.name), f"{message.name} was trimmed, {group.name} never had it"
             held = group.held.get(message.name)
+            if held is not None and held.state == "blocked" and held.copied:
+                continue
+            assert not self.pending_in(group, message.name), f"{message.name} was trimmed, {group.name} never had it"
             if held is not None and held.state != "dead":
                 assert held.state in ("leased", "waiting"), f"{message.name} was trimmed while {held.state}"
         done_at = self.now if message.done_at is None else message.done_at
@@ -313,14 +442,17 @@ class Model:
         """Nothing keeps it in the log (when acked means gone): long leased ones have a copy."""
         for group in self.groups.values():
             held = group.held.get(name)
-            if self.pending_in(group, name):
+            is_copied = held is not None and self._is_copied(name, held)
+            if self.pending_in(group, name) and not (is_copied and held is not None and held.state == "blocked"):
                 return False
-            if held is not None and held.state in ("leased", "waiting") and not self._is_copied(held):
+            if held is not None and held.state in ("leased", "waiting") and not is_copied:
                 return False
         return bool(self.groups)
 
-    def _is_copied(self, held: Held) -> bool:
-        return held.immortal or held.since + PIN <= self.now
+    def _is_copied(self, name: str, held: Held) -> bool:
+        if held.state == "blocked":
+            return held.copied or (self.level > 1 and self.messages[name].at + PIN <= self.now)
+        return held.immortal or held.copied or held.since + PIN <= self.now
 
     def next_seq(self) -> int:
         self.seq += 1

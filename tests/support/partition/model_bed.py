@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sandq.model import offsets
 from sandq.model.batch import Column
@@ -51,9 +51,12 @@ class Bed(RuleBasedStateMachine):
     topic: dict[str, Any]
 
     @initialize(
-        look_ahead=st.sampled_from([2, 2048]), groups=st.integers(0, 2), restarts=st.sampled_from([1, 2, 5, 1 << 30])
+        look_ahead=st.sampled_from([2, 2048]),
+        groups=st.integers(0, 2),
+        restarts=st.sampled_from([1, 2, 5, 1 << 30]),
+        level=st.sampled_from([1, 2, 2]),
     )
-    def begin(self, look_ahead: int, groups: int, restarts: int) -> None:
+    def begin(self, look_ahead: int, groups: int, restarts: int, level: int) -> None:
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
@@ -67,6 +70,8 @@ class Bed(RuleBasedStateMachine):
         self.seeks: dict[bytes, tuple[str, bytes]] = {}
         """Seek jobs: group, and how far they are."""
         self.last_token = -1
+        if level > 1:
+            self.raise_level()
         for name in GROUPS[:groups]:
             self.open(name, "earliest")
 
@@ -83,6 +88,12 @@ class Bed(RuleBasedStateMachine):
         differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
         assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
         return result[0]
+
+    @precondition(lambda self: self.model.level == 1)
+    @rule()
+    def raise_level(self) -> None:
+        assert self.apply(c.RaiseLevel(2)) == 2
+        self.model.level = 2
 
     @rule(ms=steps)
     def time_passes(self, ms: int) -> None:
@@ -112,6 +123,15 @@ class Bed(RuleBasedStateMachine):
             seen += self.model.seen_dead(group, {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)})
         return seen
 
+    def _keys(self) -> dict[str, tuple[int, bytes, int | None]]:
+        """Unique keys that are not forgotten: state, id, when they are forgotten (ms after T)."""
+        found = {}
+        for key, row in self.bench.rows(rows.UNIQUE):
+            state, message_id, _, until = rows.unpack(row)
+            if until is None or until > T + self.model.now:
+                found[key[1:].decode()] = (state, message_id, None if until is None else until - T)
+        return found
+
     def _watch_trim(self) -> None:
         self.model.seen_trimmed(self.bench.status().trimmed)
 
@@ -121,6 +141,10 @@ class Bed(RuleBasedStateMachine):
             return
         model, machine = self.model, self.bench.machine
         self._deaths()
+        for group in model.groups.values():
+            start, stop = rows.group_bounds(rows.KEPT, machine.groups.named(group.name).group_id)
+            model.seen_copied(group, {key[5:] for key, _ in self.bench.rows(rows.KEPT) if start <= key < stop})
+        model.seen_keys(self._keys())
         model.watch_done()
         status = self.bench.status()
         assert {group.name for group in status.groups} == model.groups.keys()

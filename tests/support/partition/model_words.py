@@ -62,6 +62,8 @@ class Held:
     error: str | None = None
     history: History = ()
     immortal: bool = False
+    copied: bool = False
+    """Its group has it in a row of its own."""
     reason: str = ""
     dead_at: int = 0
 
@@ -106,7 +108,8 @@ class Lease:
 
 @dataclass
 class Key:
-    """What a unique key stands for: held, delivered or cancelled."""
+    """What a unique key stands for: held, attempted (by some group, and another has it yet to take), delivered or
+    cancelled."""
 
     state: str
     name: str

@@ -125,7 +125,7 @@ class Producers(Bed):
         if name is None:
             assert outcome == ["not_found", None]
             return True
-        allowed = self.model.refusals(name)
+        allowed = self.model.refusals(name, moved=bool(cancelled))
         if cancelled:
             allowed = [["too_late", cancelled] if one[0] == "cancelled" else one for one in allowed]
         assert not allowed or outcome in allowed, (name, outcome, allowed)

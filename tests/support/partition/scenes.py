@@ -10,6 +10,17 @@ from tests.support.partition.bench import Bench
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
 NOBODY = 123456 << 16
+LEVELS = (1, 2)
+
+
+class Default:
+    """What scenes are made with where their test says nothing else."""
+
+    level = 1
+    """The feature level whose rules the partition goes by."""
+
+
+DEFAULT = Default()
 
 
 class Scene(NamedTuple):
@@ -34,7 +45,7 @@ class Scene(NamedTuple):
 
 def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
     """`before`: groups opened before g."""
-    bench = Bench(max_attempts=1 if state == "dead" else 3, **settings)
+    bench = Bench(**{"level": DEFAULT.level, "max_attempts": 1 if state == "dead" else 3} | settings)
     for group in (*before, "g"):
         bench.open(group)
     due = 1000 if state == "delayed" else 0

@@ -13,6 +13,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.metadata.state import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import TIMER
 from sandq.partition import rows
@@ -50,6 +51,16 @@ def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER
     return Topic("t", 1, kind, 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
 
 
+class LevelledLog(NodeLog):
+    """A node's groups without metadata: the world says what level its cluster has come to."""
+
+    known_level = FIRST_LEVEL
+
+    @property
+    def feature_level(self) -> int:
+        return self.known_level
+
+
 class ClusterNode(Stepped):
     def __init__(self, world: ClusterWorld, name: str, plan: Plan) -> None:
         self.clock = NodeClock(world.clock, world.offsets_ms[name])
@@ -62,7 +73,7 @@ class ClusterNode(Stepped):
         self._numbers = count()
         self._sweep_at = NodeLog.SWEEP_START
         disk = world.disks[name]
-        self.node_log = NodeLog(
+        self.node_log = LevelledLog(
             FaultyFiles(disk.memory, plan),
             disk.stores,
             node_id=name,
@@ -77,7 +88,14 @@ class ClusterNode(Stepped):
         assert own is not None
         self.node_log.install([(GROUP, own, members)])
         self.host = self.node_log.open_partition(world.topic, 0)
-        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, world.lease_ahead_ms)  # type: ignore[arg-type]
+        self.delivery = PartitionLeader(
+            self.host,
+            0,
+            self.clock,  # type: ignore[arg-type]
+            self.timers,  # type: ignore[arg-type]
+            world.lease_ahead_ms,
+            cluster_level=lambda: self.node_log.feature_level,
+        )
         self.host.listen(on_ready=self._on_ready)
         self.host.look()
 
@@ -92,6 +110,11 @@ class ClusterNode(Stepped):
         self.delivery.end_subscriptions(NotLeader("the partition is led by another node now"))
         if ready:
             self.delivery.lead()
+
+    def learn_level(self, level: int) -> None:
+        """Metadata says that the cluster has come to it (`Reconciler`)."""
+        self.node_log.known_level = level
+        self.delivery.raise_level()
 
     # -- clients --------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ from sandq.broker.replication import node_log
 from sandq.broker.replication.applier import Apply
 from sandq.metadata.records import Topic
 from sandq.model.errors import StorageFailed
+from sandq.model.features import KNOWN
 from sandq.model.members import node_of
 from sandq.model.settings import parse_settings
+from sandq.partition.log import trim
 from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
 from sandq.storage.memory_files import Crashed
@@ -31,6 +33,8 @@ from tests.support.simulation.stepped import VirtualClock
 NAMES = ("n1", "n2", "n3")
 DRIFT_MS = 100
 """The clock of a node is as far from the true time, at most: those of two nodes twice as far apart."""
+RAISE_CHANCE = 0.002
+"""That the cluster comes to the next feature level, in a step: in the midst of most worlds."""
 HEALED_MS = 60_000
 """After the last fault everything is done by then."""
 BUSY_STEPS = 400
@@ -41,11 +45,16 @@ class ClusterWorld:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.clock = VirtualClock()
+        self.level_rng = random.Random(f"levels of {seed}")
+        """Of its own: what is drawn of it leaves the rest of the world as it is."""
+        self.level = self.level_rng.choice((1, 1, 2))
+        """The feature level that the cluster has come to; nodes learn of it by and by."""
         undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
         self._undo = [undo_time]
         self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
         self.set(node_log, "KEPT_BYTES", rng.choice((100, 2000)))
         self.set(node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
+        self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
         self._pace = rng.choice((0.3, 0.6, 0.9))
         """How likely a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))
@@ -221,11 +230,20 @@ class ClusterWorld:
                     self.guarded(name, action)
             if self.nodes.get(name) is node:
                 node.timers.fire()
+        self._spread_level()
         for chance, action in ((0.1, self._checkpoint), (0.1, self._sweep), (0.02, self.compare)):
             if rng.random() < chance:
                 action()
         self._send_snapshots()
         self.look()
+
+    def _spread_level(self) -> None:
+        rng = self.level_rng
+        if rng.random() < RAISE_CHANCE:
+            self.level = KNOWN.highest
+        for node in self.nodes.values():
+            if node.node_log.known_level < self.level and rng.random() < 0.05:
+                node.learn_level(self.level)
 
     def _send_snapshots(self) -> None:
         for node in list(self.nodes.values()):

@@ -20,6 +20,7 @@ from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, StorageFailed
+from sandq.model.features import KNOWN
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -35,6 +36,8 @@ from tests.support.simulation.stepped import Stepped, VirtualClock
 
 CONSUMERS = ("c1", "c2")
 LEASE_MS = 1000
+RAISE_CHANCE = 0.002
+"""That the cluster comes to the next feature level, in a step."""
 
 
 class Node(Stepped):
@@ -57,7 +60,14 @@ class Node(Stepped):
         )
         self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
-        self.delivery = PartitionLeader(self.host, 0, world.clock, self.timers, 5)  # type: ignore[arg-type]
+        self.delivery = PartitionLeader(
+            self.host,
+            0,
+            world.clock,  # type: ignore[arg-type]
+            self.timers,  # type: ignore[arg-type]
+            5,
+            cluster_level=lambda: self.metadata.status.feature_level,
+        )
         self.owner = Owner(self)
         for group, seeks in self.oracle.seeks.items():
             for _ in range(seeks):
@@ -71,7 +81,7 @@ class Node(Stepped):
         self._until(lambda: self.metadata.ready)
         if "t" not in self.metadata.status.topics:
             settings = parse_settings(self.world.settings).record()
-            self._call(self.metadata, m.RegisterNode("n1", "store", {}))
+            self._call(self.metadata, m.RegisterNode("n1", "store", {}, highest_level=KNOWN.highest))
             self._call(self.metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
         self.node_log.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
@@ -230,6 +240,10 @@ class Node(Stepped):
         self.host.submit(c.Release(group, consumer), lambda result: None)
         self._attach(group, consumer)
 
+    def raise_level(self) -> None:
+        """As the controller does it, and then the reconciler."""
+        self.metadata.submit(m.RaiseFeatureLevel(KNOWN.highest), lambda result: self.delivery.raise_level())
+
     def advance(self) -> None:
         self.clock.ms += self.rng.choice((0, 1, 1, 2, 5, 40, 700))
         self.timers.fire()
@@ -238,8 +252,11 @@ class Node(Stepped):
 class World:
     """Lives of one node, and what its clients know over all of them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, rises: bool = True) -> None:
+        """`rises`: whether the cluster comes to the next feature level in some life."""
         self.rng = random.Random(seed)
+        self._level_rng = random.Random(f"levels of {seed}")
+        self._rises = rises
         self.files = MemoryFiles()
         self.disk: Files = self.files
         """`files`, or a faulty twin over them."""
@@ -303,6 +320,8 @@ class World:
         action = self.rng.choices([a for a, _ in actions], [w for _, w in actions])[0]
         action()
         self.repeater.act(node)
+        if self._rises and self._level_rng.random() < RAISE_CHANCE:
+            node.raise_level()
 
     def heal(self) -> Node:
         """No more crashes: everything acknowledged must be delivered, acked and then trimmed."""

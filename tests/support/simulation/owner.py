@@ -68,7 +68,7 @@ class Owner:
             refused = {position for position, _ in result.refused}
         else:
             column, refused = offsets.run(*result), set()
-        assert on_conflict == c.REJECT or not refused
+        assert on_conflict != c.IGNORE or not refused
         known = {message.id for message in self._oracle.sent.values()}
         for at, (message, offset) in enumerate(zip(sent, column, strict=True)):
             left_out = on_conflict == c.IGNORE and message.unique_key is not None and offset in known

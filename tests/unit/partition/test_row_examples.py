@@ -23,13 +23,16 @@ from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.pieces import Message, kept_messages, load_message
+from sandq.partition.log.trim import PIN_MS
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
@@ -121,15 +124,25 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
-    unique, view = UniqueKeys(ExpiringRows()), view_of()
+    shared, groups = SharedState({"dedup_window_ms": 600_000, "ordering": "none"}), GroupTable()
+    unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
+    first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
+    entry = LogEntry(OFFSET, 1, 100, EXTRA)
     unique.hold(b"k", OFFSET, SENDER, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
     assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
     unique.hold(b"k", OFFSET, None, view)
-    unique.mark_delivered(EXTRA, T, 600_000, view)
+    unique.mark_delivered(first, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
     assert unique.find(b"k", T + 599_999, view) == Named(DELIVERED, OFFSET, None)
     assert unique.find(b"k", T + 600_000, view) is None
+    shared.level = 2
+    unique.hold(b"k", OFFSET, None, view)
+    unique.mark_delivered(first, entry, T, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-attempted-row")
+    first.reader.seek(OFFSET)
+    unique.mark_delivered(second, entry, T, view)
+    assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
 
 
 def test_lease_and_progress() -> None:
@@ -172,6 +185,9 @@ def test_blocked() -> None:
     bench.lease()
     assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-row")]
     assert rows.of_group(rows.BLOCKED, 1, OFFSET) == example("blocked-key")
+    bench.apply(PIN_MS, c.RaiseLevel(2))
+    bench.trim(PIN_MS)
+    assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-kept-row")]
 
 
 def test_group() -> None:
@@ -217,6 +233,14 @@ def test_state() -> None:
     again = view_of()
     loaded.write_state(again)
     assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
+
+
+def test_state_of_a_partition_that_was_raised() -> None:
+    loaded = TimerPartition.load(3, {}, view_of((rows.STATE_KEY, example("state-row-of-level-2"))))
+    assert (loaded.shared.level, loaded.applied_index, loaded.settings) == (2, 41, {"ordering": "none"})
+    again = view_of()
+    loaded.write_state(again)
+    assert again.drain() == [(rows.STATE_KEY, example("state-row-of-level-2"))]
 
 
 def test_keys() -> None:
@@ -284,6 +308,11 @@ def test_hold() -> None:
     bench.apply(0, c.Hold("spark", OFFSET, 3_600_000))
     assert bench.rows(rows.HOLD) == [(example("hold-key"), example("hold-row"))]
     assert Hold.load(example("hold-key"), example("hold-row")) == ("spark", OFFSET, T + 3_600_000)
+
+
+def test_entry_of_a_level() -> None:
+    assert c.Entry(T, (c.RaiseLevel(2),)).encode() == example("entry-level")
+    assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(2),)
 
 
 def test_entry_of_holds() -> None:

@@ -13,7 +13,14 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
-from tests.support.partition.scenes import STATES, Scene, scene
+from tests.support.partition.scenes import DEFAULT, LEVELS, STATES, Scene, scene
+
+
+@pytest.fixture(autouse=True, params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """By the rules of which feature level the partition goes: the table holds at each, but for what is said."""
+    monkeypatch.setattr(DEFAULT, "level", request.param)
+    return int(request.param)
 
 
 @pytest.mark.parametrize("state", STATES)

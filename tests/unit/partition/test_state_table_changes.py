@@ -14,10 +14,17 @@ from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log.trim import PIN_MS
 from tests.support.partition.bench import Bench, T, by_key
-from tests.support.partition.scenes import NOBODY, Scene, scene
+from tests.support.partition.scenes import DEFAULT, LEVELS, NOBODY, Scene, scene
 
-SETTLED = {"leased": "leased", "waiting": "leased", "acked": "acked", "dead": "dead"}
-"""State -> what a cancel or a move of the message is too late for."""
+SETTLED = ("leased", "acked", "dead")
+"""A cancel or a move of the message is too late then; below level 2 also while it waits."""
+
+
+@pytest.fixture(autouse=True, params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """By the rules of which feature level the partition goes: the table holds at each, but for what is said."""
+    monkeypatch.setattr(DEFAULT, "level", request.param)
+    return int(request.param)
 
 
 class TestCancel:
@@ -50,24 +57,37 @@ class TestCancel:
         delayed.bench.trim(at=3 + CANCEL_MEMORY_MS)
         assert delayed.bench.rows(b"t") == delayed.bench.rows(b"e") == delayed.bench.rows(b"m") == []
 
-    @pytest.mark.parametrize(("state", "answer"), SETTLED.items())
-    def test_too_late(self, state: str, answer: str) -> None:
+    @pytest.mark.parametrize("state", SETTLED)
+    def test_too_late(self, state: str) -> None:
         held = scene(state)
-        assert held.bench.cancel(held.offset, at=3) == ["too_late", answer]
+        assert held.bench.cancel(held.offset, at=3) == ["too_late", state]
         assert held.state == state
 
-    @pytest.mark.parametrize(("state", "answer"), SETTLED.items())
+    @pytest.mark.parametrize("state", SETTLED)
     @pytest.mark.parametrize("first", [True, False])
-    def test_too_late_in_any_group(self, state: str, answer: str, first: bool) -> None:
+    def test_too_late_in_any_group(self, state: str, first: bool) -> None:
         """Whichever group is asked first: another one that has yet to take the message changes nothing."""
         held = scene(state, before=() if first else ("h",))
         if first:
             held.bench.open("h", at=3)
         assert held.bench.state_of(held.offset, "h") == "ready"
-        assert held.bench.cancel(held.offset, at=3) == ["too_late", answer]
-        assert held.bench.move(held.offset, 5000, at=3) == ["too_late", answer]
+        assert held.bench.cancel(held.offset, at=3) == ["too_late", state]
+        assert held.bench.move(held.offset, 5000, at=3) == ["too_late", state]
         assert held.state == state
         assert held.bench.values(held.bench.lease(group="h", at=4)) == ["m"]
+
+    def test_what_waits(self, level: int) -> None:
+        waiting = scene("waiting")
+        bench = waiting.bench
+        if level == 1:
+            assert bench.cancel(waiting.offset, at=3) == ["too_late", "leased"]
+            assert waiting.state == "waiting"
+            return
+        assert bench.cancel(waiting.offset, at=3) == ["cancelled", waiting.offset]
+        assert (bench.status().messages, bench.rows(b"w"), bench.status().groups[0].waiting) == (0, [], 0)
+        assert bench.lease(at=10_000_000) == []
+        assert bench.cancel(waiting.offset, at=4) == ["cancelled", waiting.offset], "repeated: answered likewise"
+        assert bench.ack(waiting.token, waiting.what, at=5) == waiting.what, "who had it has lost it"
 
     def test_what_no_group_tried_is_cancelled_in_all(self) -> None:
         ready = scene("ready", before=("h",))
@@ -115,11 +135,23 @@ class TestMove:
         delayed.bench.move(delayed.offset, 9000, at=3)
         assert delayed.bench.rows(b"t") == []
 
-    @pytest.mark.parametrize(("state", "answer"), SETTLED.items())
-    def test_too_late(self, state: str, answer: str) -> None:
+    @pytest.mark.parametrize("state", SETTLED)
+    def test_too_late(self, state: str) -> None:
         held = scene(state)
-        assert held.bench.move(held.offset, 9000, at=3) == ["too_late", answer]
+        assert held.bench.move(held.offset, 9000, at=3) == ["too_late", state]
         assert held.state == state
+
+    def test_what_waits(self, level: int) -> None:
+        waiting = scene("waiting")
+        bench = waiting.bench
+        if level == 1:
+            assert bench.move(waiting.offset, 9000, at=3) == ["too_late", "leased"]
+            assert bench.values(bench.lease(at=1002)) == ["m"]
+            return
+        assert bench.move(waiting.offset, 9000, at=3) == ["moved", waiting.offset], "it stays where it is"
+        assert bench.lease(at=8999) == []
+        again = bench.one(at=9000)
+        assert (again.attempt, bench.values([again]), waiting.state) == (2, ["m"], "leased")
 
     def test_what_was_cancelled(self) -> None:
         ready = scene("ready")

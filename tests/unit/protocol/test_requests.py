@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
-from sandq.model.offsets import pack
+from sandq.model.offsets import PLACE_MAX, pack
 from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol import requests, requests_admin, requests_keys
 from sandq.protocol import requests_log as log
@@ -32,6 +32,8 @@ from sandq.protocol.replies import (
 from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
+NEAR_END = pack(1, 1, PLACE_MAX - 3, 0)
+"""Four places are left from there on."""
 JOB = bytes(range(16))
 RANGE = {"from_ms": 5, "until_ms": 2**48 - 1, "dry_run": True}
 
@@ -162,6 +164,17 @@ def test_credit_has_no_request_id() -> None:
         (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, b""]]]]], "bitmap"),
         (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, bytes(8193)]]]]], "bitmap"),
         (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, True]]]]], "range"),
+        (
+            requests.Ack,
+            [9, 1, 7, 0, [[5, [[BASE, 1]]], [6, [[NEAR_END, 5]]]]],
+            "item 2: a range of 5 places ends",
+        ),
+        (requests.Ack, [9, 1, 7, 0, [[5, [[NEAR_END, b"\x11"]]]]], "item 1: a range of 5 places ends"),
+        (
+            requests.Nack,
+            [10, 1, 7, 0, [[5, [[NEAR_END, b"\x10"]], None, None]]],
+            "item 1: a range of 5 places ends",
+        ),
         (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error\]"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, -1, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, 2**48, None]]], "delay_ms"),

@@ -16,12 +16,15 @@ from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, REMOVING, NodeRecord
 from sandq.metadata.state import MetadataState
-from sandq.model.features import KNOWN, Levels
+from sandq.model.features import Levels
 from sandq.model.members import node_of
 from sandq.raft import Members
 
 T = 1_800_000_000_000
 AFTER_MS = 60_000
+
+OLD = Levels(1, 1)
+"""What the version of a node knows, unless its test says otherwise."""
 
 
 class Host:
@@ -88,7 +91,7 @@ class Bed:
         self.seen: set[str] = set()
         self.led: set[int] = set()
         self.sick: set[str] = set()
-        self.levels = dict.fromkeys(names, KNOWN)
+        self.levels = dict.fromkeys(names, OLD)
         self.controller = ClusterController(
             Joining(self),  # type: ignore[arg-type]
             lambda: [self.identity(name) for name in sorted(self.linked)],

@@ -158,3 +158,20 @@ def test_what_is_taken_out_again_leaves_no_count() -> None:
     desk.check()
     assert desk.counts.later == 0
     assert desk.counts.seconds(0, FOREVER_S, desk.view) == []
+
+
+@pytest.mark.parametrize("hours", [3, 4, 8, 50])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_hours_that_take_turns_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: int, restarts: bool) -> None:
+    """More of them than it is known of how many rows they have, and in whatever regular order."""
+    monkeypatch.setattr(counts, "COUNTED_HOURS", 2)
+    monkeypatch.setattr(counts, "FOLD_ROWS", 4)
+    desk = Desk()
+    for turn in range(400):
+        for hour in range(hours):
+            desk.add(hour * HOUR_MS + turn * 1000)
+            desk.write()
+        if restarts and turn % 100 == 0:
+            desk.restart()
+    assert len(desk.rows()) <= 2 * counts.FOLD_ROWS * hours, "of 400 that each had"
+    desk.check()

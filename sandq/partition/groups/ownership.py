@@ -1,0 +1,65 @@
+"""Whose a message is: its producer may take it back while no group holds it, or has acked or killed it (ADR 19)."""
+
+from __future__ import annotations
+
+from sandq.partition import rows
+from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.view import View
+
+
+class Ownership:
+    """Says whether a message is its producer's still, and takes it out of groups."""
+
+    def __init__(self, group_state: GroupState) -> None:
+        self._groups = group_state.groups
+        self._waiting = group_state.waiting
+        self._kept = group_state.kept
+
+    def claim(self, offset: bytes, view: View) -> Claim:
+        """Look what each group made of a message that is in the log, or in rows of groups' own."""
+        pending, waiting = not self._groups.by_id, False
+        found: set[str] = set()
+        for group in self._groups.by_id.values():
+            if group.is_pending(offset):
+                pending = True
+                continue
+            holder = group.holder_of(offset)
+            if isinstance(holder, Waiting):
+                waiting = True
+            elif holder is not None:
+                found.add(LEASED)
+            elif view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+                found.add(DEAD)
+            else:
+                found.add(ACKED)
+        return Claim(pending, waiting, next((word for word in REFUSALS if word in found), None))
+
+    def take_back(self, offset: bytes, view: View) -> list[Group]:
+        """Take a message that its producer can have out of all groups in which it waits, or is blocked by its key: of
+        such a key the next one may come. Where it stands in the log, and what is remembered of it, is left as it is.
+        These groups."""
+        taken: list[Group] = []
+        for group in self._groups.by_id.values():
+            if offset in group.order.blocked:
+                if offset in group.order.kept:
+                    self._kept.take(group, offset, view)
+                group.order.remove(offset)
+                view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+            elif offset <= group.cursor and isinstance(entry := group.holder_of(offset), Waiting):
+                self._waiting.part(group, entry, offset, None, view)
+                group.order.finish(offset)
+                if entry.kept:
+                    self._kept.take(group, offset, view)
+            else:
+                continue
+            taken.append(group)
+        return taken
+
+    def delay(self, offset: bytes, due_ms: int, view: View) -> None:
+        """Have a message come at another time in the groups in which it waits; its attempts stay counted."""
+        for group in self._groups.by_id.values():
+            if isinstance(entry := group.holder_of(offset), Waiting):
+                self._waiting.part(group, entry, offset, due_ms, view)

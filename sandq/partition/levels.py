@@ -1,0 +1,14 @@
+"""The levels from which on a partition goes by newer rules (ADR 19).
+
+`apply` compares `SharedState.level` with these and with nothing else. Each goes, with its branches, when the lowest
+level that this version knows (`features.KNOWN`) has risen to it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OWNERSHIP: Final = 2
+"""A unique key is taken until every group has passed its message, and a replacement that comes too late is refused.
+What waits for another attempt is its producer's to cancel and to move. What its key blocks for long is copied aside. A
+step of trimming reads 8 MiB."""

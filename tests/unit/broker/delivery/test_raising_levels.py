@@ -1,0 +1,132 @@
+"""A leader brings its partition to the cluster's feature level: once, as soon as it may, and not before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
+from sandq.model.errors import NotLeader, Overloaded, SandqError
+from sandq.partition import commands as c
+from tests.support.partition.bench import Bench
+from tests.support.simulation.stepped import VirtualClock, VirtualTimers
+
+
+class Host:
+    """`RaftGroup` as a `PartitionLeader` sees it, over a bench."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.works = True
+        self.proposed: list[tuple[Any, Any]] = []
+        self.refusal: SandqError | None = None
+        self._on_status: Any = None
+
+    @property
+    def status(self) -> Any:
+        return self.bench.status()
+
+    def listen(self, *, on_status: Any) -> None:
+        self._on_status = on_status
+
+    def submit(self, command: Any, done: Any, *, messages: int = 0) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.proposed.append((command, done))
+
+    def apply(self) -> None:
+        """All that was proposed."""
+        for command, done in self.proposed:
+            done(self.bench.apply(0, command)[0])
+        self.proposed.clear()
+        self._on_status()
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.level = 1
+        """The cluster's."""
+        self.clock = VirtualClock()
+        self.timers = VirtualTimers(self.clock)
+        self.host = Host()
+        self.leader = PartitionLeader(
+            self.host,  # type: ignore[arg-type]
+            0,
+            self.clock,  # type: ignore[arg-type]
+            self.timers,  # type: ignore[arg-type]
+            5,
+            cluster_level=lambda: self.level,
+        )
+
+    @property
+    def proposed(self) -> list[int]:
+        return [command.level for command, _ in self.host.proposed if isinstance(command, c.RaiseLevel)]
+
+    def pass_time(self, ms: int) -> None:
+        self.clock.ms += ms
+        self.timers.fire()
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def test_a_new_leader_raises_it_once(bed: Bed) -> None:
+    bed.leader.lead()
+    assert bed.proposed == []
+    bed.level = 2
+    bed.leader.lead()
+    bed.leader.status_changed()
+    bed.leader.raise_level()
+    assert bed.proposed == [2]
+    bed.host.apply()
+    bed.leader.raise_level()
+    assert (bed.proposed, bed.host.status.level) == ([], 2)
+
+
+def test_an_idle_partition_is_raised_with_the_cluster(bed: Bed) -> None:
+    bed.leader.lead()
+    bed.level = 2
+    bed.leader.raise_level()
+    assert bed.proposed == [2]
+
+
+def test_no_further_than_this_version_knows(bed: Bed) -> None:
+    bed.level = 3
+    bed.leader.lead()
+    assert bed.proposed == [2]
+
+
+def test_a_follower_proposes_nothing(bed: Bed) -> None:
+    bed.host.works = False
+    bed.level = 2
+    bed.leader.raise_level()
+    bed.leader.status_changed()
+    assert bed.proposed == []
+
+
+def test_a_refusal_is_tried_again(bed: Bed) -> None:
+    bed.level = 2
+    bed.host.refusal = Overloaded("too much waits")
+    bed.leader.lead()
+    bed.pass_time(RETRY_MS - 1)
+    bed.host.refusal = None
+    assert bed.proposed == []
+    bed.pass_time(1)
+    assert bed.proposed == [2]
+
+
+def test_a_raise_that_is_lost_is_made_by_the_next_leader(bed: Bed) -> None:
+    bed.level = 2
+    bed.leader.lead()
+    ((_, done),) = bed.host.proposed
+    bed.host.proposed.clear()
+    bed.host.works = False
+    done(NotLeader("another one leads"))
+    bed.pass_time(RETRY_MS)
+    assert bed.proposed == []
+    bed.host.works = True
+    bed.leader.lead()
+    assert bed.proposed == [2]
