@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
@@ -254,9 +255,8 @@ class Group:
         core, journal = self._core, self.journal
         last = journal.last_index
         self._message_filter.advanced = False
-        if not self.is_leader:
-            self._election.tick(self._members)
-        core._onTick(0.0)
+        with nullcontext() if self.is_leader else self._election.tick(self._members):
+            core._onTick(0.0)
         self._reconcile()
         if self.is_leader:
             # One round of messages confirms all reads of a pass: those that came before them.

@@ -168,6 +168,9 @@ class MessageFilter:
             self._deliver(sender, message)
 
     def _vote(self, sender: str, term: int) -> None:
+        if term != self._term:
+            return  # the library counts those of its term only, and they need not be remembered
+        self._votes = {vote for vote in self._votes if vote[0] == term}
         if guards.is_new_vote(self._votes, term, sender, self._members()):
             self._deliver(sender, {"type": "response_vote", "term": term})
 
@@ -182,7 +185,11 @@ class MessageFilter:
     def _pre_vote(self, sender: str, wanted: int, granted: bool, term: int) -> None:
         if sender in self._members().voters and term > self._term:
             self._election.follow(term)
-        elif granted and guards.is_new_vote(self._election.pre_votes, wanted, sender, self._members()):
+        elif (
+            granted
+            and wanted == self._term + 1
+            and guards.is_new_vote(self._election.pre_votes, wanted, sender, self._members())
+        ):
             self._election.pre_voted(wanted, self._members())
 
     def _timeout_now(self, sender: str, term: int) -> None:

@@ -163,8 +163,10 @@ class RaftGroup:
 
     async def change_members(self, members: Members) -> None:
         """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
-        may not be made now; TimedOut."""
+        may not be made now; StorageFailed; TimedOut."""
         self.check_ready()
+        if self.failed is not None:
+            raise self.failed  # an only voter still answers reads
         outcome: list[ProposalFailed | None] = []
         finished = trio.Event()
 

@@ -95,7 +95,7 @@ class Snapshots:
         self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
-        self._intake = Intake(self._begin)
+        self._intake = Intake(self._begin, self._needs)
         self._open_stream = open_stream
         self._on_garbage = on_garbage
         self._sending: set[tuple[int, str]] = set()
@@ -114,6 +114,7 @@ class Snapshots:
                             self._sending.add((number, member))
                             nursery.start_soon(self._send, host, member)
                 self._forget_outrun()
+                self._intake.drop_stale()
                 await trio.sleep(LOOK_S)
 
     def _forget_outrun(self) -> None:
@@ -236,6 +237,10 @@ class Snapshots:
             self.installed += 1
         else:
             log.info("a snapshot was not taken", peer=node, verdict=answer.verdict.value, reason=answer.reason)
+
+    def _needs(self, meta: Meta) -> bool:
+        host = self._node_log.hosts.get(meta.group)
+        return host is not None and host.status.applied_index < meta.index
 
     async def _begin(self, meta: Meta) -> _Store | None:
         host = self._node_log.hosts.get(meta.group)
