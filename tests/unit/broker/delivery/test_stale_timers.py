@@ -1,5 +1,5 @@
-"""Timers that nothing waits for any more hold nothing: those of a group whose next message is another one now, and those
-of a LEASE that was answered long before its wait was over.
+"""Timers that nothing waits for any more hold nothing: of a group whose next message is another one now, and of a LEASE
+that was answered long before its wait was over.
 """
 
 from __future__ import annotations
