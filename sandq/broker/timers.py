@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable
 from itertools import count
+from typing import Protocol
 
 import trio
 
@@ -13,23 +14,79 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
 """The guarded clock is slewed while we sleep, and the machine may be."""
+STALE_LEAST = 64
+"""Cancelled timers that are left where they are; more are taken out once they are the most."""
+
+
+class NotesCancelled(Protocol):
+    """Who keeps timers."""
+
+    def note_cancelled(self) -> None:
+        """One of them was cancelled."""
+
+
+class Timer:
+    """A call that is to come."""
+
+    __slots__ = ("_timers", "call")
+
+    def __init__(self, timers: NotesCancelled, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+        self._timers = timers
+
+    def cancel(self) -> None:
+        """Do not call, and hold nothing any more; of one that was called nothing."""
+        if self.call is not None:
+            self.call = None
+            self._timers.note_cancelled()
+
+    def fire(self) -> None:
+        """Call, unless it was cancelled."""
+        call, self.call = self.call, None
+        if call is not None:
+            call()
 
 
 class Timers:
     def __init__(self, clock: GuardedClock) -> None:
         self._clock = clock
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._stale = 0
+        """Cancelled ones in the heap, at most."""
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf
         clock.listen(on_step=self._look_again)
 
-    def at(self, at_ms: int, call: Callable[[], None]) -> None:
-        """Call once the guarded clock has reached `at_ms`. Timers cannot be taken back: `call` looks again whether
-        there is something to do."""
-        heapq.heappush(self._heap, (at_ms, next(self._order), call))
-        if at_ms < self._sleeping_until_ms:
+    def at(self, at_ms: int, call: Callable[[], None]) -> Timer:
+        """Call once the guarded clock has reached `at_ms`, unless the timer is cancelled before."""
+        timer = Timer(self, call)
+        heapq.heappush(self._heap, (at_ms, next(self._order), timer))
+        if self._wakes(at_ms):
             self._wake.set()
+        return timer
+
+    def _wakes(self, at_ms: int) -> bool:
+        """Whether a new timer is due before the task looks again."""
+        return at_ms < self._sleeping_until_ms
+
+    def __len__(self) -> int:
+        """Timers that are kept, those that were cancelled and not taken out yet included."""
+        return len(self._heap)
+
+    def note_cancelled(self) -> None:
+        """One of these timers was cancelled."""
+        self._stale += 1
+        if self._stale > max(STALE_LEAST, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[2].call is not None]
+            heapq.heapify(self._heap)
+            self._stale = 0
+
+    def _fire_next(self) -> None:
+        timer = heapq.heappop(self._heap)[2]
+        if timer.call is None:
+            self._stale -= 1
+        timer.fire()
 
     def _look_again(self) -> None:
         self._wake.set()
@@ -42,7 +99,7 @@ class Timers:
         while True:
             now_ms = self._clock.now_ms()
             while self._heap and self._heap[0][0] <= now_ms:
-                heapq.heappop(self._heap)[2]()
+                self._fire_next()
             self._wake = trio.Event()
             self._sleeping_until_ms = self._heap[0][0] if self._heap else math.inf
             seconds = LONGEST_SLEEP_S

@@ -7,6 +7,9 @@ raises its term only then.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sandq.raft import hooks, wire
 from sandq.raft.core import FOLLOWER, NEVER, Core
 from sandq.raft.journal import GroupJournal
@@ -29,24 +32,44 @@ class Election:
         self.called = False
         """An election may be held now."""
 
-    def tick(self, members: Members) -> None:
-        """Before each tick of a member that does not lead."""
+    @contextmanager
+    def tick(self, members: Members) -> Iterator[None]:
+        """Around each tick of the library, of a member that does not lead. Without the votes before, the library's
+        deadline is hidden from it: it reads the clock once more, and the deadline may have passed meanwhile."""
         core = self._core
+        if self._may_stand(members):
+            yield
+            return
+        deadline_s = core._SyncObj__raftElectionDeadline
+        core._SyncObj__raftElectionDeadline = NEVER
+        try:
+            yield
+        finally:
+            if core._SyncObj__raftElectionDeadline == NEVER:
+                core._SyncObj__raftElectionDeadline = deadline_s
+
+    def _may_stand(self, members: Members) -> bool:
+        """Whether an election may be held in this tick; asks for votes when it is time."""
+        core, called = self._core, self.called
+        self.called = False
         if self._member not in members.voters:
             core._SyncObj__raftElectionDeadline = NEVER
         elif core._SyncObj__raftElectionDeadline == NEVER:
             self.postpone()
-        elif core._SyncObj__raftElectionDeadline < hooks.now_s() and not self.called:
-            self._ask(members)
-        self.called = False
+        elif called:
+            return True
+        elif core._SyncObj__raftElectionDeadline < hooks.now_s():
+            return self._ask(members)
+        return False
 
-    def _ask(self, members: Members) -> None:
+    def _ask(self, members: Members) -> bool:
+        """Ask the voters whether they would vote for this member. Whether it need ask nobody."""
         core, journal = self._core, self._journal
         wanted = core._SyncObj__raftCurrentTerm + 1
         self.eager = self.eager and not core._SyncObj__raftCurrentTerm
         self.pre_votes = {(wanted, self._member)}
         if self._has_majority(wanted, members):
-            return  # it is alone: the library holds its election now
+            return True  # it is alone: the library holds its election now
         if self.eager:
             core._SyncObj__raftElectionDeadline = hooks.now_s() + EAGER_PAUSE_S
         else:
@@ -56,6 +79,7 @@ class Election:
             if voter != self._member:
                 last, last_term = journal.last_index, journal[-1][2]
                 self._transport.post(voter, wire.PRE_VOTE_REQUEST, wanted, last, last_term)
+        return False
 
     def pre_voted(self, wanted: int, members: Members) -> None:
         """Somebody would vote for this member."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
@@ -189,12 +190,12 @@ class Group:
         return self._message_filter.age_s() if not self.is_leader else self._led_age_s()
 
     def _led_age_s(self) -> float | None:
-        """Since a majority was heard, which nobody else can have led then."""
-        core, voters = self._core, self._members.voters
+        """Since what a majority has answered was sent: nobody else can have led then."""
+        voters = self._members.voters
         if self.commit_index < self.term_start:
             return None
-        now_s, answered_s = hooks.now_s(), core._SyncObj__lastResponseTime
-        heard = [now_s if v == self.member else answered_s.get(hooks.member_node(v), -math.inf) for v in voters]
+        now_s = hooks.now_s()
+        heard = [now_s if v == self.member else self.reads.heard_s(v) for v in voters]
         least_s = sorted(heard, reverse=True)[len(voters) // 2]
         return now_s - least_s if math.isfinite(least_s) else None
 
@@ -254,9 +255,9 @@ class Group:
         core, journal = self._core, self.journal
         last = journal.last_index
         self._message_filter.advanced = False
-        if not self.is_leader:
-            self._election.tick(self._members)
-        core._onTick(0.0)
+        self.reads.mark(self._transport.seq, hooks.now_s())
+        with nullcontext() if self.is_leader else self._election.tick(self._members):
+            core._onTick(0.0)
         self._reconcile()
         if self.is_leader:
             # One round of messages confirms all reads of a pass: those that came before them.
@@ -280,9 +281,9 @@ class Group:
         tick."""
         return self._heartbeats.beats(self._up, now_s)
 
-    def beaten(self, node_id: str, beat: Beat, now_s: float) -> bool:
-        """A leader's node sent this; False: it is to be asked for more, with ALIVE."""
-        return self._heartbeats.heard(member_id(node_id, beat[1]), beat, now_s)
+    def beaten(self, node_id: str, beat: Beat, now_s: float, arrived_s: float) -> bool:
+        """A leader's node sent this, and it came at `arrived_s`; False: it is to be asked for more, with ALIVE."""
+        return self._heartbeats.heard(member_id(node_id, beat[1]), beat, now_s, arrived_s)
 
     def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool:
         """The answer; False: it is to be looked at as ALIVE_ACK."""
@@ -300,9 +301,9 @@ class Group:
             if node_of(node.id) == node_id:
                 self._transport.disconnected(node)
 
-    def receive(self, node_id: str, message: wire.Message) -> None:
-        """What another member sent; `message` was checked (`wire.check`)."""
-        self._message_filter.receive(node_id, message)
+    def receive(self, node_id: str, message: wire.Message, arrived_s: float | None = None) -> None:
+        """What another member sent; `message` was checked (`wire.check`). `arrived_s`: when it came, if not now."""
+        self._message_filter.receive(node_id, message, hooks.now_s() if arrived_s is None else arrived_s)
         self._reconcile()
 
     # -- inside ---------------------------------------------------------------------------------------------------

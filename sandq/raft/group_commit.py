@@ -62,7 +62,8 @@ class GroupCommit:
         """Groups of this pass: only they may have written something."""
         self._ticked: list[tuple[Group, int]] = []
         self._committed: list[Committed] = []
-        self._arrived: list[tuple[str, Sequence[Any], int]] = []
+        self._arrived: list[tuple[str, Sequence[Any], int, float]] = []
+        """Who sent it, what, of how many bytes, and when it came."""
         self._arrived_bytes = 0
         self._outgoing: dict[str, list[wire.Message]] = {}
         self._up: dict[str, None] = {}
@@ -143,13 +144,13 @@ class GroupCommit:
         self._up.pop(node, None)
         self._outgoing.pop(node, None)
         self._arrived = [arrived for arrived in self._arrived if arrived[0] != node]
-        self._arrived_bytes = sum([size for _, _, size in self._arrived])
+        self._arrived_bytes = sum([size for _, _, size, _ in self._arrived])
         for group in self.groups.values():
             group.disconnected(node)
 
     def receive(self, node: str, messages: Sequence[Any], size: int = 0) -> None:
         """What a peer sent, for the next tick: a frame of so many bytes."""
-        self._arrived.append((node, messages, size))
+        self._arrived.append((node, messages, size, hooks.now_s()))
         self._arrived_bytes += size
         self._wake()
 
@@ -212,7 +213,7 @@ class GroupCommit:
     def _take_in(self) -> None:
         arrived, self._arrived = self._arrived, []
         self._arrived_bytes = 0
-        for node, messages, _ in arrived:
+        for node, messages, _, arrived_s in arrived:
             for message in messages:
                 try:
                     wire.check(message)
@@ -220,16 +221,16 @@ class GroupCommit:
                     log.error("a peer sent what is no raft message; it is dropped", peer=node, error=str(error))
                     continue
                 if message[0] == wire.BEATS:
-                    self.heartbeats.take_beats(node, message[1])
+                    self.heartbeats.take_beats(node, message[1], arrived_s)
                 elif message[0] == wire.BEAT_ACKS:
                     self.heartbeats.take_beat_acks(node, message[1])
                 else:
-                    self._take(node, message)
+                    self._take(node, message, arrived_s)
 
-    def _take(self, node: str, message: wire.Message) -> None:
+    def _take(self, node: str, message: wire.Message, arrived_s: float) -> None:
         group = self.groups.get(message[1])
         if group is not None:
-            group.receive(node, message)
+            group.receive(node, message, arrived_s)
             self._look_at(group.deadline_s)
             self._touched[group] = None
             if group.has_more:

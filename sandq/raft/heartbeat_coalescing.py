@@ -93,12 +93,13 @@ class GroupHeartbeats:
             found.append((other.node_id, (self._number, self._incarnation, other.incarnation, term, seq)))
         if 2 * live <= self._voters:
             return None
+        self._reads.mark(transport.seq, now_s)
         transport.seq = seq
         core._SyncObj__newAppendEntriesTime = now_s + HEARTBEAT_S
         return found
 
-    def heard(self, leader: str, beat: Beat, now_s: float) -> bool:
-        """Of a follower. False: it is not all as it was; nothing has happened."""
+    def heard(self, leader: str, beat: Beat, now_s: float, arrived_s: float) -> bool:
+        """Of a follower, who got it at `arrived_s`. False: it is not all as it was; nothing has happened."""
         _, _, to, term, _ = beat
         core = self._core
         known = core._SyncObj__raftLeader
@@ -111,7 +112,7 @@ class GroupHeartbeats:
             or known.id != leader
         ):
             return False
-        self._message_filter.heard_s = self._message_filter.complete_s = now_s
+        self._message_filter.heard_s, self._message_filter.complete_s = now_s, arrived_s
         core._SyncObj__raftElectionDeadline = now_s + core._SyncObj__generateRaftTimeout()
         return True
 
@@ -142,7 +143,7 @@ class _BeatingGroup(Protocol):
     def deadline_s(self) -> float: ...
     def heartbeat(self) -> None: ...
     def beats(self, now_s: float) -> list[tuple[str, Beat]] | None: ...
-    def beaten(self, node_id: str, beat: Beat, now_s: float) -> bool: ...
+    def beaten(self, node_id: str, beat: Beat, now_s: float, arrived_s: float) -> bool: ...
     def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool: ...
 
 
@@ -156,13 +157,13 @@ class HeartbeatCoalescing(Generic[G]):
         self,
         groups: Mapping[int, G],
         send: Callable[[str, wire.Message], None],
-        take: Callable[[str, wire.Message], None],
+        take: Callable[[str, wire.Message, float], None],
         mark: Callable[[G], None],
         look_at: Callable[[float], None],
     ) -> None:
-        """`groups`: of the node, by number; as they are at any time. `send(node, message)`. `take(node, message)`: have
-        a group take a message of its own in. `mark(group)`: it wants a tick. `look_at(deadline_s)`: some group wants a
-        tick then."""
+        """`groups`: of the node, by number; as they are at any time. `send(node, message)`. `take(node, message,
+        arrived_s)`: have a group take a message of its own in. `mark(group)`: it wants a tick. `look_at(deadline_s)`:
+        some group wants a tick then."""
         self._groups = groups
         self._send = send
         self._take = take
@@ -185,8 +186,9 @@ class HeartbeatCoalescing(Generic[G]):
         for node, beaten in numbers.items():
             self._send(node, (wire.BEATS, tuple(beaten)))
 
-    def take_beats(self, node: str, numbers: tuple[int, ...]) -> None:
-        """Take in the heartbeats of the groups that a peer leads, and answer them with one message."""
+    def take_beats(self, node: str, numbers: tuple[int, ...], arrived_s: float) -> None:
+        """Take in the heartbeats of the groups that a peer leads, which came at `arrived_s`, and answer them with one
+        message."""
         now_s = hooks.now_s()
         answers: list[int] = []
         for beat in _beats_of(numbers):
@@ -194,12 +196,12 @@ class HeartbeatCoalescing(Generic[G]):
             group = self._groups.get(number)
             if group is None:
                 continue
-            if group.beaten(node, beat, now_s):
+            if group.beaten(node, beat, now_s, arrived_s):
                 self._look_at(group.deadline_s)
                 answers += (number, to, sender, term, seq)
             else:
                 # It is asked what it knows to be committed, and then gets the rest.
-                self._take(node, (wire.ALIVE, *beat, True))
+                self._take(node, (wire.ALIVE, *beat, True), arrived_s)
         if answers:
             self._send(node, (wire.BEAT_ACKS, tuple(answers)))
 
@@ -209,7 +211,7 @@ class HeartbeatCoalescing(Generic[G]):
         for beat in _beats_of(numbers):
             group = self._groups.get(beat[0])
             if group is not None and not group.beat_answered(node, beat, now_s):
-                self._take(node, (wire.ALIVE_ACK, *beat))
+                self._take(node, (wire.ALIVE_ACK, *beat), now_s)
 
 
 def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:

@@ -138,6 +138,10 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         place = index - self[0][1]
         return self[place][2] if 0 <= place < len(self) else None
 
+    def bytes_above(self, index: int) -> int:
+        """Bytes of the commands that are kept above `index`. It looks at each of them."""
+        return sum([len(command) for command, _, _ in self[max(0, index + 1 - self.first_index) :]])
+
     def truncate_below(self, index: int, keep_bytes: int = 0) -> None:
         """Forget entries below `index`, but for the last `keep_bytes` of them, and the last two."""
         at = min(index - self.first_index, len(self) - KEPT)

@@ -48,6 +48,8 @@ class MessageFilter:
         self._members = members
         self._takes_entries = takes_entries
         self._votes: set[tuple[int, str]] = set()
+        self._arrived_s = 0.0
+        """When the message came that is looked at: this node may have stood still since."""
 
     @property
     def _term(self) -> int:
@@ -61,8 +63,9 @@ class MessageFilter:
     def _commit_index(self) -> int:
         return int(self._core._SyncObj__raftCommitIndex)
 
-    def receive(self, node_id: str, message: wire.Message) -> None:
-        """What another member sent; `message` was checked (`wire.check`)."""
+    def receive(self, node_id: str, message: wire.Message, arrived_s: float) -> None:
+        """What another member sent, and when it came; `message` was checked (`wire.check`)."""
+        self._arrived_s = arrived_s
         kind, _, sender_incarnation, incarnation, *fields = message
         if incarnation != incarnation_of(self._member):
             return  # for another life of this replica
@@ -101,7 +104,7 @@ class MessageFilter:
             self._deliver(sender, message)
         # What a leader says before it has committed an entry of its own term may be less than is committed.
         if self._commit_index >= commit and journal.term_at(commit) == term:
-            self.complete_s = self.heard_s
+            self.complete_s = self._arrived_s
 
     def _ack(self, sender: str, term: int, next_index: int, reset: bool, success: bool, seq: int) -> None:
         node = hooks.member_node(sender)
@@ -168,6 +171,9 @@ class MessageFilter:
             self._deliver(sender, message)
 
     def _vote(self, sender: str, term: int) -> None:
+        if term != self._term:
+            return  # the library counts those of its term only, and they need not be remembered
+        self._votes = {vote for vote in self._votes if vote[0] == term}
         if guards.is_new_vote(self._votes, term, sender, self._members()):
             self._deliver(sender, {"type": "response_vote", "term": term})
 
@@ -182,7 +188,11 @@ class MessageFilter:
     def _pre_vote(self, sender: str, wanted: int, granted: bool, term: int) -> None:
         if sender in self._members().voters and term > self._term:
             self._election.follow(term)
-        elif granted and guards.is_new_vote(self._election.pre_votes, wanted, sender, self._members()):
+        elif (
+            granted
+            and wanted == self._term + 1
+            and guards.is_new_vote(self._election.pre_votes, wanted, sender, self._members())
+        ):
             self._election.pre_voted(wanted, self._members())
 
     def _timeout_now(self, sender: str, term: int) -> None:

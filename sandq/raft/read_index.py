@@ -1,9 +1,20 @@
-"""ReadIndex: a leader proves that it still leads, then reads what its state machine has applied by then."""
+"""ReadIndex: a leader proves that it still leads, then reads what its state machine has applied by then.
+
+An answer proves it for the moment when the message was sent that it answers: it may have been long on its way, or this
+node may have stood still since it came.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+MARK_S = 0.05
+"""When a message was sent is known this well."""
+MARKS = 256
+"""That are kept: 12 s at least. A leader that hears nobody for 2 s is none any more."""
 
 ReadDone = Callable[[int | None], None]
 """With the index that must be applied before the read; None: this node leads no more."""
@@ -23,6 +34,8 @@ class ReadIndex:
         self._gathered: list[ReadDone] = []
         self._rounds: list[_Round] = []
         self._heard: dict[str, int] = {}
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
+        """(number of a message, when it was the last one that was sent), rising."""
 
     @property
     def pending(self) -> bool:
@@ -42,6 +55,16 @@ class ReadIndex:
     def heard(self, member: str, seq: int) -> None:
         self._heard[member] = max(seq, self._heard.get(member, 0))
 
+    def mark(self, sent: int, now_s: float) -> None:
+        """Whatever comes behind the message of this number is sent from now on."""
+        if not self._marks or now_s - self._marks[-1][1] >= MARK_S:
+            self._marks.append((sent, now_s))
+
+    def heard_s(self, member: str) -> float:
+        """The latest time after which a message was sent that this member has answered; -inf: none is known."""
+        seq = self._heard.get(member, 0)
+        return next((at_s for sent, at_s in reversed(self._marks) if sent < seq), -math.inf)
+
     def finish(self, member: str, voters: Iterable[str]) -> None:
         """Answer the rounds that a majority has confirmed."""
         voters = list(voters)
@@ -57,5 +80,6 @@ class ReadIndex:
     def fail(self) -> None:
         waiting = [done for round_ in self._rounds for done in round_.waiting] + self._gathered
         self._rounds, self._gathered, self._heard = [], [], {}
+        self._marks.clear()
         for done in waiting:
             done(None)

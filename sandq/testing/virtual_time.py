@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-
 import trio
 
 from sandq.broker.clock.guarded_clock import ClockStatus, GuardedClock
@@ -45,10 +42,8 @@ class VirtualTimers(Timers):
         next_ms = self.next_ms()
         return next_ms is not None and next_ms <= self._clock.now_ms()
 
-    def at(self, at_ms: int, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_ms, next(self._order), call))
-        if at_ms <= self._clock.now_ms():
-            self._wake.set()
+    def _wakes(self, at_ms: int) -> bool:
+        return at_ms <= self._clock.now_ms()
 
     def wake(self) -> None:
         """The clock was put forward."""
@@ -61,6 +56,6 @@ class VirtualTimers(Timers):
     async def run(self) -> None:
         while True:
             while self.is_due():
-                heapq.heappop(self._heap)[2]()
+                self._fire_next()
             self._wake = trio.Event()
             await self._wake.wait()

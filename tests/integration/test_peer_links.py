@@ -13,8 +13,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from sandq.broker.peers import links as peer_links
+from sandq.broker.peers.door import KNOWN_PLACES, SOURCE_PLACES
 from sandq.broker.peers.handshake import STREAM, PeerIdentity, Refusal
-from sandq.broker.peers.links import HANDSHAKES_MOST, STREAMS_MOST, PeerLinks
+from sandq.broker.peers.links import STREAMS_MOST, PeerLinks
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config import Address
 from sandq.model.errors import ConnectionLost, NotFound, WrongPort
@@ -40,6 +41,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given up because this machine stood still."""
     monkeypatch.setattr(peer_links, "CONNECT_S", LONG_S)
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", LONG_S)
+    monkeypatch.setattr(peer_links, "FIRST_FRAME_S", LONG_S)
 
 
 @pytest.fixture
@@ -330,27 +332,48 @@ async def test_requests_for_other_ports_are_told_so(log: Log) -> None:
     assert refusals(log) == []
 
 
-async def test_who_is_silent_is_closed_and_too_many_are_not_let_in(
-    jumping: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: Log
+@pytest.mark.parametrize("frames", [b"", struct.pack(">I", 100) + b"12"])
+async def test_who_does_not_introduce_itself_keeps_nobody_out(
+    jumping: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: Log, frames: bytes
 ) -> None:
-    monkeypatch.setattr(peer_links, "HANDSHAKE_S", 1.0)
+    """All places are taken by connections from where a peer is, too, which say nothing, or no more than this."""
+    monkeypatch.setattr(peer_links, "FIRST_FRAME_S", 1.0)
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node2.run, {"node1": node1.address})
         await trio.testing.wait_all_tasks_blocked()
-        silent = [await trio.open_tcp_stream(*node2.address) for _ in range(HANDSHAKES_MOST)]
-        for raw in silent[1::2]:
-            await raw.send_all(struct.pack(">I", 100) + b"12")  # ... and says no more
-        async with await trio.open_tcp_stream(*node2.address) as raw:
-            began = trio.current_time()
-            assert await raw.receive_some() == b""
-            assert trio.current_time() - began < 0.9, "at once"
-        assert refusals(log) == [("a stranger", "OVERLOADED", "this node")]
+        silent = [await trio.open_tcp_stream(*node2.address) for _ in range(KNOWN_PLACES)]
         for raw in silent:
-            assert await raw.receive_some() == b""
-            await raw.aclose()
+            await raw.send_all(frames) if frames else None
+        began = trio.current_time()
         async with by_hand(node2, "node1"):
             await until_holds(lambda: node2.links.up)
+            assert await silent[0].receive_some() == b"", "the oldest has gone"
+            assert trio.current_time() - began < 0.9, "at once"
+            assert refusals(log) == [("a stranger", "OVERLOADED", "this node")]
+            for raw in silent:
+                assert await raw.receive_some() == b"", "the others go when they have said nothing for a while"
+                await raw.aclose()
+            assert node2.links.up
+        nursery.cancel_scope.cancel()
+    await node1.listener.aclose()
+
+
+async def test_one_source_that_is_no_peers_takes_few_places(jumping: trio.testing.MockClock, log: Log) -> None:
+    node1, node2 = await both()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node2.run, {"node1": node1.address})
+        await trio.testing.wait_all_tasks_blocked()
+        others = [
+            await trio.open_tcp_stream(*node2.address, local_address="127.0.0.9") for _ in range(SOURCE_PLACES + 2)
+        ]
+        for raw in others[:2]:
+            assert await raw.receive_some() == b""
+        async with by_hand(node2, "node1"):
+            await until_holds(lambda: node2.links.up)
+        assert refusals(log) == [("a stranger", "OVERLOADED", "this node")]
+        for raw in others:
+            await raw.aclose()
         nursery.cancel_scope.cancel()
     await node1.listener.aclose()
 

@@ -116,7 +116,7 @@ def answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
         (leads_at_once, 4),
         (ends_in_silence, 9),
         (snapshots_of_ready_leaders, 3),
-        (swept_while_it_comes, 6),
+        (swept_while_it_comes, 10),
         (answers_before_the_sync, 47),
     ],
 )

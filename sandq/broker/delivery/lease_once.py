@@ -11,7 +11,7 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.timers import Timers
+from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
 from sandq.partition.groups.group import SEEKING
@@ -31,7 +31,7 @@ def release(deliveries: Iterable[PartitionLeader], request: Lease) -> None:
 
 
 class _Bell:
-    """What timers ring. They cannot be taken back: once nobody listens, a bell holds nothing."""
+    """What timers ring."""
 
     def __init__(self) -> None:
         self.event = trio.Event()
@@ -65,7 +65,9 @@ class LeaseOnce:
         self._congested = congested
         self._bell = _Bell()
         self._armed_ms: int | None = None
-        """For when a timer is set."""
+        """For when a timer is set ..."""
+        self._armed: Timer | None = None
+        """... which is this."""
         first = turn % len(deliveries)
         self._deliveries = [*deliveries[first:], *deliveries[:first]]
         self._changed: dict[PartitionLeader, None] = dict.fromkeys(self._deliveries)
@@ -75,12 +77,12 @@ class LeaseOnce:
     async def run(self) -> list[Taken]:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
         deadline_ms = self._clock.now_ms() + self._request.wait_ms
+        deadline: Timer | None = None
         for delivery in self._deliveries:
             delivery.watchers[self._look_at] = None
         try:
             self._touch()
-            if self._request.wait_ms:
-                self._timers.at(deadline_ms, self._bell)
+            deadline = self._timers.at(deadline_ms, self._bell) if self._request.wait_ms else None
             while True:
                 self._bell.event = trio.Event()
                 taken = await self._lease_due()
@@ -89,6 +91,10 @@ class LeaseOnce:
                 self._set_timer(min(deadline_ms, self._touch()))
                 await self._bell.event.wait()
         finally:
+            # Many of these end long before their deadlines, or before a message that is due in a year.
+            for timer in (deadline, self._armed):
+                if timer is not None:
+                    timer.cancel()
             for delivery in self._deliveries:
                 delivery.watchers.pop(self._look_at, None)
         if not taken:
@@ -124,8 +130,9 @@ class LeaseOnce:
             self._armed_ms = None
         at_ms = min(latest_ms, min(self._due_ms.values(), default=latest_ms))
         if self._armed_ms is None or at_ms < self._armed_ms:
-            self._armed_ms = at_ms
-            self._timers.at(at_ms, self._bell)
+            if self._armed is not None:
+                self._armed.cancel()
+            self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._bell)
 
     def _touch(self) -> int:
         """A group that somebody takes from is in use, whether or not there is anything. When to say so again."""

@@ -12,7 +12,7 @@ from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import NodeStats, TopicStats
-from sandq.broker.timers import Timers
+from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.limits import FIXED
@@ -38,9 +38,17 @@ class _GroupPump:
         self.subscriptions: deque[Subscription] = deque()
         self.busy = False
         self.timer_ms: int | None = None
+        self.timer: Timer | None = None
+        """For then; to be cancelled with `sleep_no_more`."""
         self.window = 1
         """Messages to ask for at once while the credit is shared with other partitions: it doubles while it is
         filled, so that those with little to give keep nothing from the others."""
+
+    def sleep_no_more(self) -> None:
+        """There is no timer any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.timer_ms = None
 
 
 class PartitionLeader:
@@ -78,10 +86,12 @@ class PartitionLeader:
         """When a group was last said to have takers."""
         self._expiring = False
         self._expiry_timer_ms: int | None = None
+        self._expiry_timer: Timer | None = None
         self._keeping = False
         """An upkeep is under way, or a timer is set for it ..."""
         self._upkeep_timer_ms: int | None = None
         """... for then."""
+        self._upkeep_timer: Timer | None = None
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
@@ -120,6 +130,7 @@ class PartitionLeader:
         pumps = list(self._pumps.values())
         self._pumps.clear()
         for pump in pumps:
+            pump.sleep_no_more()
             for subscription in pump.subscriptions:
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
@@ -189,7 +200,9 @@ class PartitionLeader:
 
     def _end_group(self, name: str) -> None:
         """The group was deleted: whoever takes part is told, and may make it anew."""
-        for subscription in self._pumps.pop(name).subscriptions:
+        pump = self._pumps.pop(name)
+        pump.sleep_no_more()
+        for subscription in pump.subscriptions:
             if not subscription.closed:
                 subscription.closed = True
                 subscription.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
@@ -221,14 +234,13 @@ class PartitionLeader:
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:
             return
-        pump.timer_ms = at_ms
 
         def wake() -> None:
-            if pump.timer_ms == at_ms:
-                pump.timer_ms = None
+            pump.timer = pump.timer_ms = None
             self.pump(name)
 
-        self._timers.at(at_ms, wake)
+        pump.sleep_no_more()
+        pump.timer_ms, pump.timer = at_ms, self._timers.at(at_ms, wake)
 
     def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
         """Round robin over the consumers with room; what is granted is taken off their credit."""
@@ -333,8 +345,9 @@ class PartitionLeader:
         now_ms = self._clock.now_ms()
         if at_ms > now_ms:
             if self._expiry_timer_ms is None or at_ms < self._expiry_timer_ms:
-                self._expiry_timer_ms = at_ms
-                self._timers.at(at_ms, self._expiry_due)
+                if self._expiry_timer is not None:
+                    self._expiry_timer.cancel()
+                self._expiry_timer_ms, self._expiry_timer = at_ms, self._timers.at(at_ms, self._expiry_due)
             return
         self._expiring = True
         try:
@@ -370,7 +383,9 @@ class PartitionLeader:
         at_ms = min((at for at in (due_ms, touch_ms) if at is not None), default=None)
         if at_ms is not None and (self._upkeep_timer_ms is None or at_ms < self._upkeep_timer_ms):
             self._upkeep_timer_ms = at_ms
-            self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
+            if self._upkeep_timer is not None:
+                self._upkeep_timer.cancel()
+            self._upkeep_timer = self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
 
     def _touch_interval_ms(self, status: Status) -> int:
         group_ttl_ms = status.settings["group_ttl_ms"]

@@ -22,8 +22,10 @@ import structlog
 import trio
 
 from sandq.broker.peers import wrong_protocol
+from sandq.broker.peers.door import Door, source_of
 from sandq.broker.peers.greeting import refuse, shake_hands
 from sandq.broker.peers.handshake import (
+    HANDSHAKE_BYTES,
     LINK,
     NONCE_BYTES,
     REMEDIES,
@@ -44,8 +46,10 @@ from sandq.storage.known_peers import KnownPeers
 
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 3.0
-HANDSHAKES_MOST: Final = 32
-"""Connections at once that have come and are not introduced yet; further ones are closed."""
+FIRST_FRAME_S: Final = 1.5
+"""Whoever connects has sent its first frame by then: a node sends it at once."""
+SOURCES_MOST: Final = 8
+"""Noted of one peer."""
 STREAMS_MOST: Final = 64
 """Streams at once that others have opened; further ones are closed."""
 PAUSE_S: Final = 0.1
@@ -106,7 +110,9 @@ class PeerLinks:
         """Peers that this node dials."""
         self._links: dict[str, PeerLink] = {}
         self._up: dict[str, Peer] = {}
-        self._greeting = 0
+        self._door = Door(self._sources)
+        self._places: dict[str, tuple[Address, frozenset[str]]] = {}
+        """Peer -> its address, and the sources that this leads to, once it was looked up."""
         self._streams = 0
         self._told: set[tuple[str, str]] = set()
 
@@ -179,10 +185,30 @@ class PeerLinks:
         assert self._running is not None, "there are links only while they are run"
         return self._running[1]
 
+    def _sources(self) -> set[str]:
+        """Where known peers come from: where they listen, as far as that was looked up, and where links were from."""
+        return {source for _, sources in self._places.values() for source in sources}
+
+    async def _look_up(self, node_id: str, address: Address) -> None:
+        """Note where a peer is. One that has no address now is a stranger to the door until it is linked."""
+        try:
+            with trio.fail_after(CONNECT_S):
+                found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
+        except (OSError, UnicodeError, trio.TooSlowError):
+            return
+        if self._peers.get(node_id) == address:
+            self._places[node_id] = (address, frozenset(source_of(str(sockaddr[0])) for *_, sockaddr in found))
+
     def _dial_new(self) -> None:
         if self._running is None:
             return
         own_id = self._terms.identity().node_id
+        for node_id in self._places.keys() - self._peers.keys():
+            del self._places[node_id]
+        for node_id, address in self._peers.items():
+            if self._places.get(node_id, (None,))[0] != address:
+                self._places[node_id] = (address, frozenset())
+                self._running[0].start_soon(self._look_up, node_id, address)
         for node_id in self._peers.keys() - self._dialled:
             if own_id < node_id:
                 self._dialled.add(node_id)
@@ -223,7 +249,7 @@ class PeerLinks:
         except (OSError, UnicodeError) as error:
             raise ConnectionLost(f"cannot connect to {node_id} at {address}: {error}") from None
         try:
-            with _in_time():
+            with _in_time(HANDSHAKE_S):
                 steps = dial(self._terms, secrets.token_bytes(NONCE_BYTES), node_id, purpose)
                 introduced = await shake_hands(stream, steps)
             await self._remember(introduced)
@@ -256,32 +282,50 @@ class PeerLinks:
 
     async def _let_in(self, stream: PeerStream, socket_stream: trio.SocketStream) -> Introduced | None:
         """None: it is told why not."""
-        if self._greeting >= HANDSHAKES_MOST:
-            self._tell(STRANGER, Overloaded(f"{self._greeting} connections are not introduced yet"))
-            return None
-        self._greeting += 1
+        host = _host(socket_stream)
         try:
-            with _in_time():
-                host = _host(socket_stream)
-                if self._this_machine_only and not is_loopback(host):
-                    await refuse(stream, _far(host))
-                if await self._turned_away(stream):
-                    return None
-                introduced = await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
-            await self._remember(introduced)
+            introduced = None
+            with self._door.place(host) as place:
+                introduced = await self._greet(stream, host)
+            if introduced is None and place.is_lost:
+                self._tell(STRANGER, Overloaded("too many connections that are not introduced: the oldest is closed"))
+                return None
+            if introduced is not None:
+                await self._remember(introduced)
+                self._note_source(introduced.peer.identity.node_id, host)
             return introduced
         except ConnectionLost as error:
             log.debug("a connection to the peer port ended before it was introduced", error=error.message)
         except SandqError as error:
             claimed_id = error.claimed_id if isinstance(error, Refusal) else None
             self._tell(claimed_id if claimed_id in self._peers else STRANGER, error)
-        finally:
-            self._greeting -= 1
         return None
 
-    async def _turned_away(self, stream: PeerStream) -> bool:
-        head = await stream.peek(wrong_protocol.HEAD_BYTES)
-        answer = wrong_protocol.answer(head, self._terms.identity().addresses)
+    async def _greet(self, stream: PeerStream, host: str) -> Introduced | None:
+        """Shake hands; None with who speaks another protocol. Raises Refusal, ConnectionLost."""
+        with _in_time(HANDSHAKE_S):
+            if self._this_machine_only and not is_loopback(host):
+                await refuse(stream, _far(host))
+            with _in_time(FIRST_FRAME_S):
+                head = await stream.peek(wrong_protocol.HEAD_BYTES)
+                if not self._wrong_protocol(head):
+                    await stream.peek_frame(HANDSHAKE_BYTES)
+            if await self._turned_away(stream, head):
+                return None
+            return await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
+
+    def _note_source(self, node_id: str, host: str) -> None:
+        """A peer was linked from there."""
+        address, sources = self._places.get(node_id, (self._peers.get(node_id), frozenset()))
+        if address is not None and len(sources) < SOURCES_MOST:
+            self._places[node_id] = (address, sources | {source_of(host)})
+
+    def _wrong_protocol(self, head: bytes) -> bytes:
+        """What is said to who begins a connection like this; empty to who may be a node."""
+        return wrong_protocol.answer(head, self._terms.identity().addresses)
+
+    async def _turned_away(self, stream: PeerStream, head: bytes) -> bool:
+        answer = self._wrong_protocol(head)
         if answer:
             await stream.farewell(answer)
         return bool(answer)
@@ -350,13 +394,13 @@ class PeerLinks:
 
 
 @contextmanager
-def _in_time() -> Iterator[None]:
-    """For all that comes before two nodes are introduced."""
+def _in_time(seconds: float) -> Iterator[None]:
+    """For what comes before two nodes are introduced."""
     try:
-        with trio.fail_after(HANDSHAKE_S):
+        with trio.fail_after(seconds):
             yield
     except trio.TooSlowError:
-        raise ConnectionLost(f"no handshake within {HANDSHAKE_S:g} s") from None
+        raise ConnectionLost(f"no handshake, or not so much of it, within {seconds:g} s") from None
 
 
 def _far(where: str) -> Refusal:

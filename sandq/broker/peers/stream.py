@@ -94,6 +94,12 @@ class PeerStream:
             await self._more(0)
         return bytes(self._kept[:size])
 
+    async def peek_frame(self, limit: int) -> None:
+        """Wait until the next frame is there as a whole, or is seen to have a body of more than `limit` bytes."""
+        (length,) = LENGTH.unpack(await self.peek(LENGTH.size))
+        if length <= limit:
+            await self.peek(LENGTH.size + length)
+
     async def send_bytes(self, data: bytes) -> None:
         """Send what is a frame, or several, already."""
         view = memoryview(data)

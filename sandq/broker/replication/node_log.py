@@ -9,7 +9,7 @@ A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ KEPT_BYTES = 256 << 10
 """Of a log below what the stores hold, for members that are a little behind ..."""
 LAG_BYTES = 64 << 20
 """... and a leader keeps so much for those that are further behind; then they need a snapshot."""
+LAG_WAL_BYTES = 512 << 20
+"""A log whose tail is kept for others, and keeps more than this of the WAL, of all groups, is cut all the same."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -115,6 +117,9 @@ class NodeLog:
         self._levels = levels
         self._on_leads = hooks.on_leads
         self._checkpoint_mark = self.wal.mark
+        self._segment_bytes = segment_bytes
+        self._overdue: set[int] = set()
+        """Groups whose tails keep too much of the WAL: the next checkpoint cuts them."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -400,22 +405,30 @@ class NodeLog:
         self._checkpoint_mark = self.wal.mark
         for number, applied in flushed.items():
             if number in self.hosts:
-                group, pinned = self.hosts[number].group, self.hosts[number].pinned
-                needed = min([group.needed_from(LAG_BYTES), *pinned.values()])
-                group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
+                host = self.hosts[number]
+                if number in self._overdue:
+                    host.lose_pins()
+                    needed = applied
+                else:
+                    needed = host.needed_from(LAG_BYTES)
+                host.group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
 
-    def release(self) -> list[int]:
-        """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments."""
+    def release(self) -> dict[int, int]:
+        """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments, and
+        how many of them."""
         self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
-        return [number for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS]
+        return {number: segments for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS}
 
-    def copy_tails(self, groups: Sequence[int]) -> bool:
+    def copy_tails(self, pinning: Mapping[int, int]) -> bool:
         """Append the short tails of these groups again. True when there was something: run a pass, then `release`.
 
-        A long tail is of a group under load: the next checkpoint cuts it.
+        A long tail is of a group under load: the next checkpoint cuts it. One that keeps more than `LAG_WAL_BYTES` is
+        cut by the next checkpoint whoever needs it, and then copied however long its last entries are.
         """
-        journals = [self.hosts[number].group.journal for number in groups if number in self.hosts]
-        short = [journal for journal in journals if journal.size_bytes <= COPY_BYTES]
-        for journal in short:
-            journal.copy_tail()
-        return bool(short)
+        journals = {number: self.hosts[number].group.journal for number in pinning if number in self.hosts}
+        copied = [n for n, journal in journals.items() if n in self._overdue or journal.size_bytes <= COPY_BYTES]
+        for number in copied:
+            journals[number].copy_tail()
+        self._overdue = {n for n, segments in pinning.items() if segments * self._segment_bytes > LAG_WAL_BYTES}
+        self._overdue.difference_update(copied)
+        return bool(copied)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import trio
 
 from sandq.broker.replication.applier import Apply
+from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.replica import Replica
 from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.features import FIRST_LEVEL
@@ -94,8 +95,8 @@ class RaftGroup:
         self._changers: set[trio.Event] = set()
         """Of changes of members that are not committed yet."""
         self.failed: StorageFailed | None = None
-        self.pinned: dict[str, int] = {}
-        """Members that a snapshot is on its way to: what comes behind it they will need from the log."""
+        self.pins: dict[str, LogPin] = {}
+        """Of members that a snapshot is on its way to: what comes behind it they will need from the log."""
         self.sending: dict[str, Sending] = {}
         """How far those snapshots are."""
         self._closed: SandqError | None = None
@@ -174,8 +175,10 @@ class RaftGroup:
 
     async def change_members(self, members: Members) -> None:
         """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
-        may not be made now; TimedOut."""
+        may not be made now; StorageFailed; TimedOut."""
         self.check_ready()
+        if self.failed is not None:
+            raise self.failed  # an only voter still answers reads
         outcome: list[ProposalFailed | None] = []
         finished = trio.Event()
 
@@ -198,6 +201,18 @@ class RaftGroup:
             raise Unavailable("the members cannot be changed now: the change before is not finished")
         if outcome[0] is not None:
             raise TimedOut("leadership was lost while the members changed: the outcome is unknown")
+
+    def needed_from(self, lag_bytes: int) -> int:
+        """The first entry of the log that some member has yet to get from here: of a log of up to `lag_bytes`, and of
+        what snapshots pin. Pins beyond their budget are lost."""
+        group = self.group
+        pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
+        return min([group.needed_from(lag_bytes), *[index for index in pins if index is not None]])
+
+    def lose_pins(self) -> None:
+        """Let snapshots that are on their way pin nothing any more."""
+        for pin in list(self.pins.values()):
+            pin.lose()
 
     def hurry(self) -> None:
         """Let the other members hear at once what is committed."""

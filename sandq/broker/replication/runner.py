@@ -65,7 +65,7 @@ class Runner:
         self.log_full: str | None = None
         """Why nothing gets into the log at present: there is no room. What waits for it goes on once there is."""
         self._passing = False
-        self._between: list[Callable[[], None]] = []
+        self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
         self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
@@ -102,6 +102,7 @@ class Runner:
         passes = self.node_log.group_commit
         while True:
             if self.node_log.failed is not None:
+                self._end_passes(self.node_log.failed)
                 await trio.sleep_forever()
             passes.on_time()
             if not passes.has_work and not self._between:
@@ -115,7 +116,7 @@ class Runner:
     async def _pass(self) -> None:
         node_log = self.node_log
         between, self._between = self._between, []
-        for call in between:
+        for call, _ in between:
             call()
         records, ready = node_log.tick()
         self._ticked.set()
@@ -133,6 +134,13 @@ class Runner:
         self._submit(node_log.synced())
         for node, messages in node_log.group_commit.take_outgoing().items():
             self._send(node, messages)
+
+    def _end_passes(self, error: StorageFailed) -> None:
+        """There are no more of them: whoever waits for one is told."""
+        between, self._between = self._between, []
+        for _, reply in between:
+            reply.settle(outcome.Error(error))
+        self._ticked.set()
 
     def _submit(self, tasks: list[Apply]) -> None:
         for task in tasks:
@@ -238,9 +246,12 @@ class Runner:
             waiting.discard(reply)
 
     async def between_passes(self, call: Callable[[], T]) -> T:
-        """Run on the loop, while nothing of a pass is on its way to the disk."""
+        """Run on the loop, while nothing of a pass is on its way to the disk. Raises StorageFailed when there are no
+        passes any more."""
+        if self.node_log.failed is not None:
+            raise self.node_log.failed
         reply: _Reply[T] = _Reply()
-        self._between.append(lambda: reply.settle(outcome.capture(call)))
+        self._between.append((lambda: reply.settle(outcome.capture(call)), reply))
         self._wakeup.set()
         return await reply.wait()
 

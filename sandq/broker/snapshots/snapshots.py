@@ -1,8 +1,10 @@
 """Snapshots of this node's replicas: sent to members that the log does not reach any more, and installed from others.
 
 Sending: the rows as they stand once everything applied is written (apply thread), read in chunks on the maintenance
-thread, over a connection of their own. Installing: into a new store, that nothing points to until all of it is durable;
-then the old replica is stopped, the pointer is set, and the group goes on from there.
+thread, over a connection of their own. Meanwhile the log keeps what comes behind them, up to a budget; when writes
+outrun it the state is taken anew, and sent at twice the rate and with twice the budget. Installing: into a new store,
+that nothing points to until all of it is durable; then the old replica is stopped, the pointer is set, and the group
+goes on from there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import structlog
 import trio
 
 from sandq.broker.peers.stream import PeerStream
+from sandq.broker.replication.log_pin import LogPin, pin_bytes
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup, Sending
 from sandq.broker.replication.runner import Runner
@@ -36,6 +39,12 @@ LOOK_S = 0.2
 ATTEMPTS = 5
 """Connections for one snapshot; then a later state is sent."""
 RETRY_S = 1.0
+RETRY_MOST_S = 60.0
+"""Before a snapshot that was outrun is sent again: the pause grows to this."""
+RATE_DOUBLINGS = 6
+"""So often the rate is doubled for a snapshot that was outrun."""
+STALLED_S = 10.0
+"""A member that has its snapshot and gets nothing from the log for so long is waited for no more."""
 
 OpenStream = Callable[[str], AbstractAsyncContextManager[PeerStream]]
 
@@ -44,6 +53,22 @@ def needing(host: RaftGroup) -> list[str]:
     """Members that this node is to send a snapshot. It leads, and may not be ready yet: when all that are up need one,
     it has no majority before."""
     return [] if host.failed is not None else sorted(host.group.lagging)
+
+
+def _is_behind(host: RaftGroup, member: str) -> bool:
+    """Whether this node leads, and a member has not all of the log yet."""
+    voters, learners = host.members
+    leads = host.group.is_leader and host.failed is None
+    return leads and member in (*voters, *learners) and not host.group.has_caught_up(member)
+
+
+async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
+    """Wait until a member has got from the log what came after its snapshot, for as long as it comes nearer."""
+    got, since_s = host.group.match_index(member), trio.current_time()
+    while not pin.is_lost and _is_behind(host, member) and trio.current_time() - since_s < STALLED_S:
+        await trio.sleep(LOOK_S)
+        if host.group.match_index(member) > got:
+            got, since_s = host.group.match_index(member), trio.current_time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +91,16 @@ class Snapshots:
     ) -> None:
         """`open_stream(node)`: a connection for bulk. `on_garbage`: called when a store is needed no more, the old one
         of a group or one that was given up."""
-        self.sent = self.installed = 0
+        self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
-        self._intake = Intake(self._begin)
+        self._intake = Intake(self._begin, self._needs)
         self._open_stream = open_stream
         self._on_garbage = on_garbage
         self._sending: set[tuple[int, str]] = set()
+        self._outrun: dict[tuple[int, str], int] = {}
+        """Group and member -> how many snapshots for it were outrun in a row."""
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -86,37 +113,76 @@ class Snapshots:
                         if (number, member) not in self._sending:
                             self._sending.add((number, member))
                             nursery.start_soon(self._send, host, member)
+                self._forget_outrun()
+                self._intake.drop_stale()
                 await trio.sleep(LOOK_S)
 
+    def _forget_outrun(self) -> None:
+        """Of who needs nothing from here any more."""
+        for number, member in list(self._outrun):
+            host = self._node_log.hosts.get(number)
+            if host is None or not _is_behind(host, member):
+                del self._outrun[number, member]
+
     async def _send(self, host: RaftGroup, member: str) -> None:
+        key = host.number, member
+        outrun = self._outrun.get(key, 0)
+        scope = trio.CancelScope()
+        pin = LogPin(host.status.applied_index, pin_bytes(outrun), scope.cancel)
         try:
             async with self._outlet.slots:
-                if member in needing(host):
-                    await self._send_to(host, member)
+                if member not in needing(host):
+                    return
+                pin.index = host.status.applied_index
+                host.pins[member] = pin
+                await self._send_to(host, member, pin, scope, 1 << min(outrun, RATE_DOUBLINGS))
+            if not pin.is_lost:
+                await _caught_up(host, member, pin)
+            if pin.is_lost:
+                await self._was_outrun(key)
         except (SandqError, OSError) as error:
             log.warning("a snapshot was not sent", group=host.number, to=member, error=str(error))
             await trio.sleep(RETRY_S)
         finally:
-            self._sending.discard((host.number, member))
+            host.pins.pop(member, None)
+            self._sending.discard(key)
 
-    async def _send_to(self, host: RaftGroup, member: str) -> None:
+    async def _was_outrun(self, key: tuple[int, str]) -> None:
+        """Wait before the next attempt."""
+        self.outrun += 1
+        times = self._outrun.get(key, 0) + 1
+        self._outrun[key] = min(times, RATE_DOUBLINGS)
+        pause_s = min(RETRY_S * 2 ** self._outrun[key], RETRY_MOST_S)
+        log.warning(
+            "writes outran a snapshot: it is sent anew, faster",
+            group=key[0],
+            to=key[1],
+            in_s=pause_s,
+            remedy="if it stays: write less to this partition until the other node has it",
+        )
+        await trio.sleep(pause_s)
+
+    async def _send_to(self, host: RaftGroup, member: str, pin: LogPin, scope: trio.CancelScope, times: int) -> None:
+        """One attempt, at so many times the rate; ended by `scope`, which the pin cancels."""
         view = await self._view(host)
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
+        answer: Answer | None = None
         try:
-            host.pinned[member] = view.meta.index
+            pin.index = view.meta.index
             sending = host.sending[member] = Sending(view.meta.total_bytes)
-            answer = await self._offer(view, node_of(member), sending)
+            with scope:
+                answer = await self._offer(view, node_of(member), sending, times)
         finally:
-            host.pinned.pop(member, None)
             host.sending.pop(member, None)
             with trio.CancelScope(shield=True):
                 await self._runner.on_maintenance(view.rows.close)
-        if answer.verdict is Verdict.INSTALLED:
-            self.sent += 1
-        elif answer.verdict is not Verdict.HELD:
+        if answer is None or answer.verdict is Verdict.HELD:
+            return
+        if answer.verdict is not Verdict.INSTALLED:
             raise Unavailable(answer.reason)
+        self.sent += 1
 
-    async def _offer(self, view: _View, node: str, sending: Sending) -> Answer:
+    async def _offer(self, view: _View, node: str, sending: Sending, times: int) -> Answer:
         """Over one connection after the other: what was sent already need not be sent again."""
 
         async def read(after: bytes | None) -> Chunk:
@@ -127,7 +193,7 @@ class Snapshots:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with self._open_stream(node) as stream:
-                    return await send_snapshot(stream, view.meta, read, self._outlet.throttle)
+                    return await send_snapshot(stream, view.meta, read, self._outlet.throttle, times)
             except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 if attempt == ATTEMPTS or isinstance(error, StorageFailed):
                     raise Unavailable(f"the connection for a snapshot failed: {error}") from error
@@ -143,7 +209,11 @@ class Snapshots:
             rows.close()
             raise Unavailable(f"group {host.number} was truncated or closed while its snapshot was taken")
         exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
-        size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
+        try:
+            size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
+        except BaseException:
+            rows.close()
+            raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
@@ -167,6 +237,10 @@ class Snapshots:
             self.installed += 1
         else:
             log.info("a snapshot was not taken", peer=node, verdict=answer.verdict.value, reason=answer.reason)
+
+    def _needs(self, meta: Meta) -> bool:
+        host = self._node_log.hosts.get(meta.group)
+        return host is not None and host.status.applied_index < meta.index
 
     async def _begin(self, meta: Meta) -> _Store | None:
         host = self._node_log.hosts.get(meta.group)

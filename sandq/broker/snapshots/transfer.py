@@ -109,11 +109,12 @@ class Throttle:
         self._paid_until = -math.inf
         """What was taken so far is paid for at this time."""
 
-    async def take(self, size: int) -> None:
-        """Wait until `size` more bytes may go. They may be more than a burst: then the next ones wait for them."""
+    async def take(self, size: int, times: int = 1) -> None:
+        """Wait until `size` more bytes may go, at so many times the rate. They may be more than a burst: then the next
+        ones wait for them."""
         now = trio.current_time()
         begin = max(self._paid_until, now - BURST_S)
-        self._paid_until = begin + size / self._bytes_per_s
+        self._paid_until = begin + size / (self._bytes_per_s * times)
         await trio.sleep(max(0.0, begin - now))
 
 
@@ -131,8 +132,10 @@ async def send_snapshot(
     meta: Meta,
     read_chunk: Callable[[bytes | None], Awaitable[Chunk]],
     throttle: Throttle,
+    times: int = 1,
 ) -> Answer:
-    """Offer a snapshot and send what the other side lacks of it. `read_chunk(after)`: `Exporter.chunk`, in a thread.
+    """Offer a snapshot and send what the other side lacks of it, at so many times the throttle's rate.
+    `read_chunk(after)`: `Exporter.chunk`, in a thread.
 
     Raises ProtocolError, TimedOut, what the stream raises when it ends, and what `read_chunk` raises; then the same
     snapshot may be offered again, and goes on where it was."""
@@ -147,7 +150,7 @@ async def send_snapshot(
     while True:
         while unanswered < WINDOW and not last:
             chunk = await read_chunk(position)
-            await throttle.take(len(chunk.data))
+            await throttle.take(len(chunk.data), times)
             await talk.send(CHUNK, chunk.data)
             position, last = chunk.position, chunk.last
             unanswered += 1

@@ -12,7 +12,9 @@ import pytest
 import trio
 
 import sandq
-from sandq.broker.replication import node_log
+from sandq.broker.replication import log_pin, node_log
+from sandq.broker.snapshots import snapshots
+from sandq.broker.snapshots.transfer import Throttle
 from sandq.errors import InvalidRequest, NotLeader
 from sandq.protocol.frames import Type
 from tests.support.nodes.found import refusals
@@ -210,6 +212,55 @@ async def test_one_far_behind_gets_a_snapshot(
             got = values(await take(subscription, 301))
         assert got == [b"first", *[b"%d" % number for number in range(300)]]
         assert await client.messages("t").cancel(unique_key="u") == later
+
+
+LARGE = 50_000
+
+
+async def test_a_snapshot_that_writes_outrun_is_sent_anew_and_faster(
+    nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader keeps no more of the log meanwhile than the budget says."""
+    taken, rates = trio.Event(), []
+
+    async def take(throttle: Throttle, size: int, times: int = 1) -> None:
+        if size < LARGE:
+            return  # of the metadata group
+        rates.append(times)
+        taken.set()
+        if times == 1:
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(Throttle, "take", take)
+    monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
+    monkeypatch.setattr(node_log, "LAG_BYTES", 0)
+    monkeypatch.setattr(log_pin, "PIN_BYTES", 100_000)
+    monkeypatch.setattr(snapshots, "RETRY_S", 0.01)
+    async with nodes.connect("node1", "node2") as client:
+        await created(nodes, client)
+        await nodes.stop("node3")
+        for _ in range(10):
+            await client.produce("t", bytes(LARGE))
+        leader = await nodes.until_led()
+        for name in ("node1", "node2"):
+            await _checkpoint(nodes, name)
+        await nodes.start("node3")
+        with trio.fail_after(60):
+            await taken.wait()
+        (pin,) = nodes.host(leader).pins.values()
+        for _ in range(5):
+            await client.produce("t", bytes(10_000))
+            await _checkpoint(nodes, leader)
+            assert not pin.is_lost and nodes.host(leader).group.journal.bytes_above(pin.index) < 100_000
+        for _ in range(20):
+            await client.produce("t", bytes(10_000))
+        await _checkpoint(nodes, leader)
+        assert pin.is_lost
+        assert nodes.host(leader).group.journal.size_bytes < 100_000
+        await nodes.until_even()
+        assert max(rates) > 1
+        assert nodes.host("node3").status.messages == 35
+        await until_holds(lambda: not nodes.host(leader).pins)
 
 
 async def _checkpoint(nodes: ThreeNodes, name: str) -> None:

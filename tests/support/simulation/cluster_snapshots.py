@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.snapshots.snapshots import needing
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.model.members import incarnation_of, node_of
@@ -21,9 +22,12 @@ WAITS = 50
 class Transfer:
     """One snapshot."""
 
-    def __init__(self, source: ClusterNode, target: ClusterNode, connected: Connected, rng: random.Random) -> None:
+    def __init__(
+        self, source: ClusterNode, target: ClusterNode, connected: Connected, rng: random.Random, pin_bytes: int
+    ) -> None:
         self.source, self.target = source, target
-        self.installed = False
+        self.installed = self.is_outrun = False
+        self._pin_bytes = pin_bytes
         self._installing = False
         """All of it is there."""
         self._is_unsure = False
@@ -33,6 +37,9 @@ class Transfer:
 
     def step(self) -> bool:
         """One step. Whether there is another. Raises Crashed, of the target."""
+        if self.is_outrun and not self._installing:
+            self._steps.close()
+            return False
         try:
             next(self._steps)
         except StopIteration:
@@ -48,6 +55,9 @@ class Transfer:
             return True
         return False
 
+    def _outrun(self) -> None:
+        self.is_outrun = True
+
     def _send(self) -> Iterator[None]:
         source, member = self.source, self.target.host.group.member
         rows, index = source.node_log.view(source.host)
@@ -60,10 +70,10 @@ class Transfer:
             voters, learners = journal.members_at(index)
             snapshot_id = self._rng.randbytes(SNAPSHOT_ID_BYTES)
             meta = Meta(source.host.number, snapshot_id, index, term, voters, learners, 0)
-            source.host.pinned[member] = index
+            source.host.pins[member] = LogPin(index, self._pin_bytes, self._outrun)
             yield from self._receive(Meta.decode(meta.encode()), Exporter(rows, pointer.store))
         finally:
-            source.host.pinned.pop(member, None)
+            source.host.pins.pop(member, None)
             rows.close()
 
     def _receive(self, meta: Meta, exporter: Exporter) -> Iterator[None]:
@@ -127,12 +137,12 @@ class Transfer:
 
 
 def begin(
-    source: ClusterNode, nodes: dict[str, ClusterNode], connected: Connected, rng: random.Random
+    source: ClusterNode, nodes: dict[str, ClusterNode], connected: Connected, rng: random.Random, pin_bytes: int
 ) -> list[Transfer]:
-    """To each member that needs one, and can be reached."""
+    """To each member that needs one, and can be reached; the log keeps so much behind it meanwhile."""
     targets = [nodes.get(node_of(member)) for member in needing(source.host)]
     return [
-        Transfer(source, target, connected, rng)
+        Transfer(source, target, connected, rng, pin_bytes)
         for target in targets
         if target is not None and connected(source.name, target.name)
     ]

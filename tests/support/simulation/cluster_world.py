@@ -55,6 +55,8 @@ class ClusterWorld:
         self.set(node_log, "KEPT_BYTES", rng.choice((100, 2000)))
         self.set(node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
         self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
+        self._pin_bytes = rng.choice((0, 300, 1 << 20))
+        self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))
         self._pace = rng.choice((0.3, 0.6, 0.9))
         """How likely a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))
@@ -71,7 +73,7 @@ class ClusterWorld:
         self._canon: dict[int, bytes] = {}
         """What was applied at each index, by whoever was first."""
         self._leaders: dict[int, str] = {}
-        self.crashes = self.snapshots = self.failures = self.compared = 0
+        self.crashes = self.snapshots = self.outrun = self.failures = self.compared = 0
         for name in NAMES:
             self.start(name, Plan())
         self.network.renew()
@@ -248,7 +250,7 @@ class ClusterWorld:
     def _send_snapshots(self) -> None:
         for node in list(self.nodes.values()):
             under_way = {t.target for t in self._transfers}
-            new = cluster_snapshots.begin(node, self.nodes, self.network.joins, self.rng)
+            new = cluster_snapshots.begin(node, self.nodes, self.network.joins, self.rng, self._pin_bytes)
             self._transfers += [transfer for transfer in new if transfer.target not in under_way]
         for transfer in list(self._transfers):
             if self.rng.random() < 0.7 and transfer in self._transfers:
@@ -256,6 +258,7 @@ class ClusterWorld:
                 if not more and transfer in self._transfers:
                     self._transfers.remove(transfer)
                     self.snapshots += transfer.installed
+                    self.outrun += transfer.is_outrun
 
     def live(self, steps: int) -> None:
         for _ in range(steps):

@@ -13,6 +13,7 @@ from typing import Any
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.timers import Timer
 from sandq.model.errors import StorageFailed
 from sandq.partition.view import View
 
@@ -64,11 +65,20 @@ class VirtualTimers:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, Timer]] = []
         self._order = count()
 
-    def at(self, at_ms: int, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_ms, next(self._order), call))
+    def at(self, at_ms: int, call: Callable[[], None]) -> Timer:
+        timer = Timer(self, call)
+        heapq.heappush(self._heap, (at_ms, next(self._order), timer))
+        return timer
+
+    def live(self) -> int:
+        """How many there are that were not cancelled."""
+        return sum(timer.call is not None for _, _, timer in self._heap)
+
+    def note_cancelled(self) -> None:
+        """They are few: they stay until their time."""
 
     def pause_ms(self, ms: int) -> int:
         return ms
@@ -78,7 +88,7 @@ class VirtualTimers:
 
     def fire(self) -> None:
         while self._heap and self._heap[0][0] <= self._clock.ms:
-            heapq.heappop(self._heap)[2]()
+            heapq.heappop(self._heap)[2].fire()
 
 
 class Stepped:

@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.timers import Timers
+from sandq.broker.timers import STALE_LEAST, Timers
 
 HOUR_MS = 3_600_000
 
@@ -42,4 +42,23 @@ async def test_none_fires_before_its_time(autojump_clock: trio.testing.MockClock
             timers.at(begun_ms + later_ms, lambda later_ms=later_ms: fired.append(clock.now_ms() - begun_ms - later_ms))
         await trio.sleep(6)
         assert len(fired) == 3 and all(0 <= late_ms <= 1 for late_ms in fired)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_cancelled_is_not_called_and_takes_no_room(autojump_clock: trio.testing.MockClock) -> None:
+    clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time(), monotonic=trio.current_time)
+    timers, fired = Timers(clock), list[int]()
+    now_ms = clock.now_ms()
+    kept = [timers.at(now_ms + number, lambda number=number: fired.append(number)) for number in range(10)]
+    for number in range(10_000):
+        timers.at(now_ms + HOUR_MS + number, lambda: fired.append(-1)).cancel()
+        assert len(timers) <= len(kept) + 2 * STALE_LEAST + 1
+    kept[3].cancel()
+    kept[3].cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timers.run)
+        await trio.sleep(1)
+        kept[4].cancel()
+        await trio.sleep(2 * HOUR_MS / 1000)
+        assert fired == [0, 1, 2, 4, 5, 6, 7, 8, 9]
         nursery.cancel_scope.cancel()

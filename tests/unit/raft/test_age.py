@@ -84,3 +84,32 @@ def test_who_led_and_lost_the_others_grows_old_from_when_it_heard_them(table: Ta
         table.queue.clear()
     assert not leader.is_leader
     assert leader.age_s() == 10, "not: it knows nothing"
+
+
+def test_a_leader_is_as_old_as_what_was_answered_not_as_the_answer(table: Table) -> None:
+    """It stood still, and finds answers of before: meanwhile others may have led and acknowledged."""
+    leader = table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    table.now_s += 1
+    table.heartbeat("a")
+    table.deliver(only_to=("b", "c"))
+    table.now_s += 30
+    table.deliver(only_to=("a",))
+    assert leader.age_s() == 30
+    leader.tick()
+    assert (leader.age_s() or 0.0) >= 30
+
+
+def test_a_follower_is_as_old_as_what_came_not_as_when_it_looked(table: Table) -> None:
+    """A sync that hangs keeps what comes waiting."""
+    table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    came_s = table.now_s
+    table.heartbeat("a")
+    late = [(sender, message) for sender, to, message in table.messages(wire.APPEND, wire.ALIVE) if to == "c"]
+    table.now_s += 60
+    for sender, message in late:
+        table.groups["c"].receive(sender, message, came_s)
+    assert late and table.groups["c"].age_s() == 60

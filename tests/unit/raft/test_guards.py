@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandq.model.errors import Corruption
-from sandq.raft import Members, ProposalFailed, guards, wire
+from sandq.raft import Members, ProposalFailed, guards, hooks, wire
 from sandq.raft import transport as transport_module
 from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES
 from tests.support.raft.table import GROUP, NO_OP, Table, entry
@@ -441,10 +442,43 @@ def test_l5_who_was_cut_off_deposes_nobody(table: Table) -> None:
 def test_l5_without_the_votes_before(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     from sandq.raft.elections import Election
 
-    monkeypatch.setattr(Election, "_ask", lambda self, members: None)
+    monkeypatch.setattr(Election, "_ask", lambda self, members: True)
     monkeypatch.setattr(guards, "leader_is_fresh", lambda *args: False)
     risen, _ = back_from_an_island(table)
     assert risen > 0, "without the guard a healthy leader is deposed"
+
+
+def test_l5_a_deadline_that_passes_within_a_tick_is_no_election_without_the_votes_before(table: Table) -> None:
+    """The library reads the clock once more than the guard does."""
+    table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    group = table.groups["c"]
+    term, now_s = group.term, [table.now_s]
+
+    def later() -> float:
+        now_s[0] += 1.0
+        return now_s[0]
+
+    undo = hooks.replace_time(later, random.Random(1))
+    try:
+        for within_s in range(20):
+            group._core._SyncObj__raftElectionDeadline = now_s[0] + within_s + 0.5
+            group.tick()
+    finally:
+        undo()
+    assert group.term == term
+    assert table.messages(wire.VOTE_REQUEST) == []
+    assert table.messages(wire.PRE_VOTE_REQUEST) != []
+
+
+def test_votes_of_other_terms_are_not_remembered(table: Table) -> None:
+    group = table.elect("a")
+    for term in range(2, 200):
+        table.send("b", "a", wire.VOTE, term + group.term)
+        table.send("b", "a", wire.PRE_VOTE, term + 1 + group.term, True, 0)
+    assert len(group._message_filter._votes) <= 3
+    assert len(group._election.pre_votes) <= 3
 
 
 def test_l5_who_hears_its_leader_votes_for_nobody_else(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

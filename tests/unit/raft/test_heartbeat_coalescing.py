@@ -174,8 +174,8 @@ def test_another_life_of_a_member_is_not_beaten(nodes: Nodes) -> None:
     follower = next(name for name in NAMES if name != nodes.leaders()[1])
     group, leader = nodes.group(follower, 1), nodes.leaders()[1]
     for beat in ((1, 1, 2, group.term, 1000), (1, 2, 1, group.term, 1000), (1, 1, 1, group.term + 1, 1000)):
-        assert not group.beaten(leader, beat, nodes.now_s)
-    assert group.beaten(leader, (1, 1, 1, group.term, 1000), nodes.now_s)
+        assert not group.beaten(leader, beat, nodes.now_s, nodes.now_s)
+    assert group.beaten(leader, (1, 1, 1, group.term, 1000), nodes.now_s, nodes.now_s)
     stranger = nodes.group(leader, 1)
     assert not stranger.beat_answered("z", (1, 1, 1, stranger.term, 1000), nodes.now_s)
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.snapshots.intake import RECEIVING_AT_ONCE, Intake
+from sandq.broker.snapshots.intake import KEPT_S, RECEIVING_AT_ONCE, Intake
 from sandq.broker.snapshots.transfer import (
     ACK,
     BURST_S,
@@ -140,7 +140,8 @@ class Target:
         self.pointers = Pointers.open(self.files)
         self.steps = 0
         self.dies_at = dies_at
-        self.intake = Intake(self.begin)
+        self.needed = True
+        self.intake = Intake(self.begin, lambda meta: self.needed)
         self.begun: list[Meta] = []
         self.dropped: list[int] = []
 
@@ -300,6 +301,44 @@ async def test_what_is_there_already_is_not_sent() -> None:
     left, right = await transfer(source, target, wire)
     assert left == right and isinstance(left, Answer) and left.verdict is Verdict.HELD
     assert [frame[0] for frame in wire.sent] == [OFFER, REFUSE]
+
+
+async def test_what_nobody_goes_on_with_is_dropped_after_a_while(autojump_clock: trio.testing.MockClock) -> None:
+    target = Target()
+    await transfer(Source(), target, Wire(20))
+    await trio.sleep(KEPT_S - 1)
+    target.intake.drop_stale()
+    assert target.dropped == []
+    await trio.sleep(2)
+    target.intake.drop_stale()
+    assert target.dropped == [1]
+    await transfer(Source(), target, Wire())
+    assert target.installed() == ROWS
+
+
+async def test_what_is_no_longer_needed_is_dropped_at_once() -> None:
+    """The member got the rest of it from the log: another one leads now."""
+    target = Target()
+    await transfer(Source(), target, Wire(20))
+    target.needed = False
+    target.intake.drop_stale()
+    assert target.dropped == [1]
+
+
+async def test_what_is_coming_is_not_dropped(autojump_clock: trio.testing.MockClock) -> None:
+    target, wire = Target(), Wire()
+    source = Source()
+
+    async def read(after: bytes | None) -> Chunk:
+        await trio.sleep(SILENCE_S / 2)
+        target.needed = False
+        target.intake.drop_stale()
+        return await source.read(after)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(target.intake.receive, wire.right)
+        assert await send_snapshot(wire.left, meta(), read, Throttle(1 << 40)) == INSTALLED
+    assert target.dropped == []
 
 
 async def test_a_group_that_goes_takes_its_unfinished_snapshot_along() -> None:

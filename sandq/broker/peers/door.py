@@ -1,0 +1,95 @@
+"""Places at the peer port for connections that are not introduced yet.
+
+Who takes a place and says nothing must not keep a node of the cluster out. So places are few for any one source, some
+are kept for the sources of known peers, and where there is none left the oldest connection goes: an introduction takes
+milliseconds, and whoever holds a place for longer has none to make.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+PLACES: Final = 32
+"""For those that come from anywhere ..."""
+KNOWN_PLACES: Final = 32
+"""... and beside these for those that come from where a known peer is."""
+SOURCE_PLACES: Final = 8
+"""For those of one source that is no known peer's."""
+IPV6_SOURCE_BITS: Final = 64
+"""Whoever has an IPv6 address has a whole network of these."""
+
+
+def source_of(host: str) -> str:
+    """What an address counts as: an IPv4 address, or an IPv6 network; other text stays as it is."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, IPV6_SOURCE_BITS), strict=False))
+
+
+class Place:
+    """One connection's."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.is_lost = False
+        """A later connection has taken it."""
+        self._scope = trio.CancelScope()
+
+    def lose(self) -> None:
+        """Cancel whatever the connection waits for."""
+        self.is_lost = True
+        self._scope.cancel()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What runs in it ends, quietly, when the place is lost."""
+        with self._scope:
+            yield
+
+
+class Door:
+    """`known()`: the sources where known peers are."""
+
+    def __init__(self, known: Callable[[], Collection[str]]) -> None:
+        self._known = known
+        self._strangers: list[Place] = []
+        self._peers: list[Place] = []
+        """The oldest first."""
+
+    @contextmanager
+    def place(self, host: str) -> Iterator[Place]:
+        """Have a place for a connection from this address: there always is one, which may be lost to a later one."""
+        source = source_of(host)
+        place = Place(source)
+        taken = self._peers if source in self._known() else self._strangers
+        self._make_room(taken, source)
+        taken.append(place)
+        try:
+            with place.held():
+                yield place
+        finally:
+            if place in taken:
+                taken.remove(place)
+
+    def _make_room(self, taken: list[Place], source: str) -> None:
+        same = [place for place in taken if place.source == source]
+        if taken is self._strangers and len(same) >= SOURCE_PLACES:
+            self._lose(taken, same[0])
+        elif len(taken) >= (KNOWN_PLACES if taken is self._peers else PLACES):
+            self._lose(taken, taken[0])
+
+    @staticmethod
+    def _lose(taken: list[Place], place: Place) -> None:
+        taken.remove(place)
+        place.lose()

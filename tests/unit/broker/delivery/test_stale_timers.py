@@ -1,0 +1,49 @@
+"""Timers that nothing waits for any more hold nothing: of a group whose next message is another one now, and of a LEASE
+that was answered long before its wait was over.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from sandq.broker.delivery.lease_once import LeaseOnce
+from sandq.protocol.requests import Lease
+from tests.support.waiting import PATIENCE_S
+from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, MOVED, Bed
+
+HOUR_MS = 3_600_000
+
+
+def test_a_group_has_one_timer_whatever_becomes_the_next_message() -> None:
+    bed = Bed()
+    bed.delivery.attach(bed.subscription("s"))
+    before = bed.timers.live()
+    for number in range(50):
+        bed.produce(HOUR_MS - 1000 * number)
+    assert bed.timers.live() - before <= 2
+    bed.delivery.end_subscriptions(MOVED)
+    assert bed.timers.live() <= before
+
+
+async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
+    bed = Bed()
+    before = bed.timers.live()
+    for number in range(20):
+        bed.produce(0)
+        bed.produce(HOUR_MS * (number + 1))
+        request = Lease("t", "g", "c", 1, 30_000, LEASE_MS, "earliest", False)
+        once = LeaseOnce(request, [bed.delivery], LEASE_MS, bed.clock, bed.timers, 0, lambda: False)  # type: ignore[arg-type]
+        taken = []
+
+        async def run(once: LeaseOnce = once, taken: list[object] = taken) -> None:
+            taken += await once.run()
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                while not taken:
+                    await trio.lowlevel.checkpoint()
+                    bed.drive()
+        assert len(taken) == 1
+    # One of the lease that ends next, one of upkeep.
+    assert bed.timers.live() - before <= 2

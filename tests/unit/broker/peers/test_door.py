@@ -1,0 +1,108 @@
+"""Who has a place at the peer port before it is introduced, and who loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.peers.door import KNOWN_PLACES, PLACES, SOURCE_PLACES, Door, Place, source_of
+
+KNOWN = "10.0.0.1"
+
+
+class Visitors:
+    """Connections that never say anything, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.door = Door(lambda: {KNOWN})
+        self._held = ExitStack()
+        self.places: list[Place] = []
+
+    def come(self, *hosts: str) -> None:
+        for host in hosts:
+            self.places.append(self._held.enter_context(self.door.place(host)))
+
+    def lost(self) -> list[int]:
+        return [at for at, place in enumerate(self.places) if place.is_lost]
+
+
+@contextmanager
+def visitors() -> Iterator[Visitors]:
+    found = Visitors()
+    with found._held:
+        yield found
+
+
+def strangers(number: int) -> list[str]:
+    return [f"192.0.2.{at}" for at in range(number)]
+
+
+async def test_the_oldest_stranger_goes_when_there_is_no_place_left() -> None:
+    with visitors() as here:
+        here.come(*strangers(PLACES))
+        assert here.lost() == []
+        here.come("198.51.100.1", "198.51.100.2")
+        assert here.lost() == [0, 1]
+
+
+async def test_one_source_has_few_places_and_takes_none_of_others() -> None:
+    with visitors() as here:
+        here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_PLACES + 3))
+        assert here.lost() == [1, 2, 3]
+        here.come("192.0.2.200")
+        assert here.lost() == [1, 2, 3]
+
+
+async def test_places_are_kept_for_where_known_peers_are() -> None:
+    with visitors() as here:
+        here.come(KNOWN)
+        here.come(*strangers(3 * PLACES))
+        assert 0 not in here.lost()
+        here.come(*[KNOWN] * (KNOWN_PLACES - 1))
+        assert 0 not in here.lost()
+        here.come(KNOWN)
+        assert 0 in here.lost(), "the oldest of them goes, too"
+
+
+async def test_who_is_through_leaves_its_place() -> None:
+    door = Door(set)
+    for _ in range(3 * PLACES):
+        with door.place("192.0.2.1") as place:
+            pass
+        assert not place.is_lost
+
+
+async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
+    door = Door(set)
+    ended: list[int] = []
+
+    async def wait(number: int) -> None:
+        with door.place("192.0.2.1"):
+            await trio.sleep_forever()
+        ended.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(SOURCE_PLACES + 2):
+            nursery.start_soon(wait, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert ended == [0, 1]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("host", "source"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("no address", "no address"),
+    ],
+)
+def test_what_counts_as_one_source(host: str, source: str) -> None:
+    assert source_of(host) == source

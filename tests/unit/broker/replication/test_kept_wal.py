@@ -1,0 +1,95 @@
+"""How much of the WAL the log of one group may keep for a member that is behind, while other groups write."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from sandq.broker.replication import node_log as node_log_module
+from sandq.broker.replication.log_pin import PIN_BYTES_MOST, LogPin
+from sandq.broker.replication.node_log import NodeLog
+from sandq.metadata.records import Partition, Topic
+from sandq.model.batch import Column, encode
+from sandq.model.limits import Limits
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.raft import Members
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+from tests.support.simulation.stepped import Stepped, VirtualClock
+
+BEHIND, BUSY = 7, 8
+"""Groups."""
+SEGMENT_BYTES = 64 << 10
+SEGMENTS_MOST = 4
+"""That one log may keep."""
+
+
+class Bed(Stepped):
+    """Two partitions of this node, which is their only member."""
+
+    def __init__(self) -> None:
+        clock = VirtualClock()
+        super().__init__(random.Random(0), clock)
+        self.files = MemoryFiles()
+        self.node_log = NodeLog(
+            self.files,
+            MemoryStores(),
+            node_id="n1",
+            now_ms=clock.now_ms,
+            publish=self.published.append,
+            limits=Limits(),
+            segment_bytes=SEGMENT_BYTES,
+        )
+        settings = parse_settings({}).record()
+        groups = tuple(Partition(group, ("n1#1",), ("n1#1",)) for group in (BEHIND, BUSY))
+        topic = Topic("t", 1, "timer", 1, 1, settings, 0, groups, settings)
+        self.node_log.install([(group, "n1#1", Members(("n1#1",))) for group in (BEHIND, BUSY)])
+        self.hosts = {group: self.node_log.open_partition(topic, at) for at, group in enumerate((BEHIND, BUSY))}
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(50):
+            self.drive()
+
+    def write(self, group: int) -> None:
+        """16 KiB."""
+        results: list[object] = []
+        batch = encode({Column.VALUE: [bytes(16 << 10)]})
+        self.hosts[group].submit(c.Append(batch), results.append, messages=1)
+        self.settle()
+        assert len(results) == 1
+
+    def run_checkpoint(self) -> None:
+        self.step_checkpoint()
+        while self.checkpoint is not None:
+            self.drive()
+            self.step_checkpoint()
+
+    def segments(self) -> int:
+        return sum(name.endswith(".wal") for name in self.files.list("wal"))
+
+
+def test_a_long_tail_is_kept_for_a_member_until_it_keeps_too_much_of_the_wal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_log_module, "LAG_WAL_BYTES", SEGMENTS_MOST * SEGMENT_BYTES)
+    monkeypatch.setattr(node_log_module, "COPY_BYTES", 8 << 10)
+    monkeypatch.setattr(node_log_module, "KEPT_BYTES", 0)
+    bed = Bed()
+    host = bed.hosts[BEHIND]
+    lost: list[bool] = []
+    host.pins["n2#1"] = LogPin(host.status.applied_index, PIN_BYTES_MOST, lambda: lost.append(True))
+    for _ in range(4):
+        bed.write(BEHIND)
+    found = []
+    for _ in range(10):
+        for _ in range(4):
+            bed.write(BUSY)
+        bed.run_checkpoint()
+        found.append((bool(lost), bed.segments()))
+    assert not found[0][0], "it is kept at first"
+    assert found[-1][0]
+    assert all(one <= other for (one, _), (other, _) in pairwise(found))
+    assert max(segments for _, segments in found) <= SEGMENTS_MOST + 4, found
+    assert found[-1][1] <= 3, found

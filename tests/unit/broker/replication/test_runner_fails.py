@@ -1,0 +1,106 @@
+"""What waits for a node's log when it cannot be written any more gets an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.runner import Runner
+from sandq.broker.signals import Signal
+from sandq.metadata.commands import RegisterNode
+from sandq.model.errors import StorageFailed
+from sandq.model.limits import Limits
+from sandq.raft import Members
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+from tests.support.waiting import PATIENCE_S, until_holds
+
+
+class Bed:
+    """A node that is the only voter of its metadata, and whose disk fails when it is told to."""
+
+    def __init__(self) -> None:
+        wakeup = Signal()
+        self.plan = Plan()
+        self._token = trio.lowlevel.current_trio_token()
+        self.node_log: NodeLog = NodeLog(
+            FaultyFiles(MemoryFiles(), self.plan),
+            MemoryStores(),
+            node_id="n1",
+            now_ms=lambda: 1_800_000_000_000,
+            publish=lambda news: self._token.run_sync_soon(self.node_log.published, news),
+            limits=Limits(),
+            hooks=Hooks(wake=wakeup.set),
+        )
+        self.runner = Runner(
+            self.node_log, wakeup, lambda node, messages: None, checkpoint_bytes=1 << 30, checkpoint_interval_s=1e9
+        )
+        self.metadata: RaftGroup = self.node_log.open_metadata()
+
+    async def fail(self) -> None:
+        self.plan.fail_sync_at = 1
+        self.metadata.submit(RegisterNode("n1", "store", {}, highest_level=1), lambda result: None)
+        await until_holds(lambda: self.node_log.failed is not None)
+
+
+@asynccontextmanager
+async def bed() -> AsyncIterator[Bed]:
+    found = Bed()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(found.runner.run)
+        await until_holds(lambda: found.metadata.ready)
+        with trio.fail_after(PATIENCE_S):
+            yield found
+        nursery.cancel_scope.cancel()
+    await found.runner.close()
+
+
+async def test_members_are_not_changed_by_an_only_voter_that_cannot_write() -> None:
+    """It leads on, to answer what it knows; a change waited for a pass that never came."""
+    async with bed() as node:
+        await node.fail()
+        assert node.metadata.ready
+        with pytest.raises(StorageFailed):
+            await node.metadata.change_members(Members(("n1#1",), ("n2#1",)))
+
+
+async def test_there_is_nothing_between_passes_when_there_are_none() -> None:
+    async with bed() as node:
+        assert await node.runner.between_passes(lambda: 17) == 17
+        await node.fail()
+        with pytest.raises(StorageFailed):
+            await node.runner.between_passes(lambda: 17)
+
+
+async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
+    syncing, free = trio.Event(), trio.Event()
+    async with bed() as node:
+        token = trio.lowlevel.current_trio_token()
+
+        def on_sync(name: str) -> None:
+            token.run_sync_soon(syncing.set)
+            trio.from_thread.run(free.wait, trio_token=token)
+
+        node.plan.on_sync = on_sync
+        node.plan.fail_sync_at = 1
+        node.metadata.submit(RegisterNode("n1", "store", {}, highest_level=1), lambda result: None)
+        await syncing.wait()
+        failures: list[StorageFailed] = []
+
+        async def wait() -> None:
+            with pytest.raises(StorageFailed) as caught:
+                await node.runner.between_passes(lambda: None)
+            failures.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            free.set()
+        assert failures == [node.node_log.failed]
