@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -197,8 +196,10 @@ class Catalog:
         """Give a partition that is led here the topic's settings where it has others."""
         host, settings = delivery.host, self.topics[name].record.settings
         if host.ready and host.status.settings != settings:
-            with suppress(SandqError):
+            try:
                 host.submit(c.Configure(settings), partial(self._configured, name, delivery))
+            except SandqError as error:
+                self._configured(name, delivery, error)
 
     def _configured(self, name: str, delivery: PartitionLeader, result: object) -> None:
         if isinstance(result, SandqError) and name in self.topics and not delivery.closed:

@@ -173,8 +173,12 @@ class Group:
             or core._SyncObj__commandsQueue._FastQueue__queue
             or core._SyncObj__raftCommitIndex > core._SyncObj__raftLastApplied
             or self._election.called
-            or (self.is_leader and self.reads.pending)
+            or (self.is_leader and self._can_read)
         )
+
+    @property
+    def _can_read(self) -> bool:
+        return self.reads.has_work(self.commit_index >= self.term_start, self.member, self._members.voters)
 
     def match_index(self, member: str) -> int:
         """Up to where a member is known to have the leader's log, durably."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 MARK_S = 0.05
@@ -41,6 +41,16 @@ class ReadIndex:
     def pending(self) -> bool:
         return bool(self._gathered or self._rounds)
 
+    def has_work(self, may_begin: bool, member: str, voters: Sequence[str]) -> bool:
+        """Whether a tick can do something for the reads that wait: begin a round, or answer one. While neither is so
+        there is nothing to do but wait: answers bring ticks of their own."""
+        return bool(self._gathered and may_begin) or bool(self._rounds and self._is_confirmed(member, voters))
+
+    def _is_confirmed(self, member: str, voters: Sequence[str]) -> bool:
+        """Whether a majority has confirmed the first round."""
+        after = self._rounds[0].after
+        return 2 * sum([1 for v in voters if v == member or self._heard.get(v, 0) > after]) > len(voters)
+
     def ask(self, done: ReadDone) -> None:
         self._gathered.append(done)
 
@@ -65,15 +75,10 @@ class ReadIndex:
         seq = self._heard.get(member, 0)
         return next((at_s for sent, at_s in reversed(self._marks) if sent < seq), -math.inf)
 
-    def finish(self, member: str, voters: Iterable[str]) -> None:
+    def finish(self, member: str, voters: Sequence[str]) -> None:
         """Answer the rounds that a majority has confirmed."""
-        voters = list(voters)
-        while self._rounds:
-            first = self._rounds[0]
-            confirmed = sum([1 for v in voters if v == member or self._heard.get(v, 0) > first.after])
-            if 2 * confirmed <= len(voters):
-                return
-            self._rounds.pop(0)
+        while self._rounds and self._is_confirmed(member, voters):
+            first = self._rounds.pop(0)
             for done in first.waiting:
                 done(first.commit)
 

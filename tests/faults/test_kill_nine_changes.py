@@ -38,8 +38,11 @@ class Fate:
     earliest_ms: int = 0
     """When it may come at the earliest: of the times that it has, or may have been given."""
     cancelled: bool = False
+    cancelled_at_ms: float = 0.0
     moved_ms: int | None = None
     """Its time by the move that was acknowledged."""
+    moved_at_ms: float = 0.0
+    """When that was. Before, it may have come, and have been given back by a consumer that was cut off."""
     sure: bool = True
     """False: producing or cancelling it failed, and may have been done."""
 
@@ -83,10 +86,11 @@ class Record:
         """What came before the answer did counts as well."""
         for fate in self.fates.values():
             came_ms = self.delivered_ms.get(fate.id, [])
-            if fate.cancelled and came_ms:
-                self.faults.append(f"{fate.value!r} was cancelled, and came {len(came_ms)} times")
-            if fate.moved_ms is not None and came_ms and came_ms[0] < fate.moved_ms - EARLY_MS:
-                self.faults.append(f"{fate.value!r} came {fate.moved_ms - came_ms[0]:.1f} ms before its new time")
+            if fate.cancelled and came_ms and came_ms[-1] > fate.cancelled_at_ms:
+                self.faults.append(f"{fate.value!r} was cancelled, and came after it")
+            for at_ms in came_ms:
+                if fate.moved_ms is not None and fate.moved_at_ms < at_ms < fate.moved_ms - EARLY_MS:
+                    self.faults.append(f"{fate.value!r} came {fate.moved_ms - at_ms:.1f} ms before its new time")
 
 
 async def produce(client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event) -> None:
@@ -149,7 +153,7 @@ async def cancel(client: sandq.Client, record: Record, fate: Fate, after_s: floa
         fate.sure = False
         record.unsure += 1
     else:
-        fate.cancelled = True
+        fate.cancelled, fate.cancelled_at_ms = True, time.time() * 1000
         record.cancelled += 1
 
 
@@ -165,6 +169,7 @@ async def move(client: sandq.Client, record: Record, fate: Fate, after_s: float,
         record.unsure += 1
     else:
         fate.moved_ms = fate.earliest_ms = to_ms
+        fate.moved_at_ms = time.time() * 1000
         record.moved += 1
 
 

@@ -116,7 +116,12 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "seed"),
-    [(values_end_by_the_readers_clock, 130), (reads_ask_nobody, 0), (leads_at_once, 6), (conditions_are_for_nothing, 0)],
+    [
+        (values_end_by_the_readers_clock, 130),
+        (reads_ask_nobody, 0),
+        (leads_at_once, 6),
+        (conditions_are_for_nothing, 0),
+    ],
 )
 def test_what_no_order_explains_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

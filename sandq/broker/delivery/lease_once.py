@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -26,8 +27,15 @@ Taken = tuple[PartitionLeader, Delivery]
 def release(deliveries: Iterable[PartitionLeader], request: Lease) -> None:
     """Nobody is there any more to get what was leased, or is being leased."""
     for delivery in deliveries:
-        with suppress(SandqError):  # it runs out then
-            delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
+        give_back = partial(_release, delivery, request)
+        give_back()
+        if delivery.host.stalled is not None:
+            delivery.host.after_stall(give_back)  # what is on its way to the log may be applied all the same
+
+
+def _release(delivery: PartitionLeader, request: Lease) -> None:
+    with suppress(SandqError):  # it runs out then
+        delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class _Bell:

@@ -32,14 +32,15 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.health")
 
 TELL_S: Final = 0.5
 """A sick node says so this often."""
-AGAIN_S: Final = 3.0
-"""Before groups are tried again that nobody took over."""
+AGAIN_S: Final = 15.0
+"""Before groups are tried again that nobody took over: while they are tried they take nothing."""
 MAINTENANCE_FACTOR: Final = 12
 """Maintenance may stand still so many times as long as the rest: one step of it may write 1 GiB."""
 SPACE_S: Final = 1.0
@@ -214,16 +215,26 @@ class NodeHealth:
         """Let nodes that are well lead what this one leads."""
         try:
             nodes = {node for node in self._links.up if self.may_lead(node)}
-            leaving = [host.number for host in self._hosts() if can_leave(host, nodes)]
+            leaving = [host for host in self._hosts() if self._can_take_over(host, nodes)]
             # A log that stands still sends nothing: the others elect a leader by themselves.
             log_works = self._stalls.ages_s["log"] < LOOK_S and self._runner.log_full is None
             if leaving and self._node_log.failed is None and log_works:
                 log.warning("nodes that are well are to lead", groups=len(leaving), nodes=sorted(nodes))
-                if kept := await hand_over(self._hosts, nodes):
-                    log.warning("nobody took over; it is tried again", groups=kept)
-            await trio.sleep(AGAIN_S)
+                if kept := await hand_over(lambda: leaving, nodes):
+                    log.warning("nobody took over; it is tried again", groups=kept, again_in_s=AGAIN_S)
+                    await trio.sleep(AGAIN_S)
+            await trio.sleep(LOOK_S)
         finally:
             self._handing_over = False
+
+    @staticmethod
+    def _can_take_over(host: RaftGroup, nodes: Collection[str]) -> bool:
+        """Whether one of the nodes could lead the group at once. What is being handed over already is left alone: who
+        began that ends it."""
+        group = host.group
+        if host.is_leaving or not can_leave(host, nodes):
+            return False
+        return any(node_of(m) in nodes and m != group.member and group.has_caught_up(m) for m in group.members.voters)
 
     def _hosts(self) -> Iterable[RaftGroup]:
         return self._node_log.hosts.values()

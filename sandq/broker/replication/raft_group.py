@@ -23,6 +23,9 @@ Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
 
 
+AFTER_STALL_MOST = 10_000
+
+
 class Stalled(Unavailable):
     """The log or the state of this node stands still, for now; nothing was done."""
 
@@ -104,6 +107,7 @@ class RaftGroup:
         """Nothing is applied any more."""
         self.stalled: str | None = None
         """Why nothing goes on here, for now."""
+        self._after_stall: list[Callable[[], None]] = []
         self._encode = encode
         self._group_commit = group_commit
         self._backlog = backlog
@@ -141,14 +145,13 @@ class RaftGroup:
         """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
         for what nobody else can: others will lead the groups that they are members of."""
         group = self.group
-        works = self.failed is None and self.stalled is None
-        leads = group.is_leader and (works or group.is_only_voter)
+        leads = group.is_leader and self.stalled is None and (self.failed is None or group.is_only_voter)
         return leads and bool(self.status.applied_index >= group.term_start)
 
     @property
     def works(self) -> bool:
         """It is ready, and can write."""
-        return self.failed is None and self.stalled is None and self.ready
+        return self.failed is None and self.ready
 
     @property
     def members(self) -> Members:
@@ -429,6 +432,19 @@ class RaftGroup:
         """It goes on."""
         self.stalled = None
         self.look()
+        waiting, self._after_stall = self._after_stall, []
+        for call in waiting:
+            call()
+
+    def after_stall(self, call: Callable[[], None]) -> None:
+        """Call this once it goes on, at most `AFTER_STALL_MOST` of them; it must not raise."""
+        if len(self._after_stall) < AFTER_STALL_MOST:
+            self._after_stall.append(call)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes nothing, because another member is to lead."""
+        return self._leaving
 
     def abandon(self, error: StorageFailed) -> None:
         """After `fail`: nothing is applied any more either, so that what is committed cannot be answered."""

@@ -57,6 +57,7 @@ class Worker(Generic[T]):
                 self._handle(items)
                 self._turns += 1
         except BaseException as crash:  # whatever ends this thread must end the node
+            self._turns = 0  # it stands still no more than it goes on
             self._on_crash(crash)
 
     def _gather(self, items: list[T]) -> bool:

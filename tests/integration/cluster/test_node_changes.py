@@ -114,7 +114,7 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: py
     """Its chunks go one by one, each when it was looked how far it is."""
     goes = trio.Semaphore(0)
 
-    async def one_by_one(self: Throttle, size: int) -> None:
+    async def one_by_one(self: Throttle, size: int, times: int) -> None:
         await goes.acquire()
 
     monkeypatch.setattr(Throttle, "take", one_by_one)

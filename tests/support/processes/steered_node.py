@@ -59,9 +59,10 @@ def _tell_of_elections() -> None:
     def tell(election: Election, what: str) -> None:
         print(f"{what} group {election._transport._number}", file=sys.stderr, flush=True)
 
-    def asks(self: Election, *args: Any) -> None:
-        ask(self, *args)
+    def asks(self: Election, *args: Any) -> bool:
+        is_alone = ask(self, *args)
         tell(self, "asks to lead")
+        return is_alone
 
     def stands(self: Election, **named: Any) -> None:
         tell(self, "stands for")

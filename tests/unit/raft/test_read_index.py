@@ -100,3 +100,20 @@ def test_the_only_voter_needs_nobody() -> None:
         answers = ask(table)
         table.tick("a")
         assert answers == [table.groups["a"].commit_index]
+
+
+def test_a_read_that_waits_for_answers_wants_no_ticks(table: Table) -> None:
+    """A node whose peers stood still went round in its passes as fast as it could until they answered."""
+    leader = table.elect("a")
+    table.heartbeat("a")
+    table.settle()
+    answers: list[int | None] = []
+    leader.read_index(answers.append)
+    assert leader.has_more, "a round is to begin"
+    leader.tick()
+    assert not leader.has_more and not answers, "they are to answer"
+    table.deliver(only_to=("b", "c"))
+    table.deliver(only_to=("a",))
+    assert leader.has_more
+    leader.tick()
+    assert answers == [leader.commit_index] and not leader.has_more

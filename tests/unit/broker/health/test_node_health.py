@@ -25,7 +25,14 @@ class Host:
     def __init__(self, bed: Bed) -> None:
         self._bed = bed
         member, voters = "a#1", ("a#1", "b#1", "c#1")
-        self.group = SimpleNamespace(is_leader=True, member=member, members=SimpleNamespace(voters=voters))
+        self.is_leaving = False
+        self.behind: set[str] = set()
+        self.group = SimpleNamespace(
+            is_leader=True,
+            member=member,
+            members=SimpleNamespace(voters=voters),
+            has_caught_up=lambda member: member not in self.behind,
+        )
 
     def hand_over(self, nodes: set[str]) -> None:
         self._bed.handed_to.append(sorted(nodes))
@@ -129,6 +136,22 @@ async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clo
     assert bed.handed_to[0] == ["c"] and bed.gave_up
     assert bed.health.sick().keys() == {"a", "b"}
     assert not bed.health.may_lead("a") and not bed.health.may_lead("b") and bed.health.may_lead("c")
+
+
+async def test_a_group_is_left_alone_that_nobody_can_take_over_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    """While it is tried it takes nothing: others that are behind are no reason to."""
+    bed = Bed()
+    bed.progress["state"] = 1
+    bed.node_log.hosts[1].behind = {"b#1", "c#1"}
+    await bed.passes(20)
+    assert bed.health.stalled and bed.handed_to == []
+    bed.node_log.hosts[1].behind = {"b#1"}
+    bed.node_log.hosts[1].is_leaving = True
+    await bed.passes(20)
+    assert bed.handed_to == [], "somebody else hands it over, and ends that"
+    bed.node_log.hosts[1].is_leaving = False
+    await bed.passes(1)
+    assert bed.handed_to == [["b", "c"]]
 
 
 async def test_nobody_resigns_where_nobody_is_well(autojump_clock: trio.testing.MockClock) -> None:
