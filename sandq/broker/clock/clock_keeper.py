@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
+from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
 from sandq.broker.controller.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
@@ -38,10 +38,6 @@ _REASONS: Final = {
     OFF: (
         "this node's clock is not where most others' are",
         "set its wall clock right; if the others are wrong, set theirs",
-    ),
-    UNCOMPARED: (
-        "other nodes are linked, and what they tell of their clocks takes too long to say anything about this node's",
-        "see why answers of other nodes take so long: the network, or nodes that stand still",
     ),
     WALL: (
         "the wall clock is not where it was: this node goes on at its own pace and does not follow it",
@@ -83,7 +79,6 @@ class ClockKeeper:
     def up(self, node: str) -> None:
         """There is a link with a node of this cluster."""
         self._asked[node] = {}
-        self._clock.peers.linked(node, self._clock.monotonic_s())
         self._ask(node)
 
     def down(self, node: str) -> None:

@@ -20,7 +20,6 @@ from sandq.broker.clock.peer_clocks import PeerClocks, Standing
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 OFF: Final = "off"
-UNCOMPARED: Final = "uncompared"
 WALL: Final = "wall"
 DISPUTED: Final = "disputed"
 """Reasons of an alarm, the worst first."""
@@ -92,14 +91,11 @@ class GuardedClock:
 
     @property
     def reason(self) -> str | None:
-        """Why there is an alarm: `OFF`, the peers' clocks are elsewhere; `UNCOMPARED`, there are peers, and nothing is
-        certain of where their clocks are; `WALL`, the wall clock is further away than
+        """Why there is an alarm: `OFF`, the peers' clocks are elsewhere; `WALL`, the wall clock is further away than
         allowed and is not followed; `DISPUTED`, as many peers' clocks are elsewhere as are here. None: there is none.
         """
         if self.peers.off:
             return OFF
-        if self.peers.uncompared:
-            return UNCOMPARED
         if self._stepped:
             return WALL
         return DISPUTED if self.peers.disputed else None
@@ -110,7 +106,7 @@ class GuardedClock:
 
     @property
     def standing(self) -> Standing:
-        if self.peers.off or self.peers.uncompared:
+        if self.peers.off:
             return Standing.OFF
         return Standing.DOUBTED if self.alarm else Standing.GOOD
 
@@ -178,7 +174,7 @@ class GuardedClock:
             self.alarm,
             self.reason,
             round(median_s * 1000) if median_s is not None else None,
-            {node: round(at.middle_s * 1000) for node, at in sorted(self.peers.offsets(self._offset, now_s).items())},
+            {node: round(ahead_s * 1000) for node, ahead_s in sorted(self.peers.offsets(self._offset, now_s).items())},
         )
 
     def accept(self) -> ClockStatus:

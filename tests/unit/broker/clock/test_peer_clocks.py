@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
-from sandq.broker.clock.peer_clocks import COMPARED_WITHIN_S, FRESH_S, RATE, PeerClocks, Standing, _medians
+from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
+from sandq.broker.clock.peer_clocks import ERROR_OF_DRIFT, FRESH_S, PeerClocks, Standing, _medians
 
 HOUR_S = 3600.0
 MAX_DRIFT_S = 0.5
@@ -95,78 +95,13 @@ def test_the_shortest_round_trip_counts() -> None:
     assert world.nodes["a"].clock.status().peers == {"b": pytest.approx(100, abs=2)}
 
 
-def test_a_long_round_trip_says_as_much_as_is_certain_in_spite_of_it() -> None:
-    """Round trips of more than 250 ms were not looked at: a clock that was off by an hour stayed good."""
-    for there_s, back_s in ((0.3, 0.0), (0.0, 5.0), (1.0, 1.0)):
-        world = World(a=0.0, b=HOUR_S)
-        world.ask("a", "b", there_s, back_s)
-        assert world.reasons() == {"a": OFF}
-    for apart_s, reasons in ((1.6, {"a": OFF}), (1.4, {})):
-        world = World(a=0.0, b=apart_s)
-        world.ask("a", "b", 1.0, 1.0)
-        assert world.reasons() == reasons, "beyond max_drift wherever it is within a second, or perhaps not"
-        assert world.nodes["a"].clock.told_standing is OFF_
-
-
-def test_where_the_intervals_of_several_answers_overlap_counts() -> None:
-    """Each is known to a second; the one was long on its way there, the other on its way back."""
-    world = World(a=0.0, b=0.2)
-    world.ask("a", "b", 2.0, 0.0)
-    world.ask("a", "b", 0.0, 2.0)
-    assert world.nodes["a"].clock.status().peers == {"b": pytest.approx(200, abs=5)}
-    assert world.nodes["a"].clock.told_standing is GOOD
-
-
-@pytest.mark.parametrize("round_trip_s", [0.26, 0.6, 2.0])
-def test_one_that_is_off_is_found_and_gives_way_however_long_round_trips_take(round_trip_s: float) -> None:
-    world = World(a=HOUR_S, b=0.0, c=0.0)
-    world.rounds(there_s=round_trip_s / 2, back_s=round_trip_s / 2)
-    assert world.reasons()["a"] == OFF
-    assert world.better("a") == ({"b", "c"} if round_trip_s < 1 else set()), "nobody knows who else is right"
-    assert world.off_by_s("b") == pytest.approx(0, abs=0.01)
-
-
-def test_a_clock_of_which_nothing_is_certain_is_uncompared_after_a_while() -> None:
-    world = World(a=0.0, b=0.0)
-    clock = world.nodes["a"].clock
-    clock.peers.linked("b", clock.monotonic_s())
-    for _ in range(int(COMPARED_WITHIN_S) // 2):
-        world.ask("a", "b", 1.0, 1.0)
-        assert (clock.reason, clock.standing, clock.told_standing) == (None, GOOD, OFF_), "it leads meanwhile"
-    world.ask("a", "b", 1.0, 1.0)
-    assert (clock.reason, clock.standing, clock.told_standing) == (UNCOMPARED, OFF_, OFF_)
-    world.ask("a", "b")
-    assert (clock.reason, clock.standing, clock.told_standing) == (None, GOOD, GOOD)
-
-
-def test_a_clock_whose_peers_tell_nothing_is_uncompared_until_they_go() -> None:
-    world = World(a=0.0, b=0.0)
-    clock = world.nodes["a"].clock
-    world.now_s += 1000
-    clock.compare()
-    assert clock.reason is None, "there is nobody to compare with"
-    clock.peers.linked("b", clock.monotonic_s())
-    world.now_s += COMPARED_WITHIN_S
-    clock.compare()
-    assert clock.reason is None
-    world.now_s += 1
-    clock.compare()
-    assert (clock.reason, clock.standing) == (UNCOMPARED, OFF_)
-    clock.peers.forget("b")
-    clock.compare()
-    assert (clock.reason, clock.standing) == (None, GOOD)
-
-
-def test_what_was_agreed_on_counts_until_clocks_may_have_gone_apart() -> None:
-    world = World(a=0.0, b=0.0)
-    clock = world.nodes["a"].clock
-    world.ask("a", "b")
-    world.now_s += MAX_DRIFT_S / RATE - 1
-    clock.compare()
-    assert clock.told_standing is GOOD
-    world.now_s += 2
-    clock.compare()
-    assert (clock.reason, clock.told_standing) == (UNCOMPARED, OFF_)
+def test_a_long_round_trip_says_nothing_of_the_clock() -> None:
+    world = World(a=0.0, b=HOUR_S)
+    longest_s = 2 * ERROR_OF_DRIFT * MAX_DRIFT_S
+    world.ask("a", "b", longest_s + 0.001, 0.0)
+    assert world.nodes["a"].clock.status().peers == {} and world.reasons() == {}
+    world.ask("a", "b", longest_s - 0.001, 0.0)
+    assert world.reasons() == {"a": OFF}
 
 
 def test_what_is_old_counts_no_more() -> None:
