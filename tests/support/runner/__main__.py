@@ -35,12 +35,14 @@ BUDGETS_S = {
     "spark": 240,
 }
 """CPU seconds on a machine on which `loop_s` is LOOP_S."""
+DEAREST = 25
+"""So many tests are named with what they cost."""
 LOOP_S = 0.2
 OVER = 1.5
 SLOWED = 1.25
 YIELD = ("nice", "-n", "10")
 """Before what runs beside Spark, which takes the run for failed when a Python process is not there in ten seconds."""
-SPREAD = ("-n", "4", "--dist", "worksteal", "--durations=25")
+SPREAD = ("-n", "4", "--dist", "worksteal")
 
 
 def loop_s() -> float:
@@ -87,8 +89,8 @@ def run(build: Path, arguments: list[str], is_part: bool) -> bool:
 
 
 def tell(build: Path) -> list[str]:
-    """Print what each suite cost; return those that are over their budget by half."""
-    over, total_s = [], 0.0
+    """Print what each suite and the dearest tests cost; return those that are over their budget by half."""
+    over, total_s, tests = [], 0.0, {}
     print("suite          tests    CPU s   budget   took s")
     for path in sorted(build.glob("*.json")):
         found = json.loads(path.read_text())
@@ -99,7 +101,11 @@ def tell(build: Path) -> list[str]:
                 over.append(suite)
         print(f"(loading)    {found['loading']:16.0f}")
         total_s += found["loading"]
+        tests |= found["tests"]
     print(f"all          {total_s:16.0f}")
+    print("the dearest tests, CPU s")
+    for test in sorted(tests, key=tests.__getitem__, reverse=True)[:DEAREST]:
+        print(f"{tests[test]:8.1f}  {test}")
     return over
 
 

@@ -1,8 +1,9 @@
 """A pytest plugin: the CPU time of each suite, with the processes that its tests started and that have ended.
 
 Wall time says little on a shared machine. `TEST_COSTS` names the file that gets, as JSON, for each suite its
-tests, CPU seconds and the seconds that its tests took; and `loading`, the CPU time outside of tests. What fails is
-written beside it as it fails, to a file with the ending `.failures`.
+tests, CPU seconds and the seconds that its tests took; `loading`, the CPU time outside of tests; and of each test
+that took any its CPU seconds, with what it had set up or taken down for others. What fails is written beside it as it
+fails, to a file with the ending `.failures`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Costs:
         self._is_worker = is_worker
         self._seen_s = _cpu_s()
         self._rows: dict[str, dict[str, float]] = {}
+        self._tests: dict[str, float] = {}
         self._total_s = 0.0
         self._failures = Path(os.environ[FILE]).with_suffix(".failures")
         if not is_worker:
@@ -56,6 +58,7 @@ class Costs:
         row["tests"] += report.when == "call"
         row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # a worker that ended in a test says nothing
         row["took_s"] += report.duration
+        self._tests[report.nodeid] = self._tests.get(report.nodeid, 0.0) + getattr(report, "cpu_s", 0.0)
         if report.failed:  # at once: a run may take long
             with self._failures.open("a") as file:
                 file.write(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
@@ -74,7 +77,9 @@ class Costs:
         # Without workers it is this process that ran them; with, they are its children, and were waited for or not.
         total_s = max(_cpu_s(), self._total_s)
         loading_s = total_s - sum(row["cpu_s"] for row in self._rows.values())
-        Path(os.environ[FILE]).write_text(json.dumps({"suites": self._rows, "loading": loading_s}))
+        tests = {test: round(cpu_s, 3) for test, cpu_s in self._tests.items() if cpu_s >= 0.0005}
+        found = {"suites": self._rows, "loading": loading_s, "tests": tests}
+        Path(os.environ[FILE]).write_text(json.dumps(found))
 
 
 class RandomOrder:
