@@ -33,6 +33,7 @@ from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.directory import PeerDirectory
@@ -87,6 +88,7 @@ class Serving:
     data_dir: Path
     broker: Broker
     metrics: Metrics
+    digests: ReplicaDigests
 
 
 @contextlib.asynccontextmanager
@@ -142,6 +144,7 @@ class _Parts:
     sick_peers: SickPeers
     health: NodeHealth
     scrubber: Scrubber
+    digests: ReplicaDigests
     broker: Broker
 
 
@@ -208,6 +211,7 @@ async def _running(
                 on_leads=clocks.leads,
                 on_sync=stats.fsync.observe,
                 on_applied=stats.applied,
+                on_digest=lambda view: digests.on_view(view),
             ),
         )
         if first_start:
@@ -226,7 +230,8 @@ async def _running(
             async with trio.open_nursery() as nursery:
                 timers = timers_of(clock)
                 sick_peers = SickPeers()
-                scrubber = Scrubber(files, data_dir / STORES_NAME, config.storage.scrub_rate)
+                scrub_rate = config.storage.scrub_rate
+                scrubber = Scrubber(files, data_dir / STORES_NAME, scrub_rate)
                 health = NodeHealth(
                     node_log,
                     runner,
@@ -245,6 +250,7 @@ async def _running(
                 rate = config.storage.snapshot_rate
                 snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
+                digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
                 reconciler = Reconciler(
                     catalog,
                     progress,
@@ -293,12 +299,14 @@ async def _running(
                     sick_peers,
                     health,
                     scrubber,
+                    digests,
                     broker,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
                 nursery.start_soon(health.run)
                 nursery.start_soon(scrubber.run)
+                nursery.start_soon(digests.run)
                 async with _serving(parts, gate) as serving:
                     yield serving
                 await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)
@@ -373,6 +381,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             cluster.waiting,
             parts.health,
             parts.scrubber,
+            parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
         )
@@ -382,7 +391,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
-        metrics = Metrics(broker, parts.health, parts.scrubber, clients, about, discovery.seen)
+        metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen)
         request_timeout_s = config.health.request_timeout_ms / 1000
         server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s)
         serving.start_soon(server.serve, listeners)
@@ -392,7 +401,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
-            yield Serving(host, port, web_address, parts.data_dir, broker, metrics)
+            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests)
             await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
@@ -456,7 +465,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         joining,
         directory.linked,
         directory.alive,
-        lambda group: routes.leader(group) is not None,
+        lambda group: routes.leader(group) is not None and not broker.administration.is_rebuilding(group),
         parts.health.may_lead,
         parts.health.sick,
         broker.clock.now_ms,
@@ -485,6 +494,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         clocks=parts.clocks,
         controller=controller,
         sick_peers=parts.sick_peers,
+        digests=parts.digests,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,

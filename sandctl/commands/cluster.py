@@ -1,5 +1,5 @@
-"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock; `drain`, `remove` and `transfer` stand in
-`sandctl.commands.cluster_moves`."""
+"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock; `drain`, `remove`, `transfer` and `rebuild`
+stand in `sandctl.commands.cluster_moves`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.commands.cluster_moves import drain, remove, transfer
+from sandctl.commands.cluster_moves import drain, rebuild, remove, transfer
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_option
@@ -175,6 +175,7 @@ def partitions(topic: str | None, limit: int | None) -> None:
 cluster.add_command(drain)
 cluster.add_command(remove)
 cluster.add_command(transfer)
+cluster.add_command(rebuild)
 
 
 @cluster.group(invoke_without_command=True)

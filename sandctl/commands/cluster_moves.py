@@ -126,6 +126,28 @@ def transfer(topic: str, partition: int, node: str) -> None:
     done(f"{node} leads partition {partition} of {topic}", {"topic": topic, "partition": partition, "leader": node})
 
 
+@click.command()
+@topic_argument()
+@click.argument("partition", type=int)
+@node_argument
+@common_options
+def rebuild(topic: str, partition: int, node: str) -> None:
+    """Let NODE drop its replica of PARTITION of TOPIC, and get it anew from the others.
+
+    \b
+      sandctl cluster rebuild orders 0 node2
+
+    It is for a replica that is not what the others are: a node says so in its log and in `cluster info` (different).
+    """
+
+    async def work(client: Client) -> None:
+        await client.admin.rebuild(topic, partition, node)
+
+    run(work)
+    told = {"topic": topic, "partition": partition, "node": node}
+    done(f"{node} gets partition {partition} of {topic} anew", told)
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ level  since    what it adds
 =====  =======  ===========================================================
 1      v0.2.0   everything that v0.2.0 has
 2      v0.3.0   RAISE_LEVEL, by which partitions come to newer rules (ADR 19)
+3      v0.3.0   TAKE_DIGEST and DIGEST, by which replicas are compared (ADR 21)
 =====  =======  ===========================================================
 """
 
@@ -33,5 +34,5 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=2)
+KNOWN: Final = Levels(lowest=1, highest=3)
 """What this version knows."""

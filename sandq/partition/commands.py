@@ -43,6 +43,7 @@ class CommandType(IntEnum):
     STOP_JOB = 19
     HOLD = 20
     RAISE_LEVEL = 21
+    TAKE_DIGEST = 22
 
 
 What = list[list[Any]] | None
@@ -273,6 +274,16 @@ class RaiseLevel(Command):
     type: ClassVar[int] = CommandType.RAISE_LEVEL
     feature_level: ClassVar[int] = 2
     level: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDigest(Command):
+    """Have every replica digest what it has stored as of this entry. Changes nothing."""
+
+    type: ClassVar[int] = CommandType.TAKE_DIGEST
+    feature_level: ClassVar[int] = 3
+    number: int
+    """By which who asked knows the answers; below 2^63."""
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

@@ -115,6 +115,8 @@ class TimerPartition:
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
+        self.digests_asked: list[int] = []
+        """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
         self.groups, reader, log_state = GroupTable(), MessageReader(), LogState()
@@ -355,6 +357,8 @@ class TimerPartition:
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.Hold():
                 return self._hold(command, view)
+            case c.TakeDigest():
+                self.digests_asked.append(command.number)
             case c.RaiseLevel():
                 self.shared.level = max(self.shared.level, command.level)
                 if self.shared.is_ordered:

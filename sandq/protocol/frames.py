@@ -92,6 +92,7 @@ class Type(IntEnum):
     CLUSTER_INIT = 50
     NODE_CHANGE = 51
     TRANSFER = 52
+    REBUILD = 53
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

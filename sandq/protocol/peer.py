@@ -37,3 +37,6 @@ class PeerFrame(IntEnum):
     SICK = 12
     """[why the sender is sick, whether it works]: its disk failed or stands still; or it works, and takes nothing new,
     as its disk is nearly full. nil, the former, below feature level 2. To all nodes, again and again while it is so."""
+    DIGEST = 13
+    """[group, number, index, digest | nil]: of what the sender has stored of a group as of the entry at this index,
+    which asks for it by this number; nil, it has too much to do. To the group's leader."""

@@ -1,7 +1,7 @@
 """Requests about topics, groups and the cluster.
 
 GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_DELETE,
-TOPIC_UPDATE, NODE_CHANGE and TRANSFER are for the node that leads the metadata group: another one names it.
+TOPIC_UPDATE, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata group: another one names it.
 """
 
 from __future__ import annotations
@@ -137,6 +137,15 @@ class NodeChange(Request, type=Type.NODE_CHANGE):
 
 class Transfer(Request, type=Type.TRANSFER):
     """Let a node that holds a partition lead it."""
+
+    topic: str
+    partition: Partition
+    node: str
+
+
+class Rebuild(Request, type=Type.REBUILD):
+    """Let a node drop its replica of a partition, and get it anew from the others. The answer comes when it is dropped
+    and on its way."""
 
     topic: str
     partition: Partition

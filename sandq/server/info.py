@@ -9,6 +9,7 @@ from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.gossip import tags
 from sandq.metadata.records import Partition
@@ -36,6 +37,7 @@ class ServerInfo:
     """Why this node does not take part in a cluster yet; None once it does."""
     health: NodeHealth
     scrubber: Scrubber
+    digests: ReplicaDigests
     belongs: Callable[[], str | None]
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
@@ -89,7 +91,14 @@ class ServerInfo:
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
+            "different": [] if waiting is not None else self._different(),
         }
+
+    def _different(self) -> list[dict[str, Any]]:
+        """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""
+        places = self.broker.metadata.places
+        found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
+        return [{"topic": topic, "partition": at, "nodes": list(nodes)} for (topic, at), nodes in found]
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,

@@ -178,6 +178,7 @@ class Admin(Wrapper[AsyncAdmin]):
     drain_node = blocking(AsyncAdmin.drain_node)
     remove_node = blocking(AsyncAdmin.remove_node)
     transfer = blocking(AsyncAdmin.transfer)
+    rebuild = blocking(AsyncAdmin.rebuild)
 
 
 class Messages(Wrapper[AsyncMessages]):

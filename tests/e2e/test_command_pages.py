@@ -30,6 +30,7 @@ REFUSED = {
     "sandctl cluster drain": "no node 'node2' is registered",
     "sandctl cluster remove": "no node 'node2' is registered",
     "sandctl cluster transfer": "node2 does not hold partition 0",
+    "sandctl cluster rebuild": "node2 does not hold partition 0",
 }
 """What a single node cannot do."""
 

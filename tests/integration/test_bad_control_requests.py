@@ -111,6 +111,8 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.NODE_CHANGE, "node1", "drain"), "add a node first"),
     ("CONFLICT", (Type.NODE_CHANGE, "node1", "remove"), "drain it first"),
     ("INVALID", (Type.TRANSFER, "t", 0, "node9"), "node9 does not hold"),
+    ("INVALID", (Type.REBUILD, "t", 0, "node9"), "node9 does not hold"),
+    ("INVALID", (Type.REBUILD, "t", 0, "node1"), "holds the only replica"),
     # -- what is not there
     ("NOT_FOUND", (Type.NODE_CHANGE, "node9", "drain"), "node9"),
     ("NOT_FOUND", (Type.NODE_CHANGE, "x" * 10_000, "undrain"), "no node"),

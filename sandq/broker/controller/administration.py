@@ -19,7 +19,7 @@ from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.placement import Candidate, place
 from sandq.metadata.planning import candidates, slots
-from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Topic
+from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import holds
 from sandq.model.caller import Caller
 from sandq.model.errors import (
@@ -38,7 +38,16 @@ from sandq.model.members import node_of
 from sandq.model.names import COMPACTED, check_name
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
-from sandq.protocol.requests_admin import REMOVE, UNDRAIN, NodeChange, TopicCreate, TopicDelete, TopicUpdate, Transfer
+from sandq.protocol.requests_admin import (
+    REMOVE,
+    UNDRAIN,
+    NodeChange,
+    Rebuild,
+    TopicCreate,
+    TopicDelete,
+    TopicUpdate,
+    Transfer,
+)
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -47,6 +56,8 @@ LEADERS_WAIT_S = 10.0
 """For all partitions of a new topic to be led, or one by the node that is to."""
 OTHERS_WAIT_S = 2.0
 """For the other nodes to know of a change before it is answered."""
+DROP_WAIT_S = 30.0
+"""For a group to let a member go whose replica is to be made anew."""
 
 
 class Administration:
@@ -72,6 +83,7 @@ class Administration:
         self._up = up
         self._nursery = nursery
         self._one = trio.Lock()
+        self._rebuilding: set[int] = set()
 
     @property
     def _metadata(self) -> RaftGroup:
@@ -240,13 +252,7 @@ class Administration:
         self._check_ready()
 
         async def change() -> int:
-            record = self._catalog.topic(topic).record
-            if not 0 <= partition < len(record.partitions):
-                raise UnknownPartition(f"topic {topic!r} has no partition {partition}", topic=topic)
-            placed = record.partitions[partition]
-            if node not in placed.nodes:
-                holders = ", ".join(placed.nodes)
-                raise InvalidRequest(f"{node} does not hold partition {partition} of {topic!r}; it is on {holders}")
+            placed = self._placed(topic, partition, node)
             order = [node, *[other for other in placed.nodes if other != node]]
             if order != list(placed.nodes):
                 await self._change(m.Assign(placed.group, placed.epoch, order))
@@ -260,6 +266,71 @@ class Administration:
                 f"{node} does not lead partition {partition} of {topic!r} yet: "
                 "it will once it can be reached and has caught up"
             )
+
+    async def rebuild(self, request: Rebuild, caller: Caller) -> None:
+        """Let a node drop its replica of a partition, and get it anew from the others. Returns when the others go on
+        without it and it is written down that it comes anew. Raises UnknownTopic, UnknownPartition; InvalidRequest when
+        the node does not hold it, or nobody else; Conflict when the others are not all there; TimedOut when it is not
+        dropped in time: then it stays as it is."""
+        topic, partition, node = request.topic, request.partition, request.node
+        self._check_ready()
+
+        async def change() -> None:
+            placed = self._placed(topic, partition, node)
+            self._check_others(topic, partition, placed, node)
+            self._rebuilding.add(placed.group)
+            try:
+                others = [other for other in placed.nodes if other != node]
+                await self._change(m.Assign(placed.group, placed.epoch, others))
+                left = await self._until_dropped(placed.group)
+                if left is None:
+                    raise TimedOut(
+                        f"partition {partition} of {topic!r} has not let {node} go within {DROP_WAIT_S:g} s: it keeps "
+                        "its replica; see that all nodes are there, and ask again"
+                    )
+                await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
+            finally:
+                self._rebuilding.discard(placed.group)
+            log.info("a replica is made anew", topic=topic, partition=partition, on=node)
+
+        await self._whole(change)
+
+    def is_rebuilding(self, group: int) -> bool:
+        """Whether a replica of a group is being dropped to be made anew: nobody else is to assign it meanwhile."""
+        return group in self._rebuilding
+
+    async def _until_dropped(self, group: int) -> Partition | None:
+        """The partition once its group has nobody any more whom its assignment does not name; None: not in time."""
+        with trio.move_on_after(DROP_WAIT_S):
+            while (found := self._view.partition(group)) is not None and found.former:
+                await self._metadata.changed()
+            return found
+        return None
+
+    def _check_others(self, topic: str, partition: int, placed: Partition, node: str) -> None:
+        """Whether the other replicas of a partition can go on without a node's, and make it anew."""
+        if len(placed.nodes) == 1:
+            raise InvalidRequest(f"{node} holds the only replica of partition {partition} of {topic!r}", topic=topic)
+        if placed.moving or placed.former:
+            raise Conflict(f"partition {partition} of {topic!r} is being moved: ask again when it is done", topic=topic)
+        missing = sorted(set(placed.nodes) - {node} - set(self._up()))
+        if missing or self._routes.leader(placed.group) is None:
+            why = f"{', '.join(missing)} cannot be reached" if missing else "it has no leader"
+            raise Conflict(
+                f"partition {partition} of {topic!r} must not lose a replica now: {why}; nothing was dropped",
+                topic=topic,
+            )
+
+    def _placed(self, topic: str, partition: int, node: str) -> Partition:
+        """A partition that a node is to hold."""
+        record = self._catalog.topic(topic).record
+        if not 0 <= partition < len(record.partitions):
+            raise UnknownPartition(f"topic {topic!r} has no partition {partition}", topic=topic)
+        placed = record.partitions[partition]
+        if node not in placed.nodes:
+            holders = ", ".join(placed.nodes)
+            raise InvalidRequest(f"{node} does not hold partition {partition} of {topic!r}; it is on {holders}")
+        return placed
 
     def _node(self, node: str) -> NodeRecord:
         record = self._view.nodes.get(node)

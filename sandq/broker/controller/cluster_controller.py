@@ -54,8 +54,9 @@ class ClusterController:
         reassign_after_ms: int,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
-        alive by gossip. `is_led`: whether a group has a leader, as far as is known here. `may_lead`: whether leadership
-        may be given to a node. `sick`: the nodes that say that they cannot work; they count as not there."""
+        alive by gossip. `is_led`: whether a group has a leader, as far as is known here, and may be assigned anew.
+        `may_lead`: whether leadership may be given to a node. `sick`: the nodes that say that they cannot work; they
+        count as not there."""
         self._joining = joining
         self._may_lead = may_lead
         self._linked = linked

@@ -16,6 +16,7 @@ import structlog
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
+from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
@@ -52,6 +53,7 @@ class PeerDispatch:
         clocks: ClockKeeper,
         controller: ClusterController,
         sick_peers: SickPeers,
+        digests: ReplicaDigests,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -65,6 +67,7 @@ class PeerDispatch:
         self._clocks = clocks
         self._controller = controller
         self._sick_peers = sick_peers
+        self._digests = digests
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -126,6 +129,8 @@ class PeerDispatch:
             self._sick_peers.told(node, None)
         elif kind == PeerFrame.SICK and isinstance(body, tuple) and [type(part) for part in body] == [str, bool]:
             self._sick_peers.told(node, *body)
+        elif kind == PeerFrame.DIGEST:
+            return self._digests.on_frame(node, body)
         else:
             return False
         return True

@@ -6,12 +6,12 @@ Sync and single-threaded by itself: the node runs it on the apply thread, a simu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sandq.broker.replication.replica import Replica
-from sandq.storage.stores import Stores
+from sandq.storage.stores import Stores, StoresSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestView:
+    """What a replica had stored as of an entry that asks for a digest of it. Who gets it closes `rows`."""
+
+    group: int
+    index: int
+    number: int
+    store: int
+    rows: StoresSnapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """What a run tells the loop: results by (group, index), then a status for each group that changed."""
 
@@ -42,6 +53,7 @@ class Published:
     answers: list[tuple[Callable[[Any], None], Any]]
     applied_bytes: int = 0
     """Of the entries that were applied."""
+    views: Sequence[DigestView] = ()
 
 
 class Applier:
@@ -66,6 +78,7 @@ class Applier:
         results: list[tuple[int, int, list[Any]]] = []
         answers: list[tuple[Callable[[Any], None], Any]] = []
         changed: dict[int, Replica] = {}
+        views: list[DigestView] = []
         for task in tasks:
             self.steps += 1
             if isinstance(task, Apply):
@@ -76,14 +89,24 @@ class Applier:
                 changed[task.group] = self._unwritten[task.group] = task.replica
                 if task.wanted:
                     results.append((task.group, task.index, outcome))
+                if task.replica.digests_asked:
+                    views += self._views(task)
             else:
                 answers.append((task.answered, task.call()))
         statuses = {group: replica.status() for group, replica in changed.items()}
-        self._publish(Published(results, statuses, answers, size))
+        self._publish(Published(results, statuses, answers, size, views))
         applied = time.perf_counter()
         self.steps += 1
         self.write()
         self._on_applied(entries, applied - began, time.perf_counter() - applied)
+
+    def _views(self, task: Apply) -> list[DigestView]:
+        """Its rows as of this very entry, for each digest that it asks for."""
+        replica = task.replica
+        numbers = list(replica.digests_asked)
+        replica.digests_asked.clear()
+        self.write()
+        return [DigestView(task.group, task.index, n, replica.store, self._stores.snapshot()) for n in numbers]
 
     def write(self) -> None:
         """Write every change of the entries applied so far, with their applied indices, in one batch."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sandq.broker.replication.applier import Applier, Apply, Published
+from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import Backlog, RaftGroup
 from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
@@ -62,6 +62,8 @@ class Hooks:
     """Told how long each sync took."""
     on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None
     """See `Applier`."""
+    on_digest: Callable[[DigestView], None] = lambda view: view.rows.close()
+    """Given what a digest was asked of."""
 
 
 NO_HOOKS: Final = Hooks()
@@ -116,6 +118,7 @@ class NodeLog:
         self._now_ms = now_ms
         self._levels = levels
         self._on_leads = hooks.on_leads
+        self._on_digest = hooks.on_digest
         self._checkpoint_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
@@ -383,6 +386,8 @@ class NodeLog:
                 self.hosts[number].applied(index, results)
         for answered, value in published.answers:
             answered(value)
+        for view in published.views:
+            self._on_digest(view)
 
     # -- a checkpoint ---------------------------------------------------------------------------------------------
 

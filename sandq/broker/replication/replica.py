@@ -48,6 +48,14 @@ class StoreRows:
 class Replica(Protocol):
     """Everything but `applied_index` belongs to the apply thread."""
 
+    store: int
+    """The number of the store that its rows are in."""
+
+    @property
+    def digests_asked(self) -> list[int]:
+        """Numbers of the digests that entries asked for; who applies takes them after each entry."""
+        ...
+
     @property
     def applied_index(self) -> int: ...
 
@@ -86,6 +94,7 @@ class PartitionReplica:
         self, stores: Stores, store: int, group: int, partition: int, settings: dict[str, Any], kind: str = TIMER
     ) -> None:
         """`group`: the number of the partition's Raft group."""
+        self.store = store
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
@@ -97,6 +106,10 @@ class PartitionReplica:
     @property
     def applied_index(self) -> int:
         return self.machine.applied_index
+
+    @property
+    def digests_asked(self) -> list[int]:
+        return self.machine.digests_asked
 
     def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
         if not command:
@@ -195,6 +208,8 @@ class PartitionReplica:
 class MetadataReplica:
     def __init__(self, stores: Stores, store: int, levels: Levels = KNOWN) -> None:
         """Raises StartupError when the state is of none of these feature levels."""
+        self.store = store
+        self.digests_asked: list[int] = []
         self._prefix = store_prefix(store)
         stop = store_prefix(store + 1)
         found = stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)

@@ -47,6 +47,7 @@ from sandq.protocol.requests_admin import (
     GroupUpdate,
     Hold,
     NodeChange,
+    Rebuild,
     TopicCreate,
     TopicDelete,
     TopicStats,
@@ -270,11 +271,20 @@ class Admin:
     async def transfer(self, topic: str, partition: int, node: str) -> None:
         """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
         TimedOut when it does not lead it yet: it will, once it can."""
-        if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
-            raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
-        request = Transfer(check_name("topic", topic), partition, check_name("node", node))
+        request = Transfer(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request)
         self._cluster.refresh(topic, node)
+
+    async def rebuild(self, topic: str, partition: int, node: str) -> None:
+        """Let a node drop its replica of a partition and get it anew from the others: for one that is not what the
+        others are (`different` of `cluster()`).
+
+        Returns when it is dropped and on its way back; `topic()` tells that it has come (`moving` is over). Until then
+        there is a replica less. InvalidRequest when the node does not hold it, or nobody else does; Conflict when the
+        others are not all there. A TimedOut or ConnectionLost leaves open whether it was dropped; it comes back.
+        """
+        request = Rebuild(check_name("topic", topic), _partition(partition), check_name("node", node))
+        await call(self._cluster, request, idempotent=False)
 
     async def init_cluster(self) -> str:
         """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
@@ -330,6 +340,12 @@ def _address_of(node: str, rows: object) -> tuple[str, int]:
         if isinstance(row, dict) and row.get("node") == node and isinstance(row.get("client"), str):
             return parse_server(row["client"])
     raise NotFound(f"no node {node!r} is registered that serves clients", node=node)
+
+
+def _partition(number: object) -> int:
+    if type(number) is not int or not 0 <= number <= PARTITION_MAX:
+        raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {number!r}")
+    return number
 
 
 def _check_count(what: str, count: object) -> None:

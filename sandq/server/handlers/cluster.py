@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.protocol.requests_admin import ACCEPT, ClusterClock, ClusterInfo, ClusterInit, NodeChange, Transfer
+from sandq.protocol.requests_admin import ACCEPT, ClusterClock, ClusterInfo, ClusterInit, NodeChange, Rebuild, Transfer
 from sandq.server.handlers.routes import Context, answered, told
 
 _CLOCK_FIELDS = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median_ms", "peers")
@@ -22,4 +22,5 @@ ROUTES = (
     answered(ClusterInit, lambda at, request: at.info.init()),
     answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),
     answered(Transfer, lambda at, request: at.broker.administration.transfer(request, at.caller)),
+    answered(Rebuild, lambda at, request: at.broker.administration.rebuild(request, at.caller)),
 )

@@ -112,6 +112,14 @@ class TransferIn(Body):
     node: str
 
 
+class RebuildIn(Body):
+    """A partition, and the node of those that hold it whose replica is to be made anew."""
+
+    topic: str
+    partition: int = Field(ge=0, le=PARTITION_MAX)
+    node: str
+
+
 class GroupUpdate(Body):
     """Settings of a group's own: `max_attempts`, `backoff`. `{}`: it has the topic's again."""
 

@@ -99,6 +99,13 @@ async def transfer(request: Request, body: bodies.TransferIn) -> None:
     await gateway_of(request).client.admin.transfer(body.topic, body.partition, body.node)
 
 
+@router.post("/cluster/rebuild", status_code=202, tags=CLUSTER, summary="Make a node's replica of a partition anew")
+async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
+    """For a replica that is not what the others are. It is dropped, and on its way back, when this is answered; 409
+    when the other replicas are not all there."""
+    await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
+
+
 @router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")
 async def clock(request: Request) -> Found:
     return await gateway_of(request).client.admin.clock()

@@ -24,6 +24,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock.guarded_clock import ClockStatus
 from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
@@ -87,6 +88,7 @@ class Metrics:
         broker: Broker,
         health: NodeHealth,
         scrubber: Scrubber,
+        digests: ReplicaDigests,
         clients: ClientStats,
         about: About,
         members: Callable[[], Seen],
@@ -95,6 +97,7 @@ class Metrics:
         self._broker = broker
         self._health = health
         self._scrubber = scrubber
+        self._digests = digests
         self._stats = broker.stats
         self.clients = clients
         self._about = about
@@ -212,6 +215,8 @@ class Metrics:
         told.value("sandq_node_sick", self._health.reason is not None)
         told.value("sandq_damage_found", self._scrubber.damage is not None)
         told.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
+        told.value("sandq_replicas_different", len(self._digests.different))
+        told.value("sandq_replicas_compared_total", self._digests.compared)
         told.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():
             told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))

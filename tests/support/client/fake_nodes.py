@@ -7,7 +7,7 @@ from typing import Any
 from sandq.model.errors import Conflict, NotFound
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import TopicRecord
-from sandq.protocol.requests_admin import ClusterClock, NodeChange, Transfer
+from sandq.protocol.requests_admin import ClusterClock, NodeChange, Rebuild, Transfer
 
 
 def registered(*nodes: str) -> dict[str, dict[str, Any]]:
@@ -58,6 +58,11 @@ class FakeNodes:
         rows = list(record.partitions)
         rows[request.partition] = rows[request.partition]._replace(leader=request.node)
         self.topics[request.topic] = record._replace(partitions=rows)
+        return ()
+
+    def do_rebuild(self, connection: Any, frame: Frame) -> Any:
+        request = Rebuild.parse(frame)
+        self.record(request.topic)
         return ()
 
     def do_cluster_clock(self, connection: Any, frame: Frame) -> Any:

@@ -15,6 +15,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
+from sandq.partition.digest import comparable
 from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, reader, trim
 from sandq.partition.log.reader import LogReader
@@ -84,7 +85,7 @@ class Bed(RuleBasedStateMachine):
             self.restart()
         result, other = self.bench.apply(self.at, command), self.twin.apply(self.at, command)
         assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
-        one, another = _comparable(self.bench), _comparable(self.twin)
+        one, another = comparable(self.bench.everything()), comparable(self.twin.everything())
         differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
         assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
         return result[0]
@@ -220,14 +221,6 @@ def _shown(bench: Bench) -> Status:
     status = bench.status()
     groups = tuple(replace(group, generation=0, ready=0) for group in status.groups)
     return replace(status, garbage_rows=0, garbage_bytes=0, groups=groups)
-
-
-def _comparable(bench: Bench) -> dict[bytes, Any]:
-    """All rows; but counts are in as many rows as it happened, and what is known of those differs."""
-    found: dict[bytes, Any] = {key: row for key, row in bench.everything() if key[:1] != rows.COUNTS}
-    state = rows.unpack(found[rows.STATE_KEY])
-    state[6] = state[6][:2]
-    return found | {rows.STATE_KEY: state}
 
 
 def _each(ranges: list[rows.Range]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import TIMER
-from sandq.partition import rows
+from sandq.partition.digest import comparable
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from tests.support.simulation.stepped import Stepped, VirtualClock
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 GROUP = 7
 RAFT, ROUTES = 1, 2
 """Kinds of frames between nodes."""
-COUNTS_FIELD = 6
 """Of the row of a partition's state."""
 
 Answer = Callable[[Any], None]
@@ -199,12 +198,9 @@ class ClusterNode(Stepped):
     def is_idle(self) -> bool:
         return self.records is None and not (self.tasks or self.published)
 
-    def rows(self) -> dict[bytes, Any]:
+    def rows(self) -> Mapping[bytes, Any]:
         """All that the replica has stored, as of its applied index; but for counts, whose rows tell apart what was
         written at once."""
         self.node_log.applier.write()
-        found = dict(self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40))
-        state: list[Any] = rows.unpack(found[rows.STATE_KEY]) if found else []
-        return {key: row for key, row in found.items() if key[:1] != rows.COUNTS} | {
-            rows.STATE_KEY: state[:COUNTS_FIELD] + state[COUNTS_FIELD + 1 :]
-        }
+        found = self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40)
+        return comparable(found)

@@ -315,6 +315,11 @@ def test_entry_of_a_level() -> None:
     assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(2),)
 
 
+def test_entry_that_asks_for_a_digest() -> None:
+    assert c.Entry(T, (c.TakeDigest(524),)).encode() == example("entry-digest")
+    assert tuple(c.Entry.decode(example("entry-digest")).commands) == (c.TakeDigest(524),)
+
+
 def test_entry_of_holds() -> None:
     commands = (c.Hold("spark", OFFSET, 3_600_000), c.Hold("old", None))
     assert c.Entry(T, commands).encode() == example("entry-holds")

@@ -98,6 +98,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.CLUSTER_INIT, requests_admin.ClusterInit()),
     (Type.NODE_CHANGE, requests_admin.NodeChange("node4", "undrain")),
     (Type.TRANSFER, requests_admin.Transfer("t", 4095, "node4")),
+    (Type.REBUILD, requests_admin.Rebuild("t", 0, "node4")),
 ]
 
 

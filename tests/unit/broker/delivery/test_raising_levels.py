@@ -8,6 +8,7 @@ import pytest
 
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import NotLeader, Overloaded, SandqError
+from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from tests.support.partition.bench import Bench
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
@@ -94,9 +95,9 @@ def test_an_idle_partition_is_raised_with_the_cluster(bed: Bed) -> None:
 
 
 def test_no_further_than_this_version_knows(bed: Bed) -> None:
-    bed.level = 3
+    bed.level = KNOWN.highest + 1
     bed.leader.lead()
-    assert bed.proposed == [2]
+    assert bed.proposed == [KNOWN.highest]
 
 
 def test_a_follower_proposes_nothing(bed: Bed) -> None:

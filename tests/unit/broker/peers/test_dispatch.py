@@ -49,6 +49,7 @@ class Bed:
         barrier: Any = SimpleNamespace(asked=self.note("asked"), told=self.note("told"))
         clocks: Any = SimpleNamespace(up=self.note("clocks up"), on_frame=lambda *frame: False)
         controller: Any = SimpleNamespace(settled=self.note("settled"))
+        digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
         self.dispatch = PeerDispatch(
             node_log=node_log,
             links=links,
@@ -59,6 +60,7 @@ class Bed:
             clocks=clocks,
             controller=controller,
             sick_peers=self.sick_peers,
+            digests=digests,
             outside=self.outside,
             on_stream=self.note("stream"),
             changed=Signal(),

@@ -110,9 +110,13 @@ def test_nodes_are_drained_and_removed(with_client: Any) -> None:
                 await client.admin.remove_node(wrong)  # type: ignore[arg-type]
         await client.admin.transfer("t", 0, "n3")
         assert server.of_type(Type.TRANSFER)[0][2:] == ["t", 0, "n3"]
+        await client.admin.rebuild("t", 0, "n3")
+        assert server.of_type(Type.REBUILD)[0][2:] == ["t", 0, "n3"]
         for partition in (-1, 4096, "0"):
             with pytest.raises(InvalidRequest, match="partition"):
                 await client.admin.transfer("t", partition, "n3")  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="partition"):
+                await client.admin.rebuild("t", partition, "n3")  # type: ignore[arg-type]
 
     with_client(body)
 

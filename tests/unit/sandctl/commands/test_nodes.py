@@ -116,6 +116,14 @@ def test_transfer(ctl: Any, server: FakeServer) -> None:
     assert ctl("cluster", "transfer", "nope", "0", "n3").exit_code == 1
 
 
+def test_rebuild(ctl: Any, server: FakeServer) -> None:
+    assert ctl("cluster", "rebuild", "t", "0", "n3").output == "n3 gets partition 0 of t anew\n"
+    assert server.of_type(Type.REBUILD)[0][2:] == ["t", 0, "n3"]
+    assert json.loads(ctl("cluster", "rebuild", "t", "0", "n3", "-o", "json").output)["node"] == "n3"
+    assert ctl("cluster", "rebuild", "t", "first", "n3").exit_code == 2
+    assert ctl("cluster", "rebuild", "nope", "0", "n3").exit_code == 1
+
+
 def test_nodes_say_how_they_stand(ctl: Any, server: FakeServer) -> None:
     server.registered["n3"] |= {"standing": "draining", "failed_since_ms": 1_700_000_000_000, "voter": False}
     lines = [line.split("  ") for line in ctl("cluster", "nodes").output.splitlines()]

@@ -1,0 +1,229 @@
+"""Compare what the replicas of a partition have stored, and name those that differ.
+
+Replicas apply the same entries and must have the same rows. That they have is not taken on trust: a bit of memory may
+flip, a version may be wrong. So who leads a partition has every replica digest its rows as of one entry of the log
+(TAKE_DIGEST), one partition after the other, at the rate at which disks are read to be checked.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.replication.applier import DigestView
+from sandq.broker.replication.node_log import NodeLog
+from sandq.model.errors import SandqError
+from sandq.model.features import FIRST_LEVEL
+from sandq.model.members import node_of
+from sandq.partition import commands as c
+from sandq.partition.digest import DIGEST_BYTES, StateDigest
+from sandq.protocol.peer import PeerFrame
+from sandq.storage.keys import STORE_PREFIX_BYTES, store_range
+
+log = structlog.get_logger("sandq.health")
+
+ROUND_S: Final = 86_400.0
+"""Between the end of one round over all partitions led here and the next."""
+FIRST_S: Final = 60.0
+"""After the start, before the first one."""
+ANSWER_S: Final = 3600.0
+"""So long the others have to answer: they read all of it, at a bounded rate."""
+LOOK_S: Final = 1.0
+VIEWS_MOST: Final = 4
+"""Of others, that wait to be read: each keeps disk space that was freed. Who asks for more is told that it is too
+much."""
+STEP_ROWS: Final = 2048
+STEP_BYTES: Final = 1 << 20
+_BODY: Final = ([int, int, int, bytes], [int, int, int, NoneType])
+
+Send = Callable[[str, int, Any], bool]
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """What is answered of one partition, by node."""
+
+    group: int
+    nodes: frozenset[str]
+    """That have a replica."""
+    answers: dict[str, tuple[int, bytes | None]] = field(default_factory=dict)
+    """Index and digest; None: it could not tell."""
+    changed: trio.Event = field(default_factory=trio.Event)
+
+
+class ReplicaDigests:
+    def __init__(
+        self,
+        node_log: NodeLog,
+        catalog: Catalog,
+        send: Send,
+        up: Callable[[], Collection[str]],
+        bytes_per_s: int,
+    ) -> None:
+        """`up`: the nodes that can be reached, this one included. `bytes_per_s`: 0 reads and asks nothing."""
+        self._node_log = node_log
+        self._catalog = catalog
+        self._send_frame = send
+        self._up = up
+        self._bytes_per_s = bytes_per_s
+        self._open: dict[int, _Comparison] = {}
+        """By number."""
+        self._different: dict[int, tuple[str, ...]] = {}
+        self._give, self._take = trio.open_memory_channel[DigestView](VIEWS_MOST)
+        self._refuse, self._refused = trio.open_memory_channel[DigestView](math.inf)
+        self.compared = 0
+        """Partitions whose replicas were all heard, again and again."""
+
+    @property
+    def different(self) -> Mapping[int, tuple[str, ...]]:
+        """Of the groups led here whose replicas differ: the nodes whose replicas are not what most others are; all
+        where there is no majority."""
+        led = self._catalog.led_here
+        return {group: nodes for group, nodes in sorted(self._different.items()) if group in led}
+
+    async def run(self) -> None:
+        """Compare, round after round, and digest what others ask for; until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._digest_all)
+            nursery.start_soon(self._refuse_all)
+            await trio.sleep(FIRST_S)
+            while self._bytes_per_s:
+                for group in list(self._catalog.led_here):
+                    await self.compare(group)
+                await trio.sleep(ROUND_S)
+
+    # -- who asks -------------------------------------------------------------------------------------------------
+
+    async def compare(self, group: int) -> bool | None:
+        """Compare the replicas of a group that this node leads. Whether they are the same; None when fewer than two
+        could be heard."""
+        host = self._node_log.hosts.get(group)
+        if host is None or (self._node_log.feature_level or FIRST_LEVEL) < c.TakeDigest.feature_level:
+            return None
+        nodes = frozenset(map(node_of, (*host.members.voters, *host.members.learners)))
+        if len(nodes) < 2:
+            return None
+        number = secrets.randbits(63)
+        comparison = self._open[number] = _Comparison(group, nodes)
+        try:
+            await host.call(c.TakeDigest(number))
+            with trio.move_on_after(ANSWER_S):
+                while host.ready and any(node not in comparison.answers for node in nodes & set(self._up())):
+                    with trio.move_on_after(LOOK_S):
+                        await comparison.changed.wait()
+                    comparison.changed = trio.Event()
+        except SandqError as error:
+            log.info("replicas were not compared", group=group, error=error.message)
+            return None
+        finally:
+            del self._open[number]
+        return self._judge(comparison)
+
+    def _judge(self, comparison: _Comparison) -> bool | None:
+        found = {node: answer for node, answer in comparison.answers.items() if answer[1] is not None}
+        if len(found) < 2:
+            return None
+        ((most, count),) = Counter(found.values()).most_common(1)
+        group, nodes = comparison.group, comparison.nodes
+        if count == len(found):
+            if len(found) == len(nodes):
+                self.compared += 1
+                if self._different.pop(group, None) is not None:
+                    log.info("the replicas of a partition are the same again", **self._place(group))
+            return True
+        is_known = 2 * count > len(nodes)
+        odd = tuple(sorted(node for node in found if not is_known or found[node] != most))
+        self._different[group] = odd
+        remedy = "sandctl cluster rebuild TOPIC PARTITION NODE" if is_known else "nobody knows which one is right"
+        log.error("the replicas of a partition differ", nodes=list(odd), remedy=remedy, **self._place(group))
+        return False
+
+    def _place(self, group: int) -> dict[str, Any]:
+        topic, partition = self._catalog.view.places.get(group, (None, None))
+        return {"topic": topic, "partition": partition, "group": group}
+
+    def on_frame(self, node: str, body: Any) -> bool:
+        """Hear the digest of another node. Whether it is one."""
+        if not isinstance(body, tuple) or [type(part) for part in body] not in _BODY:
+            return False
+        group, number, index, digest = body
+        if digest is not None and len(digest) != DIGEST_BYTES:
+            return False
+        self._heard(node, group, number, index, digest)
+        return True
+
+    def _heard(self, node: str, group: int, number: int, index: int, digest: bytes | None) -> None:
+        comparison = self._open.get(number)
+        if comparison is not None and comparison.group == group and node in comparison.nodes:
+            comparison.answers[node] = index, digest
+            comparison.changed.set()
+
+    # -- who is asked ---------------------------------------------------------------------------------------------
+
+    def on_view(self, view: DigestView) -> None:
+        """An entry that asks for a digest was applied here."""
+        if not self._bytes_per_s:
+            self._refuse.send_nowait(view)
+            return
+        try:
+            self._give.send_nowait(view)
+        except trio.WouldBlock:
+            self._refuse.send_nowait(view)
+
+    async def _refuse_all(self) -> None:
+        async for view in self._refused:
+            self._answer(view, None)
+            await _close(view)
+
+    def _answer(self, view: DigestView, digest: bytes | None) -> None:
+        host = self._node_log.hosts.get(view.group)
+        leader = None if host is None else host.leader
+        if leader == self._node_log.node_id:
+            self._heard(leader, view.group, view.number, view.index, digest)
+        elif leader is not None:
+            self._send_frame(leader, PeerFrame.DIGEST, (view.group, view.number, view.index, digest))
+
+    async def _digest_all(self) -> None:
+        async for view in self._take:
+            try:
+                digest = await self._digest(view)
+            except SandqError as error:
+                log.warning("a replica could not be read to be compared", group=view.group, error=error.message)
+                digest = None
+            self._answer(view, digest)
+            await _close(view)
+
+    async def _digest(self, view: DigestView) -> bytes:
+        digest = StateDigest()
+        start, stop = store_range(view.store)
+
+        def step(start: bytes) -> tuple[bytes | None, int]:
+            """Where to go on, if there is more; and the bytes that were read."""
+            found = view.rows.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
+            digest.add(_relative(found))
+            size = sum([len(key) + len(value) for key, value in found])
+            return (found[-1][0] + b"\0" if found else None), size
+
+        after: bytes | None = start
+        while after is not None:
+            after, size = await trio.to_thread.run_sync(step, after, abandon_on_cancel=True)
+            await trio.sleep(size / self._bytes_per_s)
+        return digest.value()
+
+
+async def _close(view: DigestView) -> None:
+    """Not on the loop: LevelDB's lock may be held while its disk hangs. At the end of a node the stores do it."""
+    await trio.to_thread.run_sync(view.rows.close, abandon_on_cancel=True)
+
+
+def _relative(found: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(key[STORE_PREFIX_BYTES:], value) for key, value in found]

@@ -1,0 +1,216 @@
+"""Replicas are compared, those that differ are named, and nothing that is asked of a node piles up in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.health import replica_digests
+from sandq.broker.health.replica_digests import VIEWS_MOST, ReplicaDigests
+from sandq.broker.replication.applier import DigestView
+from sandq.model.errors import StorageFailed, TimedOut
+from sandq.partition import commands as c
+from sandq.protocol.peer import PeerFrame
+from sandq.storage.keys import store_prefix
+from sandq.storage.stores import MemoryStores
+from tests.support.waiting import until_holds
+
+GROUP, INDEX = 7, 12
+RIGHT, WRONG, OTHER = b"r" * 16, b"w" * 16, b"o" * 16
+
+
+class Host:
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+        self.members = SimpleNamespace(voters=("a#1", "b#1", "c#1"), learners=())
+        self.leader: str | None = "a"
+        self.ready = True
+        self.refusal: Exception | None = None
+
+    async def call(self, command: c.TakeDigest) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self._bed.number = command.number
+        for node, digest in self._bed.digests.items():
+            self._bed.tell(node, digest)
+
+
+class Bed:
+    """Node "a" leads the only group; what the nodes answer stands in `digests`."""
+
+    def __init__(self, feature_level: int = 3, bytes_per_s: int = 1 << 30) -> None:
+        self.number = 0
+        self.digests: dict[str, bytes | None] = {}
+        self.sent: list[tuple[str, int, Any]] = []
+        self.up = {"a", "b", "c"}
+        self.host = Host(self)
+        node_log: Any = SimpleNamespace(node_id="a", hosts={GROUP: self.host}, feature_level=feature_level)
+        catalog: Any = SimpleNamespace(led_here=[GROUP], view=SimpleNamespace(places={GROUP: ("t", 0)}))
+
+        def send(*frame: Any) -> bool:
+            self.sent.append(frame)
+            return True
+
+        self.comparing = ReplicaDigests(node_log, catalog, send, lambda: self.up, bytes_per_s)
+
+    def tell(self, node: str, digest: bytes | None, index: int = INDEX, group: int = GROUP) -> None:
+        assert self.comparing.on_frame(node, (group, self.number, index, digest))
+
+    async def compare(self, **digests: bytes | None) -> bool | None:
+        self.digests = digests
+        return await self.comparing.compare(GROUP)
+
+
+async def test_the_same() -> None:
+    bed = Bed()
+    assert await bed.compare(a=RIGHT, b=RIGHT, c=RIGHT) is True
+    assert bed.comparing.different == {} and bed.comparing.compared == 1
+
+
+@pytest.mark.parametrize(
+    ("digests", "odd"),
+    [
+        ({"a": RIGHT, "b": WRONG, "c": RIGHT}, ("b",)),
+        ({"a": WRONG, "b": RIGHT, "c": RIGHT}, ("a",)),
+        ({"a": RIGHT, "b": WRONG, "c": OTHER}, ("a", "b", "c")),
+        ({"a": RIGHT, "b": WRONG, "c": None}, ("a", "b")),
+        ({"a": RIGHT, "b": None, "c": WRONG}, ("a", "c")),
+    ],
+)
+async def test_who_differs_is_named(digests: dict[str, bytes | None], odd: tuple[str, ...]) -> None:
+    bed = Bed()
+    assert await bed.compare(**digests) is False
+    assert bed.comparing.different == {GROUP: odd}
+    assert await bed.compare(a=RIGHT, b=RIGHT, c=RIGHT) is True
+    assert bed.comparing.different == {}, "it was mended"
+
+
+async def test_one_of_another_entry_is_another_one() -> None:
+    bed = Bed()
+
+    async def answer() -> None:
+        await until_holds(lambda: bed.number != 0)
+        bed.tell("b", RIGHT)
+        bed.tell("c", RIGHT, index=INDEX + 1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        assert await bed.compare(a=RIGHT) is False
+    assert bed.comparing.different == {GROUP: ("c",)}
+
+
+async def test_a_difference_stays_known_until_all_were_heard() -> None:
+    bed = Bed()
+    assert await bed.compare(a=RIGHT, b=WRONG, c=RIGHT) is False
+    assert await bed.compare(a=RIGHT, b=None, c=RIGHT) is True
+    assert await bed.compare(a=RIGHT, b=None, c=None) is None
+    assert bed.comparing.different == {GROUP: ("b",)}
+
+
+async def test_who_is_away_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
+    bed.up = {"a", "b"}
+    assert await bed.compare(a=RIGHT, b=RIGHT) is True
+    bed.up = {"a"}
+    assert await bed.compare(a=RIGHT) is None
+    bed.up = {"a", "b", "c"}
+    assert await bed.compare(a=RIGHT, b=RIGHT) is True, "c has not answered in time"
+    bed.host.ready = False
+    assert await bed.compare(a=RIGHT, b=WRONG) is False, "it leads no more, and knows what it knows"
+
+
+async def test_nothing_is_asked_where_it_cannot_be_answered() -> None:
+    assert await Bed(feature_level=2).compare(a=RIGHT, b=RIGHT, c=RIGHT) is None
+    bed = Bed()
+    bed.host.refusal = TimedOut("the outcome is unknown")
+    assert await bed.compare() is None
+    bed.host.members.voters = ("a#1",)
+    assert await bed.compare(a=RIGHT) is None
+
+
+async def test_what_is_no_digest_is_dropped() -> None:
+    comparing = Bed().comparing
+    for body in (None, (), (1, 2, 3), (1, 2, 3, b"short"), (1, 2, 3, "t" * 16), (True, 2, 3, RIGHT), [1, 2, 3, RIGHT]):
+        assert not comparing.on_frame("b", body), body
+    assert comparing.on_frame("b", (GROUP, 5, 3, RIGHT)), "an answer that nobody waits for (any more)"
+    assert comparing.different == {}
+
+
+# -- who is asked -----------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """`StoresSnapshot` of one store, that fails or not."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.closed = False
+        stores = MemoryStores([(store_prefix(3) + b"mkey", b"value"), (store_prefix(4) + b"m", b"not of this store")])
+        self._rows = stores.snapshot()
+        self._fails = fails
+
+    def scan(self, *args: Any, **kwargs: Any) -> list[tuple[bytes, bytes]]:
+        if self._fails:
+            raise StorageFailed("the disk fails")
+        return self._rows.scan(*args, **kwargs)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def view(number: int, **options: Any) -> DigestView:
+    return DigestView(GROUP, INDEX, number, 3, Rows(**options))  # type: ignore[arg-type]
+
+
+async def test_a_view_is_digested_and_told_to_who_leads() -> None:
+    bed = Bed()
+    bed.host.leader = "b"
+    views = [view(1), view(2, fails=True), view(3)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.comparing.run)
+        for one in views:
+            bed.comparing.on_view(one)
+        await until_holds(lambda: len(bed.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        nursery.cancel_scope.cancel()
+    told = {body[1]: (node, kind, body[0], body[2], body[3]) for node, kind, body in bed.sent}
+    assert told[1] == told[3] and told[1][:4] == ("b", PeerFrame.DIGEST, GROUP, INDEX) and len(told[1][4]) == 16
+    assert told[2] == ("b", PeerFrame.DIGEST, GROUP, INDEX, None)
+
+
+async def test_too_much_at_once_is_answered_with_nothing() -> None:
+    bed = Bed()
+    bed.host.leader = "b"
+    views = [view(number) for number in range(VIEWS_MOST + 3)]
+    for one in views:
+        bed.comparing.on_view(one)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.comparing.run)
+        await until_holds(lambda: len(bed.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        nursery.cancel_scope.cancel()
+    assert {body[1] for _, _, body in bed.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
+
+
+async def test_a_node_that_reads_nothing_says_so() -> None:
+    bed = Bed(bytes_per_s=0)
+    bed.host.leader = "b"
+    one = view(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.comparing.run)
+        bed.comparing.on_view(one)
+        await until_holds(lambda: one.rows.closed)  # type: ignore[attr-defined]
+        nursery.cancel_scope.cancel()
+    assert bed.sent == [("b", PeerFrame.DIGEST, (GROUP, 1, INDEX, None))]
+
+
+async def test_rounds(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_digests, "ROUND_S", 1000.0)
+    bed = Bed()
+    bed.digests = {"a": RIGHT, "b": RIGHT, "c": RIGHT}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.comparing.run)
+        await trio.sleep(replica_digests.FIRST_S + 2500)
+        nursery.cancel_scope.cancel()
+    assert bed.comparing.compared == 3
