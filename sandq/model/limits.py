@@ -40,6 +40,7 @@ class Limits:
     requests_per_connection: int = 1024
     http_connections: int = 2_000
     http_requests: int = 1000
+    http_waiting: int = 1000
     http_body_bytes: int = 32 * _MIB
     in_flight_bytes_per_connection: int = 64 * _MIB
     apply_backlog_bytes: int = 64 * _MIB

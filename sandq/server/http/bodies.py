@@ -1,4 +1,5 @@
-"""What requests carry. Every mistake is told at once, with the path to it; nothing unknown is passed over."""
+"""What requests carry. Every mistake is told at once, with the path to it (of many messages those of the first wrong
+one); nothing unknown is passed over."""
 
 from __future__ import annotations
 
@@ -206,7 +207,7 @@ def _without_nulls(body: BaseModel) -> dict[str, Any]:
 class MessagesIn(Body):
     """Many messages, stored in one go."""
 
-    messages: list[MessageIn] = Field(min_length=1, max_length=MESSAGES_MAX)
+    messages: list[MessageIn] = Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)
 
 
 def _one_or_many(given: Any) -> str:
@@ -246,7 +247,7 @@ class AckIn(Body):
 
     lease_token: str | None = None
     offset: str | None = None
-    messages: list[HeldIn] | None = Field(default=None, min_length=1, max_length=SETTLE_ITEMS)
+    messages: list[HeldIn] | None = Field(default=None, min_length=1, max_length=SETTLE_ITEMS, fail_fast=True)
     without_leader: list[int] | None = Field(default=None, description="Of the answer to `lease`; ignored here.")
 
     def held(self) -> list[tuple[str, str | None]]:

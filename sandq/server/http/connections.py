@@ -1,28 +1,48 @@
 """Connections of HTTP: as many as are allowed, each ended when its client takes nothing, all of them at the end.
 
-Hypercorn speaks the protocol. It shields what it sends from being cancelled, so a client that reads nothing is cut off
-here, below it.
+Hypercorn speaks the protocol: HTTP/1 and nothing else, read strictly. It shields what it sends from being cancelled, so
+a client that reads nothing is cut off here, below it.
+
+When there is no place left, the connection goes that has been without a request for longest: who floods a node with
+connections, or with halves of requests, loses those. When all have requests, a few more are taken, for which health and
+metrics are answered alone.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import h11
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
+from hypercorn.utils import parse_socket_addr, wrap_app
+
+from sandq.server.http.guards import NO_PLACE
+from sandq.server.http.places import Places
 
 log = structlog.get_logger("sandq.http")
 
 SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
 """A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
+HEAD_S = 10.0
+"""The rest of a request's head has so long to come after its first bytes."""
+HEADERS_MOST: Final = 100
+"""Of a request."""
+SPARE_PLACES: Final = 16
+"""Beyond the limit, for who asks for health and metrics."""
 GRACE_S = 3.0
 """Requests under way when the node stops have so long, and their answers as long again to be taken."""
 _FULL = (
@@ -62,21 +82,109 @@ class _Stream:
         await trio.aclose_forcefully(self._stream)
 
 
+class _Requests(h11.Connection):
+    """Reads requests, and refuses what two readers might understand differently."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check(event)
+        return event
+
+
+def _check(request: h11.Request) -> None:
+    names = [name for name, _ in request.headers]
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise h11.RemoteProtocolError("HTTP/1.1 is spoken here", 505)
+    if len(names) > HEADERS_MOST:
+        raise h11.RemoteProtocolError(f"{len(names)} headers; {HEADERS_MOST} at most", 431)
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise h11.RemoteProtocolError("the length of the body is told in two ways", 400)
+
+
+class _Http1(H11Protocol):
+    def __init__(self, app: Any, config: Config, *args: Any) -> None:
+        super().__init__(app, config, *args)
+        self.connection = _Requests(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+
+    @property
+    def has_half(self) -> bool:
+        """Whether something came that is no whole request yet."""
+        return bool(self.connection.trailing_data[0])
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """No other protocol is begun, whatever is asked for."""
+
+
 class _Connection(TCPServer):
+    """`on_idle(whether it is)`: told when a request begins, and when all of its answer is out."""
+
+    protocol: _Http1  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, on_idle: Callable[[bool], None]) -> None:
+        super().__init__(*args)
+        self._on_idle = on_idle
+        self._is_idle = True
+        self._head_begun = False
+
+    async def run(self) -> None:
+        socket: Any = self.stream.socket
+        try:
+            client = parse_socket_addr(socket.family, socket.getpeername())
+            server = parse_socket_addr(socket.family, socket.getsockname())
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                state = ConnectionState(self.state)
+                send = self.protocol_send
+                self.protocol = _Http1(self.app, self.config, self.context, tasks, state, False, client, server, send)
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass  # it has gone
+        finally:
+            await self._close()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated):
+            self._is_idle = event.idle
+            self._head_begun = False
+            self._on_idle(event.idle)
+        await super().protocol_send(event)
+
     async def _read_data(self) -> None:
-        await super()._read_data()
+        data = b"any"
+        while data:
+            try:
+                with trio.fail_after(self.config.read_timeout or math.inf):
+                    data = bytes(await self.stream.receive_some(MAX_RECV))
+            except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
+                break
+            await self.protocol.handle(RawData(data))
+            if self._is_idle and not self._head_begun and self.protocol.has_half:
+                self._head_begun = True
+                await self.idle_task.restart(self._task_group, self._head_timeout)
+        await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else it would wait out the idle time, with nobody there
+
+    async def _head_timeout(self) -> None:
+        with trio.move_on_after(HEAD_S):
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
 
 class HttpServer:
-    """Accepts connections up to the limit; one beyond it is told so and closed."""
+    """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
 
     def __init__(self, app: Any, config: Config, connections: int) -> None:
         self._app = wrap_app(app, 0, "asgi")
         self._config = config
-        self._connections = connections
+        self._places = Places(connections)
+        self._spare = Places(SPARE_PLACES)
         self._context = WorkerContext(None)
         self._open: set[_Stream] = set()
+        self._idle: OrderedDict[_Stream, tuple[Places, str]] = OrderedDict()
+        """Those that have no request, with their places and addresses; first who has had none for longest."""
         self._none_left = trio.Event()
 
     async def serve(self, listeners: list[trio.SocketListener], ending: trio.Event) -> None:
@@ -100,24 +208,65 @@ class HttpServer:
         scope.cancel()
 
     async def _serve(self, accepted: trio.SocketStream) -> None:
-        if len(self._open) >= self._connections:
-            with trio.move_on_after(1), suppress(trio.BrokenResourceError):
-                await accepted.send_all(_FULL)
-                await accepted.send_eof()
-                while await accepted.receive_some(65_536):
-                    pass  # what is left unread would take the answer away from the client
+        try:
+            address = str(accepted.socket.getpeername()[0])
+        except OSError:
             await trio.aclose_forcefully(accepted)
             return
+        places = await self._place(address)
+        if places is None:
+            await _refuse(accepted)
+            return
         stream = _Stream(accepted)
+
+        def on_idle(is_idle: bool) -> None:
+            self._idle.pop(stream, None)
+            if is_idle and stream in self._open:
+                self._idle[stream] = places, address
+
         self._open.add(stream)
+        on_idle(True)
         try:
-            state = ConnectionState({})
-            await _Connection(self._app, self._config, self._context, state, stream).run()  # type: ignore[arg-type]
+            state = ConnectionState({NO_PLACE: places is self._spare})
+            await _Connection(self._app, self._config, self._context, state, stream, on_idle=on_idle).run()
         except Exception:
             # A fault in one connection must not take the others with it; the log has it whole.
             log.exception("an HTTP connection ended with an unexpected error")
         finally:
-            self._open.discard(stream)
+            if stream in self._open:
+                self._forget(stream, places, address)
             if not self._open and self._context.terminated.is_set():
                 self._none_left.set()
             await stream.cut()
+
+    async def _place(self, address: str) -> Places | None:
+        """Where a connection has found a place; None: nowhere."""
+        for places in (self._places, self._spare):
+            if places.take(address) or (await self._end_idle(places, address) and places.take(address)):
+                return places
+        return None
+
+    async def _end_idle(self, places: Places, address: str) -> bool:
+        """End the connection that has been without a request for longest, if there is one; of an address that has its
+        share one of its own."""
+        own = not places.has_share(address)
+        for stream, (where, of) in self._idle.items():
+            if where is places and (of == address or not own):
+                self._forget(stream, where, of)
+                await stream.cut()
+                return True
+        return False
+
+    def _forget(self, stream: _Stream, places: Places, address: str) -> None:
+        self._open.discard(stream)
+        self._idle.pop(stream, None)
+        places.give(address)
+
+
+async def _refuse(accepted: trio.SocketStream) -> None:
+    with trio.move_on_after(1), suppress(trio.BrokenResourceError):
+        await accepted.send_all(_FULL)
+        await accepted.send_eof()
+        while await accepted.receive_some(65_536):
+            pass  # what is left unread would take the answer away from the client
+    await trio.aclose_forcefully(accepted)

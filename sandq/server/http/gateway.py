@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from sandq.client import Client
 from sandq.model.errors import Unavailable
+from sandq.server.http.guards import WAIT_APART
 
 T = TypeVar("T")
 
@@ -84,6 +85,13 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
     if gateway_of(request).ending.is_set():
         raise Unavailable("this node is stopping; ask another one, or this one in a moment")
     raise ClientDisconnect
+
+
+async def wait_apart(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """As `while_connected`, for what waits for something to happen: it takes no place of those that do not. Raises
+    Overloaded."""
+    with getattr(request.state, WAIT_APART)():
+        return await while_connected(request, work)
 
 
 Found = dict[str, Any]

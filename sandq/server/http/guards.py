@@ -9,15 +9,20 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import structlog
 import trio
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sandq.model.errors import Overloaded
 from sandq.server.http import problems
+from sandq.server.http.places import Places
 
 log = structlog.get_logger("sandq.http")
 
@@ -30,6 +35,13 @@ BODIES_BYTES = 8
 """Of all requests under way, as many times the limit of one."""
 ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")
 """However many other requests there are."""
+NO_PLACE: Final = "no_place"
+"""Of a connection's state: it is one too many, and only these are answered."""
+WAIT_APART: Final = "wait_apart"
+"""Of a request's state: see `Guard.wait_apart`."""
+CONTROL_BYTES: Final = 1 << 20
+"""A body that carries no messages, and is no answer that is sent back."""
+_CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
 
@@ -45,6 +57,7 @@ class Rules:
     hosts: frozenset[str]
     origins: frozenset[str]
     requests: int
+    waiting: int
     body_bytes: int
 
 
@@ -66,7 +79,8 @@ class Guard:
         self._app = app
         self._rules = rules
         self._observe = observe
-        self._under_way = 0
+        self._under_way = Places(rules.requests)
+        self._waiting = Places(rules.waiting)
         self._bodies = _Bodies(rules.body_bytes, BODIES_BYTES * rules.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,22 +88,44 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._bodies)
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        state = scope.setdefault("state", {})
+        once = state.get(NO_PLACE, False)
+        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._bodies, once)
+        address = str((scope.get("client") or ("?",))[0])
+        state.update({"request_id": exchange.request_id, WAIT_APART: partial(self.wait_apart, address)})
         started = time.perf_counter()
-        self._under_way += 1
+        has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
         try:
             with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
-                await self._handle(scope, headers, exchange)
+                await self._handle(scope, headers, exchange, has_place)
         finally:
-            self._under_way -= 1
+            if has_place:
+                self._under_way.give(address)
             self._bodies.used -= exchange.size
             self._tell(scope, exchange, time.perf_counter() - started)
 
-    async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
+    @contextmanager
+    def wait_apart(self, address: str) -> Iterator[None]:
+        """For a request that waits for something to happen: it is no more counted among those that are under way, but
+        among those that wait. Raises Overloaded when those are too many."""
+        waiting = self._waiting
+        if not waiting.take(address):
+            raise Overloaded(
+                f"{waiting.limit} requests wait for messages or changes, or {waiting.share} of this address "
+                "(limits.http_waiting); ask without waiting, or again in a moment"
+            )
+        self._under_way.give(address)
         try:
-            self._check(scope, headers)
-            await exchange.read_body(headers)
+            yield
+        finally:
+            self._under_way.add(address)
+            waiting.give(address)
+
+    async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange, has_place: bool) -> None:
+        try:
+            self._check(scope, headers, has_place)
+            carries = _CARRIES.fullmatch(scope["path"]) is not None
+            await exchange.read_body(headers, self._rules.body_bytes if carries else CONTROL_BYTES)
             if exchange.only_head:
                 scope["method"] = "GET"
             scope["headers"] = [
@@ -110,12 +146,15 @@ class Guard:
             elif exchange.status != 500:
                 raise  # half of the answer is out: the server closes the connection
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes], has_place: bool) -> None:
         rules = self._rules
-        if self._under_way > rules.requests and scope["path"] not in ALWAYS_ANSWERED:
-            raise Refused(
-                503, "OVERLOADED", f"{rules.requests} requests are under way (limits.http_requests)", retriable=True
-            )
+        if scope["path"] not in ALWAYS_ANSWERED:
+            if scope["state"].get(NO_PLACE, False):
+                raise Refused(503, "OVERLOADED", "too many connections (limits.http_connections)", retriable=True)
+            if not has_place:
+                places = self._under_way
+                why = f"{places.limit} requests are under way, or {places.share} of this address (limits.http_requests)"
+                raise Refused(503, "OVERLOADED", why, retriable=True)
         host = headers.get(b"host", b"").decode("latin-1")
         match = _HOST.fullmatch(host)
         if match is None or not (_is_address(match[1]) or match[1].lower() in rules.hosts):
@@ -162,7 +201,10 @@ class _Bodies:
 class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
-    def __init__(self, request_id: str, only_head: bool, receive: Receive, send: Send, bodies: _Bodies) -> None:
+    def __init__(
+        self, request_id: str, only_head: bool, receive: Receive, send: Send, bodies: _Bodies, once: bool
+    ) -> None:
+        """`once`: the connection is closed behind the answer."""
         self.request_id = request_id
         self.only_head = only_head
         """It is answered like a GET, without the body."""
@@ -170,14 +212,17 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._bodies = bodies
+        self._once = once
         self.size = 0
         """Of its body, as far as it has come."""
         self._body: bytes | None = b""
 
-    async def read_body(self, headers: dict[bytes, bytes]) -> None:
+    async def read_body(self, headers: dict[bytes, bytes], most: int) -> None:
+        """Read it whole, of `most` bytes or the limit of all bodies. Raises Refused."""
+        most = min(most, self._bodies.one)
         length = headers.get(b"content-length", b"0")
-        if len(length) > 18 or not length.isdigit() or int(length) > self._bodies.one:
-            raise await self._too_large()
+        if len(length) > 18 or not length.isdigit() or int(length) > most:
+            raise await self._too_large(most)
         pieces: list[bytes] = []
         with trio.move_on_after(BODY_S) as scope:
             while True:
@@ -187,8 +232,8 @@ class _Exchange:
                 piece = message.get("body", b"")
                 self.size += len(piece)
                 self._bodies.used += len(piece)
-                if self.size > self._bodies.one:
-                    raise await self._too_large()
+                if self.size > most:
+                    raise await self._too_large(most)
                 if self._bodies.used > self._bodies.all:
                     self._bodies.used -= self.size
                     self.size = 0
@@ -202,13 +247,10 @@ class _Exchange:
             raise Refused(408, "TIMED_OUT", f"the body did not arrive: {self.size} bytes of it came in time")
         self._body = b"".join(pieces)
 
-    async def _too_large(self) -> Refused:
+    async def _too_large(self, most: int) -> Refused:
         await self._discard()
-        return Refused(
-            413,
-            "TOO_LARGE",
-            f"the body is larger than {self._bodies.one} bytes (limits.http_body_bytes); send less at once",
-        )
+        why = "limits.http_body_bytes" if most == self._bodies.one else "it carries no messages"
+        return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({why}); send less at once")
 
     async def _discard(self) -> None:
         """Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives."""
@@ -231,6 +273,7 @@ class _Exchange:
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
+                *([(b"connection", b"close")] if self._once else ()),
             ]
         elif self.only_head:
             message = {**message, "body": b""}

@@ -11,7 +11,7 @@ from sandq.client import DeadLetter, Held
 from sandq.client.json_format import dead_json, message_json, settings_json, when
 from sandq.model.errors import LeaseLost, UnknownGroup
 from sandq.server.http import answers, bodies
-from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_messages import After
 from sandq.server.http.routes_topics import TopicName, settings_of
@@ -31,7 +31,7 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     """
     asked = body or bodies.LeaseIn()
     leases = gateway_of(request).client.leases(topic, group)
-    found = await while_connected(
+    found = await (wait_apart if asked.wait else while_connected)(
         request,
         lambda: leases.take(asked.max, wait=asked.wait, lease=asked.lease, start=asked.start, ack=asked.ack),
     )

@@ -42,7 +42,8 @@ async def serve_http(
 ) -> AsyncIterator[None]:
     """Serves inside the block. The client port must be served already: what is asked here is asked there."""
     options = Options(timeout_s=GATEWAY_S, delivery_timeout_s=GATEWAY_S, connect_timeout_s=GATEWAY_S)
-    rules = Rules(settings.names | {"localhost"}, settings.origins, limits.http_requests, limits.http_body_bytes)
+    names = settings.names | {"localhost"}
+    rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, limits.http_body_bytes)
     ending = trio.Event()
     async with connect_with(options, (settings.client_address,), "sandq-http") as client:
         app = create_app(Gateway(client, node, settings.version, ending), rules, observe)

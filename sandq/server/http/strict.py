@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+import trio
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from sandq.model.errors import SandqError, TooLarge
+
+PARTS_MOST: Final = 250_000
+"""Of a body: its objects, arrays, and the commas between what stands in them. They are what reading it costs ..."""
+ARRAYS_MOST: Final = 50_000
+"""... and of these arrays: nothing else gets a turn while they are read."""
+MEMBERS_MOST: Final = 10_000
+"""Of an object: each that is not known is a mistake of its own."""
+THREAD_BYTES: Final = 64 << 10
+"""A larger body is read in a thread, one at a time."""
+_COUNTED_BYTES: Final = 1 << 20
+_one = trio.CapacityLimiter(1)
 
 
 class _Request(Request):
     async def json(self) -> Any:
-        """Stricter than Python: no NaN, no number too large to be one, and not nested without end."""
+        """Stricter than Python: no NaN, no number too large to be one, not nested without end, and of so many parts at
+        most. Raises JSONDecodeError, TooLarge."""
         body = await self.body()
-        try:
-            return json.loads(
-                body, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
-            )
-        except RecursionError:
-            raise json.JSONDecodeError("nested too deep", "", 0) from None
-        except json.JSONDecodeError:
-            raise
-        except ValueError as error:  # not UTF-8, or one of ours
-            raise json.JSONDecodeError(str(error), "", 0) from None
+        if len(body) <= THREAD_BYTES:
+            return read_json(body)
+        return await trio.to_thread.run_sync(read_json, body, limiter=_one)
+
+
+def read_json(body: bytes) -> Any:
+    """What a body says. Raises JSONDecodeError, TooLarge."""
+    _check_parts(body)
+    try:
+        return json.loads(
+            body, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+        )
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", "", 0) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # not UTF-8, or one of ours
+        raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def _check_parts(body: bytes) -> None:
+    """By the bytes of its structure, those within texts included. A part of the body at a time: it may be long."""
+    parts = arrays = 0
+    for start in range(0, len(body), _COUNTED_BYTES):
+        piece = body[start : start + _COUNTED_BYTES]
+        opened = piece.count(b"[")
+        arrays += opened
+        parts += opened + piece.count(b"{") + piece.count(b",")
+        for what, count, most in (("arrays", arrays, ARRAYS_MOST), ("parts", parts, PARTS_MOST)):
+            if count > most:
+                raise TooLarge(f"the body has more than {most} {what}; send less at once", maximum=most)
 
 
 def _refuse_constant(text: str) -> Any:
@@ -44,10 +82,15 @@ def _finite(text: str) -> float:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:80]!r} is there twice")
+        raise ValueError(f"{_twice(name for name, _ in pairs)[0][:80]!r} is there twice")
+    if len(found) > MEMBERS_MOST:
+        raise ValueError(f"an object has {len(found)} members; {MEMBERS_MOST} at most")
     return found
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    """Those that are there more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _whole(text: str) -> int:
@@ -66,7 +109,12 @@ class Route(APIRoute):
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except HTTPException as error:
+                if isinstance(error.__cause__, SandqError):
+                    raise error.__cause__ from None  # of `json`: FastAPI made of it that the body cannot be read
+                raise
 
         return handler
 
@@ -81,7 +129,7 @@ def known_query(request: Request) -> None:
     route = request.scope["route"]
     known = {field.alias for field in route.dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(_twice(names))
     if twice:
         raise RequestValidationError(
             [{"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in twice]

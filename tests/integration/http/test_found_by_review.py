@@ -60,20 +60,74 @@ async def test_a_client_that_takes_nothing_is_cut_off(
     assert await web.get("/healthz") == {"status": "ok"}
 
 
+LEASE = b'POST /topics/t/groups/g/lease HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{"wait":"60s"}'
+HALF = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: "
+
+
+def web_of(node: Serving) -> httpx.AsyncClient:
+    """Another connection for each request."""
+    assert node.http is not None
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S, limits=limits)
+
+
 async def test_connections_beyond_the_limit(tmp_path: Path) -> None:
-    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_CONNECTIONS="2")
-    async with run_node(config) as node:
+    """Whoever floods a node with connections, silent ones or with halves of requests, loses those."""
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_CONNECTIONS="4")
+    async with run_node(config) as node, web_of(node) as client:
         assert node.http is not None
-        idle = [await trio.open_tcp_stream("127.0.0.1", node.http[1]) for _ in range(2)]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S) as client:
-            assert (await client.get("/healthz")).status_code == 503
-            for stream in idle:
-                await trio.aclose_forcefully(stream)
+        floods = [await trio.open_tcp_stream("127.0.0.1", node.http[1]) for _ in range(12)]
+        for stream in floods[::2]:
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(HALF)
+        for path in ("/topics", "/healthz", "/metrics"):
+            assert (await client.get(path)).status_code == 200, path
+        with trio.fail_after(PATIENCE_S):
+            assert await floods[0].receive_some(1) == b"", "who has been without a request for longest goes"
+        for stream in floods:
+            await trio.aclose_forcefully(stream)
 
-            async def healthy() -> int:
-                return (await client.get("/healthz")).status_code
 
-            await until_answer(healthy, lambda status: status == 200)
+async def test_health_is_told_when_all_connections_have_requests(tmp_path: Path) -> None:
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_CONNECTIONS="3")
+    async with run_node(config) as node, web_of(node) as client:
+        assert node.http is not None
+        await client.post("/topics", json={"name": "t"})
+        waiting = []
+
+        async def status() -> int:
+            """One more waits, in case that those before were not known yet to have requests."""
+            assert node.http is not None
+            waiting.append(await trio.open_tcp_stream("127.0.0.1", node.http[1]))
+            with suppress(trio.BrokenResourceError):
+                await waiting[-1].send_all(LEASE)
+            return (await client.get("/topics")).status_code
+
+        await until_answer(status, lambda found: found == 503)
+        for path in ("/healthz", "/readyz", "/metrics"):
+            found = await client.get(path)
+            assert found.status_code == 200 and found.headers["connection"] == "close", path
+        refused = await client.get("/topics")
+        assert (refused.status_code, refused.json()["code"]) == (503, "OVERLOADED")
+        for stream in waiting:
+            await trio.aclose_forcefully(stream)
+        await until_answer(lambda: client.get("/topics"), lambda found: found.status_code == 200)
+
+
+async def test_the_rest_of_a_head_has_to_come(web_node: Serving, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    assert web_node.http is not None
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for before in (b"", whole):
+        stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+        await stream.send_all(before + HALF)
+        answer = b""
+        with trio.fail_after(PATIENCE_S):
+            while piece := await stream.receive_some(65536):
+                answer += piece
+        assert answer.count(b"HTTP/1.1 200") == bool(before)
+        await stream.aclose()
+    assert await web.get("/healthz") == {"status": "ok"}
 
 
 def test_connections_leave_room_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +171,11 @@ async def test_what_is_there_twice(web: Web) -> None:
 async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a node that takes 2 MiB a body, and eight times as much at once."""
     assert web_node.http is not None
-    head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n"
+    head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n"
     streams: list[trio.SocketStream] = []
 
     async def refused() -> int:
-        return (await web.raw("POST", "/topics", content=b" " * 1_500_000)).status_code
+        return (await web.raw("POST", "/topics/t", content=b" " * 1_500_000)).status_code
 
     async def refused_beside_more() -> int:
         """One of those that were to keep the others out may have been kept out itself: there is always another one."""

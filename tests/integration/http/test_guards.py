@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,7 +11,7 @@ import trio
 
 from sandq.errors import StartupError
 from sandq.node import Serving, run_node
-from sandq.server.http import guards
+from sandq.server.http import guards, strict
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -90,8 +90,9 @@ NO_JSON = [
     b'{"name": Infinity}',
     b'{"name": 1e999}',
     b'{"name": ' + b"9" * 5000 + b"}",
-    b"[" * 100_000,
+    b"[" * 50_000,
     b'{"a":' * 50_000,
+    b"{" + b",".join(b'"%d":0' % at for at in range(10_001)) + b"}",
     b"nonsense",
     b'{"name": "t"} trailing',
     b"null",
@@ -104,6 +105,67 @@ async def test_what_is_no_json(web: Web) -> None:
         assert response.status_code == 400, (content[:50], response.text)
         assert response.headers["content-type"] == "application/problem+json"
         assert (await web.get("/topics"))["topics"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"json": [' + b",".join([b"[]"] * 50_001) + b"]}",
+        b'{"json": [' + b",".join([b"0"] * 250_001) + b"]}",
+        b'{"json": [' + b",".join([b"{}"] * 125_001) + b"]}",
+        b"[" * 1_000_000,
+    ],
+    ids=["arrays", "numbers", "objects", "depth"],
+)
+async def test_json_of_too_many_parts(web: Web, content: bytes) -> None:
+    """To read it would hold up everybody else."""
+    response = await web.raw("POST", "/topics/t", content=content)
+    assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), response.text
+
+
+async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [b'"%d":0' % at for at in range(9_999)]
+    looks = 0
+    read = strict._twice
+
+    def counted(given: Iterable[str]) -> list[str]:
+        def each() -> Iterator[str]:
+            nonlocal looks
+            for name in given:
+                looks += 1
+                yield name
+
+        return read(each())
+
+    monkeypatch.setattr(strict, "_twice", counted)
+    response = await web.raw("POST", "/topics/t", content=b"{" + b",".join([*names, names[-1]]) + b"}")
+    assert response.status_code == 400 and "'9998' is there twice" in response.json()["detail"]
+    assert 0 < looks <= 10_000, "each is looked at once"
+
+
+async def test_of_many_messages_the_first_wrong_one_is_told(web: Web) -> None:
+    wrong = {f"k{at}": 0 for at in range(20)}
+    found = await web.raw("POST", "/topics/t", json={"messages": [{"text": "a"}, *[wrong] * 5_000]})
+    assert found.status_code == 400
+    assert {mistake["where"].split(".")[2] for mistake in found.json()["errors"]} == {"1"}
+    ack = {"messages": [{"lease_token": 1}] * 10_000}
+    found = await web.raw("POST", "/topics/t/groups/g/ack", json=ack)
+    assert found.status_code == 400 and len(found.json()["errors"]) == 1
+
+
+async def test_a_large_body_is_for_messages_alone(web: Web) -> None:
+    large = b" " * 1_500_000
+    for method, path, status in (
+        ("POST", "/topics", 413),
+        ("PATCH", "/topics/t", 400),
+        ("POST", "/topics/t", 400),
+        ("POST", "/topics/t/0", 400),
+        ("PUT", "/topics/t/keys/a/b", 400),
+        ("POST", "/topics/t/groups/g/ack", 400),
+        ("POST", "/topics/t/groups/g/lease", 413),
+        ("POST", "/cluster/transfer", 413),
+    ):
+        assert (await web.raw(method, path, content=large)).status_code == status, (method, path)
 
 
 async def test_json_whatever_it_is_called(web: Web) -> None:
@@ -176,17 +238,35 @@ async def test_what_else_http_has(web: Web, web_node: Serving) -> None:
     assert b"HTTP/1.1 201" in await wire(web_node, expecting)
     assert b" 200 " in await wire(web_node, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
     assert b" 403 " in await wire(web_node, b"GET /healthz HTTP/1.0\r\n\r\n")
-    for garbage in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000):
+    for garbage in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"A" * 100_000):
         answer = await wire(web_node, garbage)
-        assert not answer or answer.split()[1] in (b"400", b"403", b"431"), answer[:200]
+        assert not answer or answer.split()[1] in (b"400", b"431"), answer[:200]
     upgrade = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     keys = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     assert b" 403 " in await wire(web_node, upgrade + keys)
     assert await web.get("/healthz") == {"status": "ok"}
 
 
-async def test_so_many_at_once(tmp_path: Path) -> None:
-    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_REQUESTS="3")) as node:
+async def test_what_http_has_not(web: Web, web_node: Serving) -> None:
+    """What two readers might understand in different ways, and other protocols."""
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    both = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for data, status in (
+        (b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"505"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
+        (both + b'd\r\n{"name": "t"}\r\n0\r\n\r\n' + one + b"\r\n", b"400"),
+        (one + b"X: y\r\n" * 100 + b"\r\n", b"431"),
+    ):
+        answer = await wire(web_node, data)
+        assert answer.split()[1] == status and answer.count(b"HTTP/1.1 ") == 1, answer
+    upgrade = b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    assert b"HTTP/1.1 200 " in await wire(web_node, one + upgrade), "it goes on as it is"
+    assert (await web.get("/topics"))["topics"] == []
+
+
+async def test_so_many_wait_at_once(tmp_path: Path) -> None:
+    limits = {"LIMITS__HTTP_REQUESTS": "8", "LIMITS__HTTP_WAITING": "3"}
+    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **limits)) as node:
         assert node.http is not None
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S) as client:
             web = Web(client)
@@ -201,6 +281,10 @@ async def test_so_many_at_once(tmp_path: Path) -> None:
                     nursery.start_soon(wait)
                 await until_holds(lambda: len(statuses) == 3)
                 assert statuses == [503, 503, 503]
+                # Those that wait take no place from the others.
+                for _ in range(20):
+                    assert (await client.get("/topics")).status_code == 200
+                assert (await client.post("/topics/t/groups/g/lease", json={})).json()["messages"] == []
                 async with connected(node) as api:
                     for _ in range(3):
                         await api.produce("t", b"m")
