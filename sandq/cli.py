@@ -161,6 +161,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
     from sandq.server import logs, open_files
+    from sandq.storage.secret_file import OTHERS
 
     config = load_config(config_file, os.environ)
     people = logs.set_up(log_format, log_level, config.node.id)
@@ -211,6 +212,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     try:
         log.info("started", version=sandq.__version__)
         open_files.raise_limit()
+        os.umask(OTHERS)  # LevelDB makes its files by it
         trio.run(run)
         log.info("stopped")
     finally:

@@ -65,7 +65,7 @@ from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.tcp import ClientServer, listen
 from sandq.storage import identity
-from sandq.storage.files import Files, RealFiles
+from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.stores import LevelStores, Stores
 
@@ -581,7 +581,7 @@ async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None
 def _make_data_dir(config: NodeConfig) -> Path:
     data_dir = Path(config.node.data_dir).absolute()
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise StartupError(f"node.data_dir {data_dir}: {error.strerror or error}") from None
     return data_dir

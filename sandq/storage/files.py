@@ -29,6 +29,8 @@ Buffer = bytes | bytearray | memoryview
 _ZEROS = bytes(1 << 20)
 TEMPORARY = ".tmp"
 """Ends the name under which `replace` writes before it renames."""
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+"""Of what is made: what messages hold is for their owner alone."""
 
 
 class File(Protocol):
@@ -185,7 +187,7 @@ class RealLock:
 def flock(path: Path) -> RealLock:
     """Take the exclusive lock of a file, created when missing; `DataDirInUse` names its directory."""
     with _translated("open", str(path)):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -211,7 +213,9 @@ def replace_file(path: Path, data: bytes) -> None:
     """`Files.replace` for a path."""
     temporary = path.with_name(path.name + TEMPORARY)
     with _translated("replace", str(path)):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # of a crash; or somebody's link to a file that is not to be written
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
                 write_fully(descriptor, data, 0)
@@ -249,7 +253,7 @@ class RealFiles:
         # also has to commit the journal (measured: 0.13 ms becomes 0.19 ms for 4 KB, 0.3 becomes 0.75 for 1
         # MB).
         with _translated("create", str(path)):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             try:
                 for offset in range(0, size, len(_ZEROS)):
                     write_fully(descriptor, _ZEROS[: size - offset], offset)
@@ -308,5 +312,5 @@ def _make_directories(path: Path) -> None:
         return
     _make_directories(path.parent)
     with _translated("create", str(path)), contextlib.suppress(FileExistsError):
-        path.mkdir()
+        path.mkdir(DIRECTORY_MODE)
     sync_directory(path.parent)

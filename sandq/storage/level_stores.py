@@ -28,7 +28,7 @@ import plyvel
 
 from sandq.model.errors import ClosedError, Corruption, SandqError, StorageFailed
 from sandq.storage import level_check
-from sandq.storage.files import flock, sync_directory
+from sandq.storage.files import DIRECTORY_MODE, flock, sync_directory
 
 WRITE_BUFFER_BYTES = 16 << 20
 LOCK = "SANDQ-LOCK"
@@ -46,7 +46,7 @@ class LevelStores:
         if not self.path.is_dir():
             if not create:
                 raise Corruption(f"the stores {self.path} are missing", file=str(self.path))
-            self.path.mkdir(parents=True)
+            self.path.mkdir(DIRECTORY_MODE, parents=True)
             sync_directory(self.path.parent)
         self._failure: str | None = None
         self._closed = False

@@ -9,7 +9,8 @@ from typing import Final
 from sandq.model.errors import StartupError
 
 MOST_BYTES: Final = 16 << 10
-_OTHERS: Final = 0o077
+OTHERS: Final = 0o077
+"""What of a mode lets others than the owner in."""
 
 
 def read_private(path: Path, setting: str) -> bytes:
@@ -21,7 +22,7 @@ def read_private(path: Path, setting: str) -> bytes:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise StartupError(f"{setting} {path} cannot be read: {error.strerror or error}") from None
-    if mode & _OTHERS:
+    if mode & OTHERS:
         raise StartupError(
             f"{setting} {path} is open to others than its owner (mode {mode & 0o777:o}): chmod 600 {path}"
         )

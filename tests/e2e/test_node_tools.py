@@ -88,7 +88,10 @@ def test_beside_a_running_node_and_after_it(node: NodeProcess) -> None:
     assert node.stop() == 0
     before = picture(node.data_dir)
     found = doctor(node)
-    assert {found[what]["state"] for what in ("lock", "identity", "wal", "stores", "port client")} == {"ok"}, found
+    checked = ("lock", "mode", "identity", "wal", "stores", "port client")
+    assert {found[what]["state"] for what in checked} == {"ok"}, found
+    for path in node.data_dir.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, f"{path} is for its owner alone"
     assert "stopped cleanly" in found["wal"]["found"] and "free" in found["port http"]["found"]
     assert dumped(node)
     assert picture(node.data_dir) == before, "nothing was changed"

@@ -25,9 +25,10 @@ from sandq.storage import identity, level_check
 from sandq.storage.level_stores import LOCK as STORES_LOCK
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.pointers import Pointers
+from sandq.storage.secret_file import OTHERS
 from sandq.storage.wal_groups import RecoveredGroup
 from sandq.storage.wal_recovery import recover
-from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped
+from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, warning
 from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 
 NEWER = "start that version on it; docs/upgrading.md says more"
@@ -50,6 +51,7 @@ class DataDirectory:
             yield ok("data", "nothing is stored yet")
             return
         yield self._lock()
+        yield self._mode()
         yield self._identity()
         if self.store_uuid is None:
             return
@@ -63,6 +65,14 @@ class DataDirectory:
             return ok("lock", "no process uses the data directory")
         pid = lock_holder(path)
         return ok("lock", f"a node is running on it{'' if pid is None else f' (process {pid})'}")
+
+    def _mode(self) -> Check:
+        """Within a directory that is closed to others nothing can be reached by them."""
+        mode = self.path.stat().st_mode & 0o777
+        if mode & OTHERS:
+            found = f"{self.path} is open to others than its owner (mode {mode:o}): they may read messages"
+            return warning("mode", found, f"chmod 700 {self.path}")
+        return ok("mode", f"for its owner alone (mode {mode:o})")
 
     def _identity(self) -> Check:
         try:

@@ -103,3 +103,30 @@ def test_a_write_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file.write_at(1, b"12345678")
     assert file.read_at(0, 10) == b"\x0012345678\0"
     file.close()
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    files = RealFiles(tmp_path / "data")
+    files.make_dir("wal/deep")
+    files.open("wal/segment", create_bytes=10).close()
+    files.replace("pointers", b"x")
+    files.lock("lock").close()
+    made = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "data").rglob("*")}
+    assert made == {"wal": 0o700, "deep": 0o700, "segment": 0o600, "pointers": 0o600, "lock": 0o600}
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    files = RealFiles(tmp_path / "data")
+    other = tmp_path / "other"
+    other.write_bytes(b"of somebody else")
+    (tmp_path / "data" / "pointers.tmp").symlink_to(other)
+    files.replace("pointers", b"ours")
+    assert files.read("pointers") == b"ours" and files.list("") == ["pointers"]
+    (tmp_path / "data" / "lock").symlink_to(other)
+    with pytest.raises(StorageFailed, match="cannot open"):
+        files.lock("lock")
+    with pytest.raises(FileExistsError):
+        (tmp_path / "data" / "segment").symlink_to(other)
+        files.open("segment", create_bytes=10)
+    assert other.read_bytes() == b"of somebody else"

@@ -108,6 +108,14 @@ def test_data_that_is_whole(environ: dict[str, str], data: Path) -> None:
     assert picture(data) == before, "not a byte and not a time is changed"
 
 
+def test_data_that_others_may_read(data: Path) -> None:
+    data.chmod(0o755)
+    check = of_data(data)["mode"]
+    assert (check.state, check.todo) == ("warning", f"chmod 700 {data}") and "755" in check.found
+    data.chmod(0o700)
+    assert of_data(data)["mode"].state == "ok"
+
+
 def test_another_nodes_data(data: Path) -> None:
     check = of_data(data, "node2")["identity"]
     assert check.state == "failed" and "node1" in check.found and "node2" in check.found
