@@ -40,6 +40,8 @@ class OpenTopic(NamedTuple):
     partitions: dict[int, PartitionLeader]
     places: dict[int, Place]
     stats: TopicStats
+    attended: set[PartitionLeader]
+    """Those of them that somebody takes part in or watches."""
 
     def led(self) -> dict[int, PartitionLeader]:
         """The partitions that this node leads, and may answer for."""
@@ -186,7 +188,8 @@ class Catalog:
             return
         # Consumers ask again, and say what they hold: so they get what was leased to them and never reached them.
         moved = NotLeader(f"partition {delivery.partition} of topic {name!r} is led by another node now")
-        for other in opened.partitions.values():
+        # Of thousands that begin to be led one after the other most are nobody's: they are not gone through each time.
+        for other in list(opened.attended):
             other.end_subscriptions(moved)
         if ready:
             self._configure(name, delivery)

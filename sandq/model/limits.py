@@ -28,6 +28,10 @@ class Limits:
     # What a topic may have.
     partitions_per_topic: int = 4096
 
+    # What a cluster may have, by the node that leads its metadata.
+    topics: int = 10_000
+    partitions: int = 20_000
+
     # One Raft entry. `entry_bytes` is the target up to which requests are merged, a larger batch is alone.
     entry_messages: int = 2**20
     entry_bytes: int = 1 * _MIB

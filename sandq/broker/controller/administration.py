@@ -29,6 +29,7 @@ from sandq.model.errors import (
     NotLeader,
     SandqError,
     TimedOut,
+    TooLarge,
     TopicExists,
     Unavailable,
     UnknownPartition,
@@ -125,6 +126,8 @@ class Administration:
         async def create() -> Topic:
             if name in self._view.topics:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            self._check_total("topics", len(self._view.topics) + 1)
+            self._check_room(partitions)
             placement = await self._place(partitions, replicas)
             topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record))
             await self._until_led(topic)
@@ -156,6 +159,7 @@ class Administration:
                 )
             if more < 0:
                 raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
+            self._check_room(more)
             added = await self._place(more, copies) if more else []
             topic: Topic = await self._change(m.UpdateTopic(name, record, copies, there, added))
             hosts = [delivery.host for delivery in self._catalog.topic(name).led().values()]
@@ -179,6 +183,22 @@ class Administration:
     def _check_partitions(self, partitions: int) -> None:
         if not 1 <= partitions <= self._limits.partitions_per_topic:
             raise InvalidRequest(f"{partitions} partitions; 1 to {self._limits.partitions_per_topic} are allowed")
+
+    def _check_room(self, more: int) -> None:
+        """Whether there may be so many partitions more."""
+        if more:
+            self._check_total("partitions", sum(len(topic.partitions) for topic in self._view.topics.values()) + more)
+
+    def _check_total(self, what: str, count: int) -> None:
+        most = getattr(self._limits, what)
+        if count > most:
+            raise TooLarge(
+                f"the cluster would have {count} {what}; {most} are allowed (limits.{what}): delete some, or raise it "
+                "in the configuration of every node",
+                limit=what,
+                maximum=most,
+                size=count,
+            )
 
     def _check_replicas(self, replicas: int) -> None:
         nodes = self._view.nodes

@@ -35,6 +35,8 @@ from sandq.raft import Members
 log = structlog.get_logger("sandq.broker")
 
 FOLLOW_AGAIN_S = 1.0
+OPENED_AT_ONCE = 8
+"""Replicas; a millisecond or two each."""
 
 
 class Reconciler:
@@ -112,7 +114,7 @@ class Reconciler:
             await self._remove_obsolete(view)
             await self._install_missing(changed, view.applied_index)
         for topic in changed:
-            self._open(topic)
+            await self._open(topic)
         if is_news:
             self._done = dict(view.topics)
 
@@ -146,23 +148,24 @@ class Reconciler:
         if new:
             await self._runner.on_maintenance(partial(self._node_log.install, new, metadata_index))
 
-    def _open(self, topic: Topic) -> None:
-        """Run what is installed here of a topic, and runs not yet."""
+    async def _open(self, topic: Topic) -> None:
+        """Run what is installed here of a topic, and runs not yet; some at a time, since others wait meanwhile."""
         opened = self._catalog.topics.get(topic.name)
         is_new = opened is None
         if opened is None:
-            opened = OpenTopic(topic, {}, {}, TopicStats(self._stats))
+            opened = OpenTopic(topic, {}, {}, TopicStats(self._stats), set())
         before, opened = opened.record, opened._replace(record=topic)
         self._catalog.topics[topic.name] = opened
         fresh = []
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
-                delivery = opened.partitions[at] = self._deliver(topic, at, opened.stats)
+                delivery = opened.partitions[at] = self._deliver(topic, at, opened)
                 ordered, compacted = topic.settings["ordering"] == "key", topic.kind == COMPACTED
                 opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted)
+                self._catalog.opened(topic.name, delivery)
                 fresh.append(delivery)
-        for delivery in fresh:
-            self._catalog.opened(topic.name, delivery)
+                if len(fresh) % OPENED_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
         if is_new:
             count = len(topic.partitions)
             log.info("topic opened", topic=topic.name, partitions=count, replicas_here=len(opened.partitions))
@@ -171,7 +174,7 @@ class Reconciler:
         if before is not topic:
             self._catalog.changed(before, opened)
 
-    def _deliver(self, topic: Topic, partition: int, stats: TopicStats) -> PartitionLeader:
+    def _deliver(self, topic: Topic, partition: int, opened: OpenTopic) -> PartitionLeader:
         host = self._node_log.open_partition(topic, partition)
         return PartitionLeader(
             host,
@@ -180,8 +183,9 @@ class Reconciler:
             self._timers,
             self._lease_ahead_ms,
             StoreCompaction(host, self._node_log, self._runner, self._nursery).look,
-            stats,
+            opened.stats,
             lambda: self._catalog.view.feature_level,
+            opened.attended,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

@@ -64,9 +64,11 @@ class PartitionLeader:
         look: Callable[[Status], None] = lambda status: None,
         stats: TopicStats | None = None,
         cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
+        attended: set[PartitionLeader] | None = None,
     ) -> None:
         """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
-        cluster has come to, as far as this node knows."""
+        cluster has come to, as far as this node knows. `attended`: of the topic's partitions here those that somebody
+        takes part in or watches; this one is put there while it is one of them."""
         self.host = host
         self._look = look
         self.partition = partition
@@ -78,6 +80,7 @@ class PartitionLeader:
         self._raising = False
         """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
+        self._attended = set() if attended is None else attended
         self.groups: dict[str, GroupStatus] = {}
         """What is known of each, by name."""
         self._ahead: dict[int, Delivery] = {}
@@ -95,12 +98,12 @@ class PartitionLeader:
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
-        self.watchers: dict[Callable[[PartitionLeader], None], None] = {}
-        """Called after each change of the partition's status, and at its end."""
+        self._watchers: dict[Callable[[PartitionLeader], None], None] = {}
         host.listen(on_status=self.status_changed)
 
     def attach(self, subscription: Subscription) -> None:
         """From now on the subscription takes part; one of the same consumer is replaced."""
+        self._attended.add(self)
         pump = self._pumps.setdefault(subscription.group, _GroupPump())
         subscription.partitions += 1
         for old in [s for s in pump.subscriptions if s.consumer == subscription.consumer]:
@@ -135,8 +138,19 @@ class PartitionLeader:
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
                     subscription.ended(error)
-        for watcher in list(self.watchers):
+        for watcher in list(self._watchers):
             watcher(self)
+        if not (self._watchers or self._pumps):
+            self._attended.discard(self)
+
+    def watch(self, watcher: Callable[[PartitionLeader], None]) -> None:
+        """Call it after each change of the partition's status, and at its end."""
+        self._attended.add(self)
+        self._watchers[watcher] = None
+
+    def watch_no_more(self, watcher: Callable[[PartitionLeader], None]) -> None:
+        """Call it no more."""
+        self._watchers.pop(watcher, None)
 
     def close(self, error: SandqError) -> None:
         """The partition is gone: nothing more is leased or pushed."""
@@ -166,8 +180,8 @@ class PartitionLeader:
         self._set_upkeep(status)
         if status.level < KNOWN.highest:
             self.raise_level()
-        if self.watchers:
-            for watcher in list(self.watchers):
+        if self._watchers:
+            for watcher in list(self._watchers):
                 watcher(self)
 
     def raise_level(self) -> None:

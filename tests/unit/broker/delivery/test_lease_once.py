@@ -23,7 +23,8 @@ class Led:
 
     def __init__(self, partition: int, paused: str | None) -> None:
         self.partition = partition
-        self.watchers: dict[Any, None] = {}
+        self.watchers: list[Any] = []
+        self.watch, self.watch_no_more = self.watchers.append, self.watchers.remove
         self.groups = {"g": SimpleNamespace(next_ms=None, paused=paused)}
 
     def touch(self, group: str) -> int:

@@ -1,0 +1,85 @@
+"""A topic of many partitions is opened a few at a time: others have their turns meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.broker.controller import reconciler
+from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.replication.node_log import NodeLog
+from sandq.errors import TooLarge
+from sandq.node import Serving, run_node
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
+from tests.support.waiting import PATIENCE_S
+
+PARTITIONS = 200
+
+
+async def test_others_have_turns_while_partitions_are_opened(
+    api: sandq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = 0
+    opened: list[int] = []
+    ended = 0
+    open_partition, end_subscriptions = NodeLog.open_partition, PartitionLeader.end_subscriptions
+
+    def noted(self: NodeLog, *args: Any) -> Any:
+        opened.append(turn)
+        return open_partition(self, *args)
+
+    def counted(self: PartitionLeader, error: sandq.errors.SandqError) -> None:
+        nonlocal ended
+        ended += 1
+        end_subscriptions(self, error)
+
+    monkeypatch.setattr(NodeLog, "open_partition", noted)
+    monkeypatch.setattr(PartitionLeader, "end_subscriptions", counted)
+
+    async def another() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(another)
+        with trio.fail_after(PATIENCE_S):
+            await api.admin.create_topic("t", partitions=PARTITIONS)
+        nursery.cancel_scope.cancel()
+    assert len(opened) == PARTITIONS
+    assert max(opened.count(at) for at in set(opened)) <= 2 * reconciler.OPENED_AT_ONCE
+    assert ended == 0, "partitions that nobody takes from are not gone through for each that is led"
+    await api.produce("t", b"x", partition=PARTITIONS - 1)
+
+
+async def test_who_takes_part_learns_of_partitions_that_are_led_later(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    async with api.subscribe("t", group="g") as subscription:
+        with trio.fail_after(PATIENCE_S):
+            await api.produce("t", b"a", partition=0)
+            assert (await anext(subscription)).value == b"a"
+            await api.admin.update_topic("t", partitions=20)
+            await api.produce("t", b"b", partition=19)
+            assert (await anext(subscription)).value == b"b"
+
+
+async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> None:
+    config = small_config(tmp_path, LIMITS__TOPICS="2", LIMITS__PARTITIONS="5")
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.create_topic("a", partitions=3)
+        with pytest.raises(TooLarge, match=r"6 partitions; 5 are allowed \(limits.partitions\)"):
+            await api.admin.create_topic("b", partitions=3)
+        await api.admin.create_topic("b", partitions=1)
+        with pytest.raises(TooLarge, match=r"3 topics; 2 are allowed \(limits.topics\)"):
+            await api.admin.create_topic("c")
+        with pytest.raises(TooLarge, match="6 partitions"):
+            await api.admin.update_topic("b", partitions=3)
+        await api.admin.update_topic("b", partitions=2, retention="1h")
+        await api.admin.delete_topic("a")
+        await api.admin.create_topic("c", partitions=3)
