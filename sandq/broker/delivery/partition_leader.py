@@ -17,8 +17,9 @@ from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs.jobs import STEP_MESSAGES
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 
 MAX_GRANTS = 64
 SHARED_GRANT_MESSAGES = 64

@@ -15,10 +15,11 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
+from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, reader, trim
 from sandq.partition.log.reader import LogReader
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
 
