@@ -8,7 +8,7 @@ due, for all groups at once: that is reckoned when somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -63,7 +63,18 @@ class _Standing(NamedTuple):
         status, head_ms, oldest_ms = self.status, self.head_ms, self.status.oldest_ms
         if head_ms is not None:
             oldest_ms = head_ms if oldest_ms is None else min(head_ms, oldest_ms)
-        return replace(status, ready=status.ready + max(due - self.passed, self.least), oldest_ms=oldest_ms)
+        return GroupStatus(
+            status.group_id,
+            status.name,
+            status.next_ms,
+            status.paused,
+            status.generation,
+            status.ready + max(due - self.passed, self.least),
+            status.leased,
+            status.waiting,
+            status.dead,
+            oldest_ms,
+        )
 
 
 class GroupStatuses(Sequence[GroupStatus]):
@@ -94,6 +105,11 @@ class GroupStatuses(Sequence[GroupStatus]):
         """The group of this name, if there is one."""
         standing = self._by_name.get(name)
         return None if standing is None else standing.at(self._due, self._now_s)
+
+    def is_any_due(self, now_ms: int) -> bool:
+        """Whether some group has something to be leased by then."""
+        times = (standing.status.next_ms for standing in self._by_name.values())
+        return any(at is not None and at <= now_ms for at in times)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -164,7 +180,7 @@ class StatusTable:
         self._standings[group.name] = standing
         self.dead += standing.status.dead
         head = None if group.seeking else group.reader.head(view)
-        group.head_until = offsets.LAST if head is None else rows.last_of(head)
+        group.is_noted, group.head_until = False, offsets.LAST if head is None else rows.last_of(head)
         self._ripening.put(group_id, self._ripens_ms(group, now_ms))
         return group.name
 
@@ -173,8 +189,11 @@ class StatusTable:
         passed, from_s, least, head_ms = self._in_log(group, view)
         metrics, blocked = group.metrics, len(group.order.blocked)
         metrics.ripen(now_ms)
-        firsts = (group.oldest_held, group.order.lowest() if blocked else None)
-        oldest = min((first for first in firsts if first is not None), default=None)
+        oldest = group.oldest_held
+        if blocked:
+            lowest = group.order.lowest()
+            assert lowest is not None
+            oldest = lowest if oldest is None else min(oldest, lowest)
         status = GroupStatus(
             group.group_id,
             group.name,
@@ -214,9 +233,10 @@ class StatusTable:
 
     def _ripens_ms(self, group: Group, now_ms: int) -> int | None:
         """When there is something else to say of a group though nothing has happened to it."""
-        cursor_ms = offsets.deliver_ms(group.cursor) // 1000 * 1000
-        times = (group.metrics.ripens_ms, cursor_ms if cursor_ms > now_ms else None)
-        return min((at for at in times if at is not None), default=None)
+        ripens_ms, cursor_ms = group.metrics.ripens_ms, offsets.deliver_ms(group.cursor) // 1000 * 1000
+        if cursor_ms <= now_ms:
+            return ripens_ms
+        return cursor_ms if ripens_ms is None else min(ripens_ms, cursor_ms)
 
 
 def _next_ms(group: Group, view: View) -> int | None:

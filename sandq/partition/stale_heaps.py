@@ -58,6 +58,9 @@ class LeastOf(Generic[V]):
 
     def up_to(self, value: V) -> list[int]:
         """The numbers whose values are not above this one, rising."""
+        first = self.first()
+        if first is None or first[0] > value:
+            return []
         found: set[int] = set()
         while (first := self.first()) is not None and first[0] <= value:
             found.add(heapq.heappop(self._heap)[1])
@@ -80,15 +83,13 @@ class LeastOfRising(Generic[H]):
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, thing: H, living: int) -> None:
-        """Put a thing in. `living`: how many there are, at most, that have a value."""
+    def add(self, thing: H, value: Any, living: int) -> None:
+        """Put a thing in that has this value now. `living`: how many there are, at most, that have one."""
         if is_overgrown(len(self._heap), living):
             self._heap = [one for one in self._heap if self._value_of(one[2]) is not None]
             heapq.heapify(self._heap)
-        value = self._value_of(thing)
-        if value is not None:
-            self._number += 1
-            heapq.heappush(self._heap, (value, self._number, thing))
+        self._number += 1
+        heapq.heappush(self._heap, (value, self._number, thing))
 
     def first(self) -> Any:
         """The least value; None: nothing has one."""

@@ -28,7 +28,6 @@ class GroupAdmin:
         self._leases = group_state.leases
         self._waiting = group_state.waiting
         self._kept = group_state.kept
-        self._summaries = group_state.summaries
         self._log = log
         self._jobs = jobs
 
@@ -104,7 +103,7 @@ class GroupAdmin:
         ttl_ms = self._shared.settings["group_ttl_ms"]
         if ttl_ms is None:
             return None
-        first = self._summaries.longest_unused
+        first = self._groups.longest_unused
         return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
@@ -112,7 +111,7 @@ class GroupAdmin:
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
-        group = self._summaries.longest_unused
+        group = self._groups.longest_unused
         assert group is not None
         self.drop(group.name, index, now_ms, view)
         return True

@@ -34,7 +34,9 @@ class Group:
         self.group_id = group_id
         self.name = name
         self.on_change: Callable[[Group], None] | None = None
-        """Called when it may be another than it was: `note_change`."""
+        """Called when it may be another than it was, ..."""
+        self.is_noted = False
+        """... unless it was since the last of those who go by that looked at it: `note_change`."""
         self.head_until = offsets.LAST
         """No message that is put in or taken out above this offset changes what the group has next in the log."""
         self.reader = LogReader(cursor)
@@ -56,11 +58,9 @@ class Group:
         self.settings: dict[str, Any] = {}
         """What overrides the topic's."""
         self._holders = Holders()
-        self._firsts: LeastOfRising[Holder] = LeastOfRising(lambda holder: holder.first)
-        self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(lambda held: None if held.kept else held.first)
-        self._since: LeastOfRising[Holder] = LeastOfRising(
-            lambda held: None if held.kept or held.first is None else held.since_ms
-        )
+        self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
+        self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
+        self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.seeking = False
         self.generation = 0
         """Rises when leases are revoked at once, by a seek; of this process alone."""
@@ -88,8 +88,9 @@ class Group:
     def note_change(self) -> None:
         """Tell who goes by this group that it may be another than it was. Whatever changes it here does so by itself;
         what its reader passes, and what stands in its row, is noted by who stores the row."""
-        self.head_until = offsets.LAST
-        if self.on_change is not None:
+        if not self.is_noted and self.on_change is not None:
+            self.is_noted = True
+            self.head_until = offsets.LAST
             self.on_change(self)
 
     def note_log_change(self, offset: bytes) -> None:
@@ -103,7 +104,7 @@ class Group:
     def add_lease(self, lease: Lease) -> None:
         """Hold a lease until `end_lease`."""
         self.leases[lease.token] = lease
-        self._add_holder(lease, lease.ranges)
+        self._add_holder(lease, lease.ranges, lease.first)
         self.count_lease(lease)
 
     def count_lease(self, lease: Lease) -> None:
@@ -117,11 +118,13 @@ class Group:
             self._holders.drop(lease.ranges, lease)
         self.note_change()
 
-    def _add_holder(self, holder: Holder, ranges: Iterable[Range]) -> None:
+    def _add_holder(self, holder: Holder, ranges: Iterable[Range], first: bytes | None) -> None:
         self._holders.put(ranges, holder)
         living = len(self.leases) + len(self.waiting)
-        for least in (self._firsts, self._logged_firsts, self._since):
-            least.add(holder, living)
+        self._firsts.add(holder, first, living)
+        if not holder.kept:
+            self._logged_firsts.add(holder, first, living)
+            self._since.add(holder, holder.since_ms, living)
 
     # -- what waits -----------------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class Group:
         """Keep an entry until its messages are leased again, or expire."""
         self.waiting[entry.seq] = entry
         self.waiting_ranges += len(entry.ranges)
-        self._add_holder(entry, entry.ranges)
+        self._add_holder(entry, entry.ranges, entry.first)
         self.metrics.count_waiting(entry)
         if is_overgrown(len(self._queue), len(self.waiting)):
             self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
@@ -261,6 +264,18 @@ class Group:
         """Everything below this offset is acked or dead in this group."""
         first = self.first_unacked()
         return first if first is not None else _next(self.cursor)
+
+
+def _first(holder: Holder) -> bytes | None:
+    return holder.first
+
+
+def _first_logged(holder: Holder) -> bytes | None:
+    return None if holder.kept else holder.first
+
+
+def _pinned_since_ms(holder: Holder) -> int | None:
+    return None if holder.kept or holder.first is None else holder.since_ms
 
 
 def _next(offset: bytes) -> bytes:

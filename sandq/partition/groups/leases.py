@@ -143,7 +143,9 @@ class Lease:
         """The first message of a mask that is not empty."""
         at = (mask & -mask).bit_length() - 1
         index = bisect_right(self.starts, at) - 1
-        return offsets.shift(self.ranges[index].base, at - self.starts[index])
+        behind = at - self.starts[index]
+        base = self.ranges[index].base
+        return offsets.shift(base, behind) if behind else base
 
     def holds(self, offset: bytes) -> bool:
         """Whether a message is of this lease and still live in it."""

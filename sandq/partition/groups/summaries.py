@@ -25,7 +25,6 @@ class GroupSummaries:
         self._level = shared.level
         """That the rest goes by."""
         self._done: LeastOf[bytes] = LeastOf()
-        self._touched: LeastOf[int] = LeastOf()
         self._pinned: LeastOf[int] = LeastOf()
         self._ttl_changed = groups.changes()
         self._ttl_rules: tuple[bool, int | None] | None = None
@@ -52,13 +51,6 @@ class GroupSummaries:
         self._look()
         return self._chosen(self._pinned.up_to(since_ms))
 
-    @property
-    def longest_unused(self) -> Group | None:
-        """The group whose last consumer was seen longest ago."""
-        self._look()
-        first = self._touched.first()
-        return None if first is None else self._groups.by_id[first[1]]
-
     def _look(self) -> None:
         if self._level != self._shared.level:
             self._level = self._shared.level
@@ -66,8 +58,9 @@ class GroupSummaries:
         for group_id in self._changed:
             group = self._groups.by_id.get(group_id)
             self._done.put(group_id, None if group is None else group.done_below())
-            self._touched.put(group_id, None if group is None else group.touched_ms)
             self._pinned.put(group_id, None if group is None else self._pinned_since_ms(group))
+            if group is not None:
+                group.is_noted = False
         self._changed.clear()
 
     def _pinned_since_ms(self, group: Group) -> int | None:
@@ -95,12 +88,12 @@ class GroupSummaries:
         if self._ttl_rules != self._ttl.rules:
             self._ttl_rules = self._ttl.rules
             self._ttl_changed.update(self._groups.by_id)
-        if not self._ttl.any_expires:
-            self._ttl_changed.clear()
-            return
+        any_expires = self._ttl.any_expires  # else nobody looks into the log of groups that nobody reads
         for group_id in self._ttl_changed:
             group = self._groups.by_id.get(group_id)
-            self._expiries.put(group_id, None if group is None else self._ttl.next_expiry_ms(group, view))
+            self._expiries.put(group_id, self._ttl.next_expiry_ms(group, view) if group and any_expires else None)
+            if group is not None:
+                group.is_noted = False
         self._ttl_changed.clear()
 
     def _chosen(self, group_ids: list[int]) -> list[Group]:

@@ -22,6 +22,7 @@ from sandq.partition.log.reader import LogReader
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
+from tests.support.partition.plain_groups import check_groups
 
 STEP = 2
 BATCH = 8
@@ -147,6 +148,8 @@ class Bed(RuleBasedStateMachine):
             model.seen_copied(group, {key[5:] for key, _ in self.bench.rows(rows.KEPT) if start <= key < stop})
         model.seen_keys(self._keys())
         model.watch_done()
+        for bench in (self.bench, self.twin):
+            check_groups(bench)
         status = self.bench.status()
         assert {group.name for group in status.groups} == model.groups.keys()
         for state in status.groups:
