@@ -137,7 +137,7 @@ class LeaseTable:
         if not lease.live:
             if lease.ended:
                 return
-            lease.ended = self._shared.next_seq
+            lease.end(self._shared.next_seq)
             self._shared.next_seq += 1
             if group is not None:
                 group.end_lease(lease)
