@@ -13,6 +13,7 @@ from sandq.partition.groups.leases import Lease
 from sandq.partition.view import Row
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T
+from tests.support.partition.plain_groups import check_groups
 
 MANY = 400
 STEPS = 2 * MANY.bit_length()
@@ -191,6 +192,25 @@ class TestGroups:
         bench.apply(1, c.OpenGroup("g3", "latest"))
         assert self.changed(bench, before) == {"g3"}
         assert [group.name for group in bench.status().groups][-2:] == ["new", "g3"]
+
+
+def test_a_blocked_message_that_is_copied_aside_keeps_the_log_no_longer() -> None:
+    bench = Bench(level=2, ordering="key")
+    bench.open()
+    bench.put("first", key="k")
+    held = bench.one(ms=10_000_000)
+    bench.put("behind", key="k", at=1)
+    last = bench.put("other", key="o", at=2)
+    other = bench.one(at=2)
+    check_groups(bench)
+    bench.ack(other.token, at=3)
+    for at in range(10_000, 130_000, 10_000):
+        bench.trim(at)
+        check_groups(bench)
+    assert bench.status().trimmed == last, "both are in rows of the group's own"
+    bench.ack(held.token, at=130_000)
+    assert bench.values(bench.lease(at=130_000)) == ["behind"]
+    check_groups(bench)
 
 
 def test_nothing_is_left_of_what_a_group_held() -> None:
