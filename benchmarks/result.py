@@ -15,6 +15,7 @@ GROUPS = {
     "consume": "Consuming",
     "lateness": "Lateness",
     "pending": "Messages that wait",
+    "held": "One request, by what is held besides",
     "replicas": "Replicas, and what a cluster does",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",

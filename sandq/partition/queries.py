@@ -207,7 +207,7 @@ class PartitionQueries:
         for group in self._machine.groups.by_id.values():
             found = [(lease.kept, lease.select(lease.live)) for lease in group.leases.values()]
             if state == WAITING:
-                found = [(entry.kept, entry.ranges) for entry in group.waiting.values()]
+                found = [(entry.kept, list(entry.ranges)) for entry in group.waiting.values()]
             for kept, ranges in found:
                 for base, length in ranges:
                     if from_ms <= offsets.deliver_ms(base) < until_ms:
@@ -261,7 +261,7 @@ class PartitionQueries:
             ready = counts.between(second, now_s + 1, self._view) - taken + len(group.order.blocked)
             waiting = 0
             for entry in group.waiting.values():
-                count = sum(r.length for r in entry.ranges)
+                count = entry.ranges.messages
                 if entry.due_ms > self._machine.now_ms:
                     waiting += count
                 else:

@@ -162,6 +162,18 @@ def pack(*fields: object) -> bytes:
     return packed
 
 
+def pack_field(field: object) -> bytes:
+    """Pack the last field of a row that `pack_with` puts together, for it stays while others change."""
+    packed: bytes = _pack(field)
+    return packed
+
+
+def pack_with(fields: Sequence[object], last: bytes) -> bytes:
+    """`pack` of up to 14 fields and of one more that is packed already."""
+    packed: bytes = _pack(fields)
+    return bytes([packed[0] + 1]) + packed[1:] + last
+
+
 def unpack(value: bytes) -> list[Any]:
     fields: list[Any] = msgpack.unpackb(value, raw=False, strict_map_key=False)
     return fields
@@ -255,7 +267,7 @@ def batch_entry(first: bytes, count: int, size: int) -> LogEntry:
     return LogEntry(first, count, size, None, max(1, size // count))
 
 
-def pack_ranges(ranges: list[Range]) -> bytes:
+def pack_ranges(ranges: Sequence[Range]) -> bytes:
     return b"".join([base + length.to_bytes(4, "big") for base, length in ranges])
 
 

@@ -23,8 +23,8 @@ from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.group_status import GroupStatuses, StatusTable
 from sandq.partition.groups.administration import GroupAdmin
-from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.lease_grants import LeaseGrants
@@ -55,24 +55,6 @@ Of any: the SandqError that refused it."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStatus:
-    group_id: int
-    name: str
-    next_ms: int | None
-    """When something is next to be leased; None: nothing is there, or the group is paused."""
-    paused: str | None
-    generation: int
-    ready: int
-    """Messages that a consumer may have now, by the second: of the log, and of those given back."""
-    leased: int
-    waiting: int
-    """Messages given back whose next attempt has not come."""
-    dead: int
-    oldest_ms: int | None
-    """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """An immutable copy of what the event loop needs to know."""
 
@@ -93,7 +75,7 @@ class Status:
     garbage_bytes: int
     """That the store keeps, though nobody needs them any more."""
     settings: dict[str, Any]
-    groups: tuple[GroupStatus, ...]
+    groups: GroupStatuses
     counted: Counted = field(compare=False)
     """Of this process alone."""
     keys: int = 0
@@ -128,6 +110,7 @@ class TimerPartition:
         self.log = MessageLog(
             partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
         )
+        self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         self.jobs = Jobs(shared, group_state, self.log)
         self.pending = Pending(shared, self.groups, self.log, unique, ownership)
         self.producers = Producers(partition)
@@ -188,6 +171,7 @@ class TimerPartition:
         return self.shared.settings
 
     def status(self, view: View) -> Status:
+        groups = self._statuses.look(self.now_ms, view)
         return Status(
             self.applied_index,
             self.now_ms,
@@ -198,11 +182,11 @@ class TimerPartition:
             self.log.counts.later,
             self.log.state.trimmed,
             self.log.state.bytes,
-            sum(group.dead.total() for group in self.groups.by_id.values()),
+            self._statuses.dead,
             self.log.garbage.rows,
             self.log.garbage.bytes,
             self.shared.settings,
-            tuple([self._group_status(group, view) for group in self.groups.by_id.values()]),
+            groups,
             self.shared.totals.counted(),
             *self._keys_status,
             self.holds.all,
@@ -212,47 +196,6 @@ class TimerPartition:
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
         return 0, 0, None, False
-
-    def _group_status(self, group: Group, view: View) -> GroupStatus:
-        next_ms = _next_ms(group, view)
-        in_log, head = self._in_log(group, view)
-        metrics, blocked = group.metrics, len(group.order.blocked)
-        metrics.ripen(self.now_ms, group.waiting)
-        firsts = (head, metrics.oldest(), group.order.lowest() if blocked else None)
-        oldest = min((first for first in firsts if first is not None), default=None)
-        return GroupStatus(
-            group.group_id,
-            group.name,
-            next_ms,
-            group.stall_reason(),
-            group.generation,
-            in_log + blocked + metrics.ripe,
-            metrics.leased,
-            metrics.waiting - metrics.ripe,
-            group.dead.total(),
-            None if oldest is None else offsets.deliver_ms(oldest),
-        )
-
-    def _in_log(self, group: Group, view: View) -> tuple[int, bytes | None]:
-        """Messages above a group's cursor whose second has come, and the first of them.
-
-        Where a group stands within a second is not known after a seek or a start: until it comes to the next second,
-        or to the end of what is due, those of the second that it passed before are among them.
-        """
-        reader, counts = group.reader, self.log.counts
-        at_s = offsets.deliver_ms(group.cursor) // 1000
-        if reader.passed is None or (reader.unsure_s is not None and reader.unsure_s != at_s):
-            reader.unsure_s = at_s if reader.passed is None else None
-            second, taken = max(reader.taken, self.log.state.gone, (at_s, 0))
-            reader.passed = counts.due - counts.between(second, counts.now_s + 1, view) + taken
-        if group.seeking:
-            return max(counts.due - reader.passed, 0), None
-        head = reader.head(view)
-        if head is not None and offsets.deliver_ms(head.first) // 1000 <= counts.now_s:
-            return max(counts.due - reader.passed, head.length), head.first
-        # Not below it: what was leased ahead of its second is passed, and not due yet.
-        reader.passed = max(reader.passed, counts.due)
-        return 0, None
 
     def _upkeep_ms(self) -> int | None:
         forgotten_ms = (self.expiring_rows.next_ms, self.producers.next_ms)
@@ -410,18 +353,3 @@ class TimerPartition:
             self._trim_schedule.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
-
-
-def _next_ms(group: Group, view: View) -> int | None:
-    if group.seeking:
-        return None
-    waiting = group.next_waiting()
-    times = [waiting.due_ms] if waiting else []
-    free = group.order.first_free()
-    if free is not None and group.pause_reason() is None:
-        times.append(offsets.deliver_ms(free))
-    if group.stall_reason() is None:
-        head = group.reader.head(view)
-        if head is not None:
-            times.append(offsets.deliver_ms(head.first))
-    return min(times, default=None)

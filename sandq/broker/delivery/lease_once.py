@@ -87,7 +87,7 @@ class LeaseOnce:
         deadline_ms = self._clock.now_ms() + self._request.wait_ms
         deadline: Timer | None = None
         for delivery in self._deliveries:
-            delivery.watch(self._look_at)
+            delivery.watch(self._request.group, self._look_at)
         try:
             self._touch()
             deadline = self._timers.at(deadline_ms, self._bell) if self._request.wait_ms else None
@@ -104,7 +104,7 @@ class LeaseOnce:
                 if timer is not None:
                     timer.cancel()
             for delivery in self._deliveries:
-                delivery.watch_no_more(self._look_at)
+                delivery.unwatch(self._request.group, self._look_at)
         if not taken:
             self._check_no_seek()
         return await self._acked(taken) if self._request.ack and taken else taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +17,9 @@ from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.group_status import GroupStatuses
 from sandq.partition.jobs.jobs import STEP_MESSAGES
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 
 MAX_GRANTS = 64
 SHARED_GRANT_MESSAGES = 64
@@ -29,6 +30,9 @@ FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
+
+
+Watcher = Callable[["PartitionLeader"], None]
 
 
 class _GroupPump:
@@ -81,8 +85,10 @@ class PartitionLeader:
         """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
         self._attended = set() if attended is None else attended
-        self.groups: dict[str, GroupStatus] = {}
-        """What is known of each, by name."""
+        self.groups = GroupStatuses()
+        """What is known of each."""
+        self._seen_version: int | None = None
+        """Of `groups`, that everything here goes by; None: all of it is to be looked at anew."""
         self._ahead: dict[int, Delivery] = {}
         """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
         self._taken_ms: dict[str, int] = {}
@@ -98,7 +104,8 @@ class PartitionLeader:
         self._touched_ms: int | None = None
         """When the groups were last said to have consumers; None: they may all have had some before we led."""
         self.closed = False
-        self._watchers: dict[Callable[[PartitionLeader], None], None] = {}
+        self.watchers: dict[str, dict[Watcher, None]] = {}
+        """By group: called after each change of its status, and at its end."""
         host.listen(on_status=self.status_changed)
 
     def attach(self, subscription: Subscription) -> None:
@@ -138,19 +145,9 @@ class PartitionLeader:
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
                     subscription.ended(error)
-        for watcher in list(self._watchers):
-            watcher(self)
-        if not (self._watchers or self._pumps):
+        self._tell_watchers(list(self.watchers))
+        if not (self.watchers or self._pumps):
             self._attended.discard(self)
-
-    def watch(self, watcher: Callable[[PartitionLeader], None]) -> None:
-        """Call it after each change of the partition's status, and at its end."""
-        self._attended.add(self)
-        self._watchers[watcher] = None
-
-    def watch_no_more(self, watcher: Callable[[PartitionLeader], None]) -> None:
-        """Call it no more."""
-        self._watchers.pop(watcher, None)
 
     def close(self, error: SandqError) -> None:
         """The partition is gone: nothing more is leased or pushed."""
@@ -161,18 +158,41 @@ class PartitionLeader:
         """This node begins to lead: from here on it does what is to be done by the clock."""
         self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
         self._expiring = self._keeping = self._raising = False
+        self._seen_version = None
         self.status_changed()
+
+    def watch(self, group: str, watcher: Watcher) -> None:
+        """Call this from now on after each change of a group's status, and at the end of the partition."""
+        self._attended.add(self)
+        self.watchers.setdefault(group, {})[watcher] = None
+
+    def unwatch(self, group: str, watcher: Watcher) -> None:
+        """Call it no more."""
+        watchers = self.watchers.get(group)
+        if watchers is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self.watchers[group]
+
+    def _tell_watchers(self, groups: Iterable[str]) -> None:
+        for group in groups:
+            for watcher in list(self.watchers.get(group, ())):
+                watcher(self)
 
     def status_changed(self) -> None:
         if self.closed:
             return
         status: Status = self.host.status
-        self.groups = {group.name: group for group in status.groups}
+        self.groups = status.groups
         self._look(status)
         if not self.host.works:
+            self._seen_version = None
             return
-        for name in list(self._pumps):
-            if name in self.groups:
+        changed = self._changed_groups()
+        for name in changed:
+            if name not in self._pumps:
+                continue
+            if self.groups.get(name) is not None:
                 self.pump(name)
             else:
                 self._end_group(name)
@@ -180,9 +200,17 @@ class PartitionLeader:
         self._set_upkeep(status)
         if status.level < KNOWN.highest:
             self.raise_level()
-        if self._watchers:
-            for watcher in list(self._watchers):
-                watcher(self)
+        if self.watchers:
+            self._tell_watchers(changed)
+
+    def _changed_groups(self) -> list[str]:
+        """The groups that somebody here waits for, and that may be others than when this was asked last."""
+        seen, self._seen_version = self._seen_version, self.groups.version
+        if seen is not None and seen == self.groups.version:
+            return []
+        if seen is not None and seen == self.groups.since:
+            return [name for name in self.groups.changed if name in self._pumps or name in self.watchers]
+        return [*self._pumps, *[name for name in self.watchers if name not in self._pumps]]
 
     def raise_level(self) -> None:
         """Have the partition go by the rules of the cluster's feature level, unless it does."""

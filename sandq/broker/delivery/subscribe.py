@@ -15,7 +15,7 @@ from sandq.protocol.requests import Subscribe
 
 async def open_group(deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
     """Make the group in the partitions where it is new. Raises NotLeader, TooManyGroups, StorageFailed."""
-    opening = [d for d in deliveries if all(known.name != group for known in d.host.status.groups)]
+    opening = [d for d in deliveries if d.host.status.groups.get(group) is None]
     await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
 
 

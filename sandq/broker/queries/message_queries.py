@@ -193,7 +193,7 @@ class MessageQueries:
         led = self._broker.led(topic)
         await read_all([delivery.host for delivery in led])
         for delivery in led:
-            if any(status.name == group for status in delivery.host.status.groups):
+            if delivery.host.status.groups.get(group) is not None:
                 found.append(delivery)
         if not found:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)

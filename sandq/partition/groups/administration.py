@@ -12,6 +12,7 @@ from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import cursor_before
@@ -53,8 +54,8 @@ class GroupAdmin:
             gone += self._take_kept(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
             self._leases.revoke(lease, view)
         for entry in list(group.waiting.values()):
-            gone += self._take_kept(group, entry.ranges, entry.kept, above, cursor, now_ms, view)
-            self._waiting.reduce(group, entry, [], view)
+            waiting = self._waiting.take(group, entry, entry.ranges.messages, view)
+            gone += self._take_kept(group, waiting, entry.kept, above, cursor, now_ms, view)
         blocked, kept, still_blocked = dict(group.order.blocked), set(group.order.kept), []
         group.order.clear()
         for offset in blocked:
@@ -66,7 +67,8 @@ class GroupAdmin:
         group.generation += 1
         if gone:
             # Their log rows were trimmed: the group has the only ones.
-            self._waiting.add(group, Waiting(now_ms, 0, 0, None, sorted(gone), now_ms, kept=True), view)
+            again = Waiting(now_ms, 0, 0, None, PackedRanges(sorted(gone)), now_ms, kept=True)
+            self._waiting.add(group, again, view)
             if self._shared.is_ordered:
                 group.start_keys(gone, True, view)
         for offset in sorted(still_blocked):
@@ -101,14 +103,16 @@ class GroupAdmin:
         ttl_ms = self._shared.settings["group_ttl_ms"]
         if ttl_ms is None:
             return None
-        return min((group.touched_ms + ttl_ms for group in self._groups.by_id.values()), default=None)
+        first = self._groups.longest_unused
+        return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
         """Drop one group that nobody used for `group_ttl`. Whether there was one."""
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
-        group = min(self._groups.by_id.values(), key=lambda group: (group.touched_ms, group.group_id))
+        group = self._groups.longest_unused
+        assert group is not None
         self.drop(group.name, index, now_ms, view)
         return True
 

@@ -7,20 +7,20 @@ Every message at or below the cursor is in exactly one of these: a live lease, a
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import rows
+from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
 from sandq.partition.rows import Range
-from sandq.partition.stale_heaps import is_overgrown
+from sandq.partition.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.view import View
 
 SEEKING: Final = "a seek is under way"
@@ -33,6 +33,12 @@ class Group:
     def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
         self.group_id = group_id
         self.name = name
+        self.on_change: Callable[[Group], None] | None = None
+        """Called when it may be another than it was, ..."""
+        self.is_noted = False
+        """... unless it was since the last of those who go by that looked at it: `note_change`."""
+        self.head_until = offsets.LAST
+        """No message that is put in or taken out above this offset changes what the group has next in the log."""
         self.reader = LogReader(cursor)
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, Waiting] = {}
@@ -41,7 +47,7 @@ class Group:
         """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
         self._expiries: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
-        self.order = KeyOrder()
+        self.order = KeyOrder(self.note_change)
         self.metrics = PartitionMetrics()
         self.waiting_ranges = 0
         """Ranges of all that waits."""
@@ -51,8 +57,10 @@ class Group:
         """When a consumer was last known to be there."""
         self.settings: dict[str, Any] = {}
         """What overrides the topic's."""
-        self._holders: list[tuple[bytes, int, Lease | Waiting]] | None = None
-        """Every range that is leased or waits, in order; made when it is wanted."""
+        self._holders = Holders()
+        self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
+        self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
+        self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.seeking = False
         self.generation = 0
         """Rises when leases are revoked at once, by a seek; of this process alone."""
@@ -77,39 +85,54 @@ class Group:
         """A setting of the topic, unless the group overrides it."""
         return self.settings[name] if name in self.settings else topic[name]
 
+    def note_change(self) -> None:
+        """Tell who goes by this group that it may be another than it was. Whatever changes it here does so by itself;
+        what its reader passes, and what stands in its row, is noted by who stores the row."""
+        if not self.is_noted and self.on_change is not None:
+            self.is_noted = True
+            self.head_until = offsets.LAST
+            self.on_change(self)
+
+    def note_log_change(self, offset: bytes) -> None:
+        """Messages were put into the log at or above an offset that the cursor has not reached, or one was taken out
+        there."""
+        if offset <= self.head_until:
+            self.note_change()
+
+    # -- what is leased -------------------------------------------------------------------------------------------
+
+    def add_lease(self, lease: Lease) -> None:
+        """Hold a lease until `end_lease`."""
+        self.leases[lease.token] = lease
+        self._add_holder(lease, lease.ranges, lease.first)
+        self.count_lease(lease)
+
+    def count_lease(self, lease: Lease) -> None:
+        """Some of the messages of a lease may not be live any more."""
+        self.metrics.count_lease(lease)
+        self.note_change()
+
+    def end_lease(self, lease: Lease) -> None:
+        """Let go of a lease, if the group has it still."""
+        if self.leases.pop(lease.token, None) is not None:
+            self._holders.drop(lease.ranges, lease)
+        self.note_change()
+
+    def _add_holder(self, holder: Holder, ranges: Iterable[Range], first: bytes | None) -> None:
+        self._holders.put(ranges, holder)
+        living = len(self.leases) + len(self.waiting)
+        self._firsts.add(holder, first, living)
+        if not holder.kept:
+            self._logged_firsts.add(holder, first, living)
+            self._since.add(holder, holder.since_ms, living)
+
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def add_waiting(self, entry: Waiting) -> None:
         """Keep an entry until its messages are leased again, or expire."""
-        self._add_waiting(entry)
-        self.forget_holders()
-
-    def part_waiting(self, entry: Waiting, offset: bytes, apart: Waiting | None) -> None:
-        """Take one message out of a waiting entry, and keep it in one of its own (None: nowhere). Which entry holds
-        what is not looked up anew then, for a producer may do so with many."""
-        at, behind = entry.find(offset)
-        base, length = entry.ranges[at]
-        parts = [Range(base, behind)] if behind else []
-        if behind + 1 < length:
-            parts.append(Range(offsets.shift(offset, 1), length - behind - 1))
-        entry.ranges = entry.ranges[:at] + parts + entry.ranges[at + 1 :]
-        self.waiting_ranges += len(parts) - 1
-        self.metrics.count_parted(entry, offset)
-        if not entry.ranges:
-            del self.waiting[entry.seq]
-        if self._holders is not None:
-            first = bisect_left(self._holders, base, key=_base)
-            while self._holders[first][2] is not entry:
-                first += 1  # a lease may name what it gave back
-            self._holders[first : first + 1] = [(part, count, entry) for part, count in parts]
-        if apart is not None:
-            self._add_waiting(apart)
-            if self._holders is not None:
-                insort(self._holders, (offset, 1, apart), key=_base)
-
-    def _add_waiting(self, entry: Waiting) -> None:
         self.waiting[entry.seq] = entry
         self.waiting_ranges += len(entry.ranges)
+        self._add_holder(entry, entry.ranges, entry.first)
         self.metrics.count_waiting(entry)
         if is_overgrown(len(self._queue), len(self.waiting)):
             self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
@@ -117,6 +140,17 @@ class Group:
         else:
             heapq.heappush(self._queue, (entry.due_ms, entry.seq))
         self.watch_expiry(entry)
+        self.note_change()
+
+    def take_waiting(self, entry: Waiting, taken: list[Range], ranges_before: int) -> None:
+        """These messages were taken out of a waiting entry, which had so many ranges before; without any left it is
+        gone."""
+        self._holders.drop(taken, entry)
+        self.waiting_ranges += len(entry.ranges) - ranges_before
+        self.metrics.count_waiting(entry)
+        if not entry.ranges:
+            del self.waiting[entry.seq]
+        self.note_change()
 
     def watch_expiry(self, entry: Waiting) -> None:
         """Note when a waiting entry expires, after that has changed."""
@@ -175,27 +209,21 @@ class Group:
         """No attempt of this message was made."""
         return offset > self.cursor or offset in self.order.blocked
 
-    def holder_of(self, offset: bytes) -> Lease | Waiting | None:
+    def holder_of(self, offset: bytes) -> Holder | None:
         """The live lease that holds this message, or what it waits in."""
-        if self._holders is None:
-            holders: list[Lease | Waiting] = [*self.leases.values(), *self.waiting.values()]
-            found = [(base, length, holder) for holder in holders for base, length in holder.ranges]
-            self._holders = sorted(found, key=lambda one: one[0])
-        at = bisect_right(self._holders, offset, key=lambda one: one[0]) - 1
-        while at >= 0:
-            base, length, holder = self._holders[at]
-            behind = offsets.distance(base, offset)
-            if behind is None:
-                return None  # of another time or entry, as all before it
-            # A lease names also what it gave back, which another one may hold by now.
-            if behind < length and (isinstance(holder, Waiting) or holder.holds(offset)):
-                return holder
-            at -= 1
-        return None
+        return self._holders.find(offset)
 
-    def forget_holders(self) -> None:
-        """Look for holders anew, for there is another lease or waiting entry, or one has other messages."""
-        self._holders = None
+    @property
+    def oldest_held(self) -> bytes | None:
+        """The lowest message that is leased or waits."""
+        first: bytes | None = self._firsts.first()
+        return first
+
+    @property
+    def pinned_since_ms(self) -> int | None:
+        """Since when the log is kept for something that is leased or waits: its first lease."""
+        since_ms: int | None = self._since.first()
+        return since_ms
 
     # -- the order of its keys ------------------------------------------------------------------------------------
 
@@ -208,7 +236,7 @@ class Group:
         for key, value in rows.all_of_group(view, rows.BLOCKED, self.group_id):
             self.order.load(key[5:], *rows.unpack(value))
 
-    def start_keys(self, ranges: list[Range], kept: bool, view: View) -> None:
+    def start_keys(self, ranges: Iterable[Range], kept: bool, view: View) -> None:
         """Make the keys of messages busy. `kept`: they are in rows of the group's own."""
         for base, length in ranges:
             # In the log a message with a key has a row and so a range of its own; not among what was redriven.
@@ -229,11 +257,7 @@ class Group:
     def first_unacked(self) -> bytes | None:
         """The lowest offset at or below the cursor that keeps the log: leased, waiting or blocked, and not in a row
         of its own (as dead ones are)."""
-        firsts: Iterable[bytes | None] = (
-            *(lease.first_live() for lease in self.leases.values() if not lease.kept),
-            *(min(entry.ranges).base for entry in self.waiting.values() if not entry.kept),
-            self.order.lowest_logged(),
-        )
+        firsts: tuple[bytes | None, ...] = (self._logged_firsts.first(), self.order.lowest_logged())
         return min((first for first in firsts if first is not None), default=None)
 
     def done_below(self) -> bytes:
@@ -242,8 +266,16 @@ class Group:
         return first if first is not None else _next(self.cursor)
 
 
-def _base(holding: tuple[bytes, int, Lease | Waiting]) -> bytes:
-    return holding[0]
+def _first(holder: Holder) -> bytes | None:
+    return holder.first
+
+
+def _first_logged(holder: Holder) -> bytes | None:
+    return None if holder.kept else holder.first
+
+
+def _pinned_since_ms(holder: Holder) -> int | None:
+    return None if holder.kept or holder.first is None else holder.since_ms
 
 
 def _next(offset: bytes) -> bytes:

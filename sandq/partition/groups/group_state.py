@@ -9,6 +9,7 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.lease_table import LeaseTable
 from sandq.partition.groups.message_ttl import MessageTtl
+from sandq.partition.groups.summaries import GroupSummaries
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import MessageReader
@@ -30,6 +31,7 @@ class GroupState:
     ) -> None:
         self.groups = groups
         self.ttl = MessageTtl(shared)
+        self.summaries = GroupSummaries(shared, groups, self.ttl)
         self.leases = LeaseTable(shared, self.groups)
         self.waiting = WaitingTable(shared, self.groups, self.ttl)
         self.kept = KeptMessages(shared, self.groups, log_state, expiring_rows, unique)
@@ -46,9 +48,5 @@ class GroupState:
 
     def next_expiry_ms(self, view: View) -> int | None:
         """When the first lease or the first message expires."""
-        deadline_ms = self.leases.next_deadline_ms()
-        times = [] if deadline_ms is None else [deadline_ms]
-        if self.ttl.any_expires:
-            groups = self.groups.by_id.values()
-            times += [at for group in groups if (at := self.ttl.next_expiry_ms(group, view)) is not None]
-        return min(times, default=None)
+        times = (self.leases.next_deadline_ms(), self.summaries.next_expiry_ms(view))
+        return min((at for at in times if at is not None), default=None)

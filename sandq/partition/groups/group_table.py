@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandq.model.errors import UnknownGroup
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
+from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
 
 
@@ -17,6 +18,21 @@ class GroupTable:
         self._by_name: dict[str, Group] = {}
         self._behind: Group | None = None
         """The group that had last been found to have a message yet to take: it has the next ones yet to take, too."""
+        self._changed: list[set[int]] = []
+        """Ids of the groups that have changed since, for each who asked for it."""
+        self._touched_ms: LeastOf[int] = LeastOf()
+        """By id."""
+
+    def changes(self) -> set[int]:
+        """A set that gets the id of each group that may be another than it was, or is no more. Once the caller has
+        looked at a group it takes its id out, and says so to the group (`is_noted`)."""
+        changed = set(self.by_id)
+        self._changed.append(changed)
+        return changed
+
+    def _note_change(self, group: Group) -> None:
+        for changed in self._changed:
+            changed.add(group.group_id)
 
     def load(self, view: View) -> None:
         for key, value in rows.all_rows(view, rows.GROUP):
@@ -42,16 +58,29 @@ class GroupTable:
     def _add(self, group: Group) -> None:
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group
+        self._touched_ms.put(group.group_id, group.touched_ms)
+        group.on_change = self._note_change
+        group.note_change()
 
     def store(self, group: Group, view: View) -> None:
         """Put the row of a group that is new or has changed."""
         view.put(rows.group_key(group.group_id), group.row())
+        self._touched_ms.put(group.group_id, group.touched_ms)
+        group.note_change()
 
     def remove(self, group: Group, view: View) -> None:
         """Delete a group and its row; its leases have ended, and its other rows are for a job to delete."""
         del self.by_id[group.group_id]
         del self._by_name[group.name]
+        self._touched_ms.put(group.group_id, None)
+        group.note_change()
         view.delete(rows.group_key(group.group_id))
+
+    @property
+    def longest_unused(self) -> Group | None:
+        """The group whose last consumer was seen longest ago."""
+        first = self._touched_ms.first()
+        return None if first is None else self.by_id[first[1]]
 
     def is_pending_elsewhere(self, group: Group, offset: bytes) -> bool:
         """Whether another group has yet to take a message."""
@@ -67,7 +96,3 @@ class GroupTable:
     def is_blocked(self, offset: bytes) -> bool:
         """Whether a message is blocked by its key in some group."""
         return any(offset in group.order.blocked for group in self.by_id.values())
-
-    def done_below(self) -> bytes | None:
-        """The offset below which every group is done with everything; None without groups."""
-        return min((group.done_below() for group in self.by_id.values()), default=None)

@@ -8,7 +8,8 @@ nothing is ever in here.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from sandq.partition.stale_heaps import is_overgrown
 
@@ -16,14 +17,16 @@ from sandq.partition.stale_heaps import is_overgrown
 class KeyOrder:
     """Keys stand here as hashes (`ordering_hash`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change` is called when a message is blocked, or is no longer."""
+        self._on_change = on_change
         self.blocked: dict[bytes, int] = {}
         """Offset -> key of the messages behind the cursor whose turn has not come."""
         self._busy: dict[bytes, int] = {}
         """Offset -> key of what is leased or waits."""
         self._at_once: Counter[int] = Counter()
         """How many of a key are busy: one, but for what was redriven."""
-        self._behind: dict[int, deque[bytes]] = {}
+        self._behind: dict[int, OrderedDict[bytes, None]] = {}
         """Busy key -> its blocked messages, in order."""
         self._turn: dict[int, bytes] = {}
         """Key -> its blocked message whose turn has come; a key that is in here is not busy otherwise."""
@@ -43,17 +46,23 @@ class KeyOrder:
         """The message is with a consumer."""
         self._busy[offset] = key
         self._at_once[key] += 1
-        behind = self._behind.setdefault(key, deque())
+        behind = self._behind.get(key)
+        if behind is None:
+            behind = self._behind[key] = OrderedDict()
         if key in self._turn:
             # What was redriven goes before.
-            behind.appendleft(self._turn.pop(key))
+            first = self._turn.pop(key)
+            behind[first] = None
+            behind.move_to_end(first, last=False)
+            self._on_change()
 
     def block(self, offset: bytes, key: int) -> None:
         """The cursor passes a message whose key is busy."""
         self.blocked[offset] = key
-        self._behind[key].append(offset)
+        self._behind[key][offset] = None
         self._watch_lowest(offset)
         self._watch_logged(offset)
+        self._on_change()
 
     def load(self, offset: bytes, key: int, kept: bool = False) -> None:
         """A blocked message from its row, after all that is busy was started; in the order of offsets."""
@@ -63,14 +72,16 @@ class KeyOrder:
             self.block(offset, key)
         else:
             self.blocked[offset] = key
-            self._behind[key] = deque([offset])
+            self._behind[key] = OrderedDict({offset: None})
             self._next(key)
             self._watch_lowest(offset)
             self._watch_logged(offset)
+            self._on_change()
 
     def keep(self, offset: bytes) -> None:
         """A blocked message is in a row of the group's own from now on."""
         self.kept.add(offset)
+        self._on_change()
 
     def finish(self, offset: bytes) -> None:
         """The message was acked, or is dead: the next of its key may go."""
@@ -81,6 +92,7 @@ class KeyOrder:
         if not self._at_once[key]:
             del self._at_once[key]
             self._next(key)
+            self._on_change()
 
     def remove(self, offset: bytes) -> None:
         """A blocked message is gone: cancelled, moved, or dead by its ttl."""
@@ -90,7 +102,8 @@ class KeyOrder:
             del self._turn[key]
             self._next(key)
         else:
-            self._behind[key].remove(offset)
+            del self._behind[key][offset]
+        self._on_change()
 
     def first_free(self) -> bytes | None:
         """The first blocked message whose turn has come; its key stays busy with it."""
@@ -107,6 +120,7 @@ class KeyOrder:
         self.kept.discard(offset)
         del self._turn[key]
         self.start(offset, key)
+        self._on_change()
 
     def lowest(self) -> bytes | None:
         """The lowest blocked message."""
@@ -141,7 +155,7 @@ class KeyOrder:
     def _next(self, key: int) -> None:
         behind = self._behind[key]
         if behind:
-            self._turn[key] = behind.popleft()
+            self._turn[key] = behind.popitem(last=False)[0]
             if is_overgrown(len(self._free), len(self._turn)):
                 self._free = sorted(self._turn.values())
             else:
@@ -155,3 +169,4 @@ class KeyOrder:
             held.clear()
         for heap in (self._free, self._lowest, self._logged):
             heap.clear()
+        self._on_change()

@@ -10,7 +10,7 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Lease, Waiting, split
+from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.reader import single_row_entry, whole_row_entry
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
@@ -78,7 +78,7 @@ class LeaseGrants:
             if self._dead.bury_expired(group, entry, lease.leased_ms, view):
                 continue
             count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
-            ranges, rest = split(entry.ranges, count)
+            ranges = self._waiting.take(group, entry, count, view)
             left -= count
             taken_bytes += size
             lease.attempt, lease.kept, lease.due_ms = entry.attempt + 1, entry.kept, entry.due_ms
@@ -86,7 +86,6 @@ class LeaseGrants:
             lease.ranges += ranges
             if entry.history:
                 lease.past.append((ranges, entry.history))
-            self._waiting.reduce(group, entry, rest, view)
         lease.ranges.sort()
         return taken_bytes
 

@@ -6,12 +6,12 @@ Each change is put into rows at once, so that a table loaded from rows goes on e
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Lease, contains
+from sandq.partition.groups.leases import Lease
 from sandq.partition.shared_state import SharedState
 from sandq.partition.stale_heaps import is_overgrown
 from sandq.partition.view import View
@@ -28,8 +28,8 @@ class LeaseTable:
         """Live leases, and ended ones as long as a repeated ack is answered."""
         self._shared = shared
         self._groups = groups
-        self._live_count: Counter[tuple[int, str]] = Counter()
-        """Live leases by (group, consumer)."""
+        self._live: dict[tuple[int, str], dict[int, Lease]] = {}
+        """Live leases by token, by (group, consumer)."""
         self._ended: OrderedDict[int, Lease] = OrderedDict()
         """In the order in which they ended."""
         self._ended_ranges = 0
@@ -55,17 +55,17 @@ class LeaseTable:
     def live_of(self, group_name: str, consumer: str) -> list[Lease]:
         """Live leases of a consumer, in the order of their tokens; none when the group is not there."""
         group = self._groups.find(group_name)
-        held = group.leases.values() if group else ()
-        return sorted((lease for lease in held if lease.consumer == consumer), key=lambda lease: lease.token)
+        held = self._live.get((group.group_id, consumer), {}) if group else {}
+        return [held[token] for token in sorted(held)]
 
     def live_count(self, group: Group, consumer: str) -> int:
         """How many live leases the consumer has."""
-        return self._live_count[group.group_id, consumer]
+        return len(self._live.get((group.group_id, consumer), ()))
 
     def acked_under(self, group: Group, offset: bytes) -> Lease | None:
         """The lease under which a message was acked, if that is still known."""
         for lease in reversed(self._ended.values()):
-            if lease.group_id == group.group_id and contains(lease.select(lease.acked), offset):
+            if lease.group_id == group.group_id and lease.has_acked(offset):
                 return lease
         return None
 
@@ -87,10 +87,9 @@ class LeaseTable:
         view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
     def _add(self, group: Group, lease: Lease) -> None:
-        group.leases[lease.token] = self.by_token[lease.token] = lease
-        group.metrics.count_lease(lease)
-        group.forget_holders()
-        self._live_count[group.group_id, lease.consumer] += 1
+        self.by_token[lease.token] = lease
+        group.add_lease(lease)
+        self._live.setdefault((group.group_id, lease.consumer), {})[lease.token] = lease
         self._watch_deadline(lease)
 
     def _watch_deadline(self, lease: Lease) -> None:
@@ -124,22 +123,25 @@ class LeaseTable:
         lease.revoked = True
         self.store_progress(lease, view)
 
+    def _drop_live(self, lease: Lease) -> None:
+        held = self._live[lease.group_id, lease.consumer]
+        del held[lease.token]
+        if not held:
+            del self._live[lease.group_id, lease.consumer]
+
     def store_progress(self, lease: Lease, view: View) -> None:
         """Put what became of a lease's messages; when none of them is live it ends, and is kept for a while."""
         group = self._groups.by_id.get(lease.group_id)
         if group is not None:
-            group.metrics.count_lease(lease)
+            group.count_lease(lease)
         if not lease.live:
             if lease.ended:
                 return
-            lease.ended = self._shared.next_seq
+            lease.end(self._shared.next_seq)
             self._shared.next_seq += 1
             if group is not None:
-                group.leases.pop(lease.token, None)
-                group.forget_holders()
-            self._live_count[lease.group_id, lease.consumer] -= 1
-            if not self._live_count[lease.group_id, lease.consumer]:
-                del self._live_count[lease.group_id, lease.consumer]
+                group.end_lease(lease)
+            self._drop_live(lease)
             self._ended[lease.token] = lease
             self._ended_ranges += len(lease.ranges)
             while len(self._ended) > ENDED_LEASES or self._ended_ranges > ENDED_RANGES:

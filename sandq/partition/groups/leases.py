@@ -11,10 +11,10 @@ from typing import Any
 from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.commands import What
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.rows import Range
 
 _ANY_LENGTH = 1 << 32
-_ENTRY_BYTES = 12
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
@@ -54,6 +54,10 @@ class Lease:
     """How many of its live messages the group's metrics have counted."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
+    _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
+    """`past`, in order; made when it is wanted."""
+    _packed: tuple[bytes, bytes] | None = field(init=False, default=None)
+    """`ranges` and `past` as its row has them, likewise."""
 
     def __post_init__(self) -> None:
         self.reindex()
@@ -63,6 +67,12 @@ class Lease:
         counts = [r.length for r in self.ranges]
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
+        self._past = self._packed = None
+
+    def end(self, number: int) -> None:
+        """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
+        self.ended = number
+        self._past = self._packed = None
 
     @property
     def live(self) -> int:
@@ -118,46 +128,73 @@ class Lease:
         if mask == (1 << self.total) - 1:
             return self.ranges
         chosen: list[Range] = []
-        for start, (base, count) in zip(self.starts, self.ranges, strict=True):
-            bits = (mask >> start) & ((1 << count) - 1)
-            chosen += [Range(offsets.shift(base, first), length) for first, length in _runs(bits)]
+        for place, left in _runs(mask):
+            at = bisect_right(self.starts, place) - 1
+            while left > 0:
+                base, count = self.ranges[at]
+                behind = place - self.starts[at]
+                length = min(left, count - behind)
+                chosen.append(Range(offsets.shift(base, behind), length))
+                place, left, at = place + length, left - length, at + 1
         return chosen
 
-    def first_live(self) -> bytes | None:
-        return self.first_of(self.live) if self.live else None
+    @property
+    def first(self) -> bytes | None:
+        """The first of its live messages; None: it has ended."""
+        live = self.live
+        return self.first_of(live) if live else None
 
     def first_of(self, mask: int) -> bytes:
         """The first message of a mask that is not empty."""
         at = (mask & -mask).bit_length() - 1
         index = bisect_right(self.starts, at) - 1
-        return offsets.shift(self.ranges[index].base, at - self.starts[index])
+        behind = at - self.starts[index]
+        base = self.ranges[index].base
+        return offsets.shift(base, behind) if behind else base
 
     def holds(self, offset: bytes) -> bool:
         """Whether a message is of this lease and still live in it."""
+        return self._has(self.live, offset)
+
+    def has_acked(self, offset: bytes) -> bool:
+        """Whether a message was acked under this lease."""
+        return self._has(self.acked, offset)
+
+    def _has(self, mask: int, offset: bytes) -> bool:
         at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
         behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
         if behind is None or behind >= self.ranges[at].length:
             return False
-        return bool(self.live >> self.starts[at] + behind & 1)
+        return bool(mask >> self.starts[at] + behind & 1)
 
     def past_of(self, offset: bytes) -> History:
         """Earlier attempts of a message of the lease."""
-        return next((history for ranges, history in self.past if contains(ranges, offset)), ())
+        if self._past is None:
+            self._past = sorted([(base, n, history) for ranges, history in self.past for base, n in ranges], key=_base)
+        at = bisect_right(self._past, offset, key=_base) - 1
+        if at < 0:
+            return ()
+        base, length, history = self._past[at]
+        behind = offsets.distance(base, offset)
+        return history if behind is not None and behind < length else ()
 
     def row(self) -> bytes:
-        past = [(rows.pack_ranges(ranges), history) for ranges, history in self.past]
-        return rows.pack(
+        if self._packed is None:
+            past = [(rows.pack_ranges(ranges), history) for ranges, history in self.past]
+            self._packed = rows.pack_ranges(self.ranges), rows.pack_field(past)
+        ranges, past_field = self._packed
+        fields = (
             self.group_id,
             self.consumer,
             self.attempt,
             self.deadline_ms,
             self.due_ms,
-            rows.pack_ranges(self.ranges),
+            ranges,
             self.leased_ms,
             self.since_ms,
             self.kept,
-            past,
         )
+        return rows.pack_with(fields, past_field)
 
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
@@ -194,7 +231,7 @@ class Waiting:
     seq: int
     attempt: int
     error: str | None
-    ranges: list[Range]
+    ranges: PackedRanges
     since_ms: int
     kept: bool = False
     expires_ms: int | None = None
@@ -202,35 +239,34 @@ class Waiting:
     history: History = ()
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
-    first: bytes = b""
-    """... the lowest of them, ..."""
     ripe: bool = False
     """... and whether their time has come."""
+    expiries: Any = None
+    """When each of them expires, as far as that was wanted: `waiting_table`."""
 
     @property
     def dies_waiting(self) -> bool:
         """Whether the ttl of the first of them passes before they come back."""
         return self.expires_ms is not None and self.expires_ms <= self.due_ms
 
-    def find(self, offset: bytes) -> tuple[int, int]:
-        """The range that holds a message of the entry, and the message's place in it."""
-        entry_of = offset[:_ENTRY_BYTES]  # time and Raft entry: most ranges differ there
-        for at, (base, length) in enumerate(self.ranges):
-            if base[:_ENTRY_BYTES] == entry_of:
-                behind = offsets.distance(base, offset)
-                if behind is not None and 0 <= behind < length:
-                    return at, behind
-        raise KeyError(offset)
+    @property
+    def first(self) -> bytes | None:
+        """The first of its messages; None: it has none any more."""
+        return self.ranges.first
+
+    def holds(self, offset: bytes) -> bool:
+        """Whether a message waits here."""
+        return self.ranges.find(offset) is not None
 
     def row(self) -> bytes:
-        ranges = rows.pack_ranges(self.ranges)
+        ranges = self.ranges.packed()
         return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
         attempt, error, packed, since_ms, kept, expires_ms, history = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
-        ranges = rows.unpack_ranges(packed)
+        ranges = PackedRanges(rows.unpack_ranges(packed))
         return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
 
 
@@ -246,19 +282,6 @@ def _runs(bits: int) -> Iterator[tuple[int, int]]:
         at += zeros + ones
 
 
-def split(ranges: list[Range], limit: int) -> tuple[list[Range], list[Range]]:
-    """The first `limit` messages of `ranges`, and the rest."""
-    taken: list[Range] = []
-    for at, (base, count) in enumerate(ranges):
-        if count >= limit:
-            taken.append(Range(base, limit))
-            rest = [Range(offsets.shift(base, limit), count - limit)] if count > limit else []
-            return taken, rest + ranges[at + 1 :]
-        taken.append(Range(base, count))
-        limit -= count
-    return taken, []
-
-
 def merged(messages: Iterable[bytes]) -> list[Range]:
     """Messages (rising offsets) as few ranges. Only for those that a group keeps: a range of the log lies within one
     of its rows."""
@@ -271,10 +294,8 @@ def merged(messages: Iterable[bytes]) -> list[Range]:
     return found
 
 
-def contains(ranges: list[Range], offset: bytes) -> bool:
-    return any(
-        (behind := offsets.distance(base, offset)) is not None and 0 <= behind < length for base, length in ranges
-    )
+def _base(known: tuple[bytes, int, History]) -> bytes:
+    return known[0]
 
 
 def load_history(history: list[list[Any]]) -> History:

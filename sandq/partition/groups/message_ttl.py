@@ -25,6 +25,12 @@ class MessageTtl:
         """Whether any message may have a ttl."""
         return self.any_own or self._shared.settings["ttl_ms"] is not None
 
+    @property
+    def rules(self) -> tuple[bool, int | None]:
+        """What all that is said here goes by, beside the messages themselves: as long as it is the same, each of them
+        expires at the same time."""
+        return self.any_own, self._shared.settings["ttl_ms"]
+
     def entry_expires_ms(self, entry: LogEntry) -> int | None:
         """When the messages of a log entry expire; None: never."""
         ttl_ms: int | None = entry.extra.ttl_ms if entry.extra is not None else None

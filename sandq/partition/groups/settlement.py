@@ -14,6 +14,7 @@ from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, N
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -35,6 +36,7 @@ class LeaseSettlement:
         self._ttl = group_state.ttl
         self._kept = group_state.kept
         self._dead = group_state.dead
+        self._summaries = group_state.summaries
         self._unique = unique
 
     def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
@@ -92,13 +94,12 @@ class LeaseSettlement:
             self._shared.totals.lease_expired += live.bit_count()
             lease.revoked = True
             self._retry_or_bury(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
-        if self._ttl.any_expires:
-            for group in self._groups.by_id.values():
-                while not is_enough():
-                    at_ms = self._ttl.next_expiry_ms(group, view)
-                    if at_ms is None or at_ms > now_ms:
-                        break
-                    expired += self._bury_first_expired(group, now_ms, view)
+        for group in self._summaries.expired(now_ms, view):
+            while not is_enough():
+                at_ms = self._ttl.next_expiry_ms(group, view)
+                if at_ms is None or at_ms > now_ms:
+                    break
+                expired += self._bury_first_expired(group, now_ms, view)
         return expired
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
@@ -149,7 +150,8 @@ class LeaseSettlement:
                 at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
-                entry = Waiting(at_ms, 0, attempt, error, together, lease.since_ms, lease.kept, history=history)
+                places = PackedRanges(together)
+                entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, lease.kept, history=history)
                 self._waiting.add(group, entry, view)
         lease.left |= mask
         self._leases.store_progress(lease, view)
@@ -165,13 +167,10 @@ class LeaseSettlement:
             now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
         if not lease.past:
             return [(ranges, now)]
-        past = {
-            offset: history for known, history in lease.past for base, n in known for offset in offsets.run(base, n)
-        }
         by_history: dict[History, list[Range]] = {}
         for base, length in ranges:
             # A range is cut where the history changes, and never joined with the next: it lies within one log row.
-            for history, part in groupby(offsets.run(base, length), lambda offset: past.get(offset, ())):
+            for history, part in groupby(offsets.run(base, length), lease.past_of):
                 found = list(part)
                 by_history.setdefault(history, []).append(Range(found[0], len(found)))
         return [(found, (*history, *now)[-HISTORY_ATTEMPTS:]) for history, found in by_history.items()]
@@ -180,9 +179,9 @@ class LeaseSettlement:
         """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
-            count = sum(r.length for r in waiting.ranges)
+            count = waiting.ranges.messages
             self._dead.bury_expired(group, waiting, now_ms, view)
-            return count - sum(r.length for r in waiting.ranges)
+            return count - waiting.ranges.messages
         head = group.reader.head(view)
         assert head is not None
         self._unique.mark_delivered(group, head, now_ms, view)

@@ -6,14 +6,50 @@ the one that wrote them.
 
 from __future__ import annotations
 
+import heapq
+
+from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
+
+
+class Expiries:
+    """When the messages of a waiting entry expire, by the rules of a moment."""
+
+    def __init__(self, rules: tuple[bool, int | None]) -> None:
+        self.rules = rules
+        self._heap: list[tuple[int, bytes]] = []
+        """Heap of (expires_ms, last message of a range); those that are no longer in the entry are skipped when met."""
+
+    def add(self, expires_ms: int | None, places: Range) -> None:
+        """A range that is in the entry from now on, or what is left at the beginning of one."""
+        if expires_ms is not None:
+            base, length = places
+            heapq.heappush(self._heap, (expires_ms, offsets.shift(base, length - 1) if length > 1 else base))
+
+    def first_ms(self, entry: Waiting) -> int | None:
+        """When the first message of the entry expires."""
+        while self._heap:
+            if entry.holds(self._heap[0][1]):
+                return self._heap[0][0]
+            heapq.heappop(self._heap)
+        return None
+
+    def take(self, entry: Waiting, now_ms: int) -> list[Range]:
+        """Take the ranges of the entry that have expired out of it, in order."""
+        taken: list[Range] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            one = entry.ranges.take_range(heapq.heappop(self._heap)[1])
+            if one is not None:
+                taken.append(one)
+        return sorted(taken)
 
 
 class WaitingTable:
@@ -36,7 +72,7 @@ class WaitingTable:
     def add(self, group: Group, entry: Waiting, view: View) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires."""
         if self._ttl.any_expires:
-            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
+            entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
         entry.seq = self._shared.next_seq
         self._shared.next_seq += 1
         group.add_waiting(entry)
@@ -44,20 +80,21 @@ class WaitingTable:
 
     def store(self, group: Group, entry: Waiting, view: View) -> None:
         """Put the row of an entry that is new or has changed."""
-        view.put(rows.waiting_key(group.group_id, entry.due_ms, entry.seq), entry.row())
+        view.put(_key(group, entry), entry.row())
 
-    def reduce(self, group: Group, entry: Waiting, rest: list[Range], view: View) -> None:
-        """Take all but `rest` out of an entry; without any left it is deleted."""
-        group.waiting_ranges += len(rest) - len(entry.ranges)
-        key = rows.waiting_key(group.group_id, entry.due_ms, entry.seq)
-        entry.ranges = rest
-        group.metrics.count_waiting(entry)
-        group.forget_holders()
-        if rest:
-            view.put(key, entry.row())
+    def take(self, group: Group, entry: Waiting, count: int, view: View) -> list[Range]:
+        """Take the first messages out of an entry; without any left it is deleted."""
+        before = len(entry.ranges)
+        taken = entry.ranges.take(count)
+        self._taken(group, entry, taken, before, view)
+        return taken
+
+    def _taken(self, group: Group, entry: Waiting, taken: list[Range], ranges_before: int, view: View) -> None:
+        group.take_waiting(entry, taken, ranges_before)
+        if entry.ranges:
+            self.store(group, entry, view)
         else:
-            view.delete(key)
-            del group.waiting[entry.seq]
+            view.delete(_key(group, entry))
 
     def part(self, group: Group, entry: Waiting, offset: bytes, due_ms: int | None, view: View) -> None:
         """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
@@ -65,21 +102,24 @@ class WaitingTable:
         expires_ms = None
         if self._ttl.any_expires:
             expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
-        apart = None
+        before, left = len(entry.ranges), entry.ranges.part(offset)
+        group.take_waiting(entry, [Range(offset, 1)], before)
         if due_ms is not None:
-            ranges, number = [Range(offset, 1)], self._shared.next_seq
+            places, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
             self._shared.next_seq += 1
-            apart = Waiting(due_ms, number, entry.attempt, entry.error, ranges, entry.since_ms, entry.kept, expires_ms)
+            apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
             apart.history = entry.history
-        group.part_waiting(entry, offset, apart)
-        if apart is not None:
+            group.add_waiting(apart)
             self.store(group, apart, view)
         if not entry.ranges:
-            view.delete(rows.waiting_key(group.group_id, entry.due_ms, entry.seq))
+            view.delete(_key(group, entry))
             return
+        if entry.expiries is not None:
+            for part in left:
+                entry.expiries.add(expires_ms, part)
         if expires_ms is not None and expires_ms == entry.expires_ms:
             # It may have been the only one that expires so early.
-            entry.expires_ms = min(self._expiries(group, entry, view), default=None)
+            entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
             group.watch_expiry(entry)
         self._parted[entry.seq] = group, entry
 
@@ -91,23 +131,29 @@ class WaitingTable:
                 self.store(group, entry, view)
         self._parted.clear()
 
-    def _expiries(self, group: Group, entry: Waiting, view: View) -> list[int]:
-        """When messages of an entry expire."""
-        found = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
-        return [at_ms for at_ms in found if at_ms is not None]
-
     def remove_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> list[Range]:
         """Take what has expired out of an entry, and return it."""
         if not self._ttl.any_expires:
             return []
-        expiries = [self._ttl.range_expires_ms(group, waiting.base, entry.kept, view) for waiting in entry.ranges]
-        is_expired = [expires_ms is not None and expires_ms <= now_ms for expires_ms in expiries]
-        to_come = [expires_ms for expires_ms in expiries if expires_ms is not None and expires_ms > now_ms]
-        expired = [waiting for waiting, is_over in zip(entry.ranges, is_expired, strict=True) if is_over]
-        rest = [waiting for waiting, is_over in zip(entry.ranges, is_expired, strict=True) if not is_over]
-        first_ms = min(to_come, default=None)
+        expiries = self._expiries(group, entry, view)
+        before = len(entry.ranges)
+        expired = expiries.take(entry, now_ms)
+        first_ms = expiries.first_ms(entry)
         if expired or first_ms != entry.expires_ms:
             entry.expires_ms = first_ms
-            self.reduce(group, entry, rest, view)
+            self._taken(group, entry, expired, before, view)
             group.watch_expiry(entry)
         return expired
+
+    def _expiries(self, group: Group, entry: Waiting, view: View) -> Expiries:
+        """When the messages of an entry expire: looked up once, as long as the topic's ttl stays as it is."""
+        known: Expiries | None = entry.expiries
+        if known is None or known.rules != self._ttl.rules:
+            known = entry.expiries = Expiries(self._ttl.rules)
+            for places in entry.ranges:
+                known.add(self._ttl.range_expires_ms(group, places.base, entry.kept, view), places)
+        return known
+
+
+def _key(group: Group, entry: Waiting) -> bytes:
+    return rows.waiting_key(group.group_id, entry.due_ms, entry.seq)

@@ -65,6 +65,7 @@ class Jobs:
                 group = self._groups.by_id.get(job.arguments["group_id"])
                 if group is not None:
                     group.seeking = True
+                    group.note_change()
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -209,6 +210,7 @@ class Jobs:
             job.position = found[-1].offset
             return False
         group.seeking = False
+        group.note_change()
         return True
 
     def _drop(self, job: Job, index: int, place: int, view: View) -> bool:

@@ -11,6 +11,7 @@ from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -84,7 +85,7 @@ class Redrive:
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
             if order is not None:
                 group.order.start(message.offset, order)
-        ranges = merged([message.offset for message in messages])
+        ranges = PackedRanges(merged([message.offset for message in messages]))
         self._waiting.add(group, Waiting(now_ms, 0, 0, None, ranges, now_ms, kept=True), view)
         self._groups.store(group, view)
 

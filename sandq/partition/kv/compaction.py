@@ -272,6 +272,7 @@ class Compactor:
         for group in self._groups.by_id.values():
             reader = group.reader
             reader.look_anew(rows.last_of(entry))
+            group.note_change()
             passed = sum([offset <= group.cursor for offset in gone])
             if passed and reader.passed is not None:
                 reader.passed -= passed

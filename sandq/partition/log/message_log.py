@@ -185,8 +185,10 @@ class MessageLog:
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
         added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
         added.sort(key=_first)
-        for group in groups:
-            group.reader.insert(added)
+        if added:
+            for group in groups:
+                group.reader.insert(added)
+                group.note_log_change(added[0].first)
 
     def _append_special(
         self,
@@ -285,8 +287,10 @@ class MessageLog:
         """`entries`: in the order of the log."""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
-        for group in self._groups.by_id.values():
-            group.reader.insert(entries)
+        if entries:
+            for group in self._groups.by_id.values():
+                group.reader.insert(entries)
+                group.note_log_change(entries[0].first)
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -466,7 +470,9 @@ class MessageLog:
         for group in self._groups.by_id.values():
             if offset > group.cursor:
                 group.reader.remove(offset)
+                group.note_log_change(offset)
                 continue
+            group.note_change()
             if group.reader.passed is not None:
                 group.reader.passed += self.counts.due - due_before  # the group had passed it
             if offset in group.order.blocked:

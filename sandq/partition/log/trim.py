@@ -52,6 +52,7 @@ class Trimmer:
         self._leases = group_state.leases
         self._waiting = group_state.waiting
         self._kept = group_state.kept
+        self._summaries = group_state.summaries
         self._unique = unique
         self._log = log
         self._holds = holds
@@ -90,7 +91,7 @@ class Trimmer:
 
     def _limit(self, now_ms: int) -> bytes | None:
         """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
-        done = self._groups.done_below()
+        done = self._summaries.done_below()
         settings = self._settings
         if not settings["delete_on_ack"]:
             if not self._schedule.keeps:
@@ -186,19 +187,13 @@ class Trimmer:
 
     def _next_pin_ms(self) -> int | None:
         """When the first of the messages that keep the log gets a row of its own."""
-        holders: list[Lease | Waiting] = []
-        for group in self._groups.by_id.values():
-            holders += [*group.leases.values(), *group.waiting.values()]
-        since = [holder.since_ms for holder in holders if not holder.kept]
-        if self._shared.level >= OWNERSHIP:
-            blocked = [group.order.lowest_logged() for group in self._groups.by_id.values()]
-            since += [offsets.deliver_ms(offset) for offset in blocked if offset is not None]
-        return min(since) + PIN_MS if since else None
+        since_ms = self._summaries.pinned_since_ms()
+        return None if since_ms is None else since_ms + PIN_MS
 
     def _unpin(self, now_ms: int, view: View) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
         messages = size = 0
-        for group in self._groups.by_id.values():
+        for group in self._summaries.pinning(now_ms - PIN_MS):
             holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
             for holder in holders:
                 if holder.kept or holder.since_ms + PIN_MS > now_ms:
@@ -220,9 +215,10 @@ class Trimmer:
 
     def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> tuple[int, int]:
         """How many messages were copied, and their bytes: at most those of one lease."""
-        ranges = holder.select(holder.live) if isinstance(holder, Lease) else holder.ranges
+        ranges = holder.select(holder.live) if isinstance(holder, Lease) else list(holder.ranges)
         count, size = self._copy(group, ranges, view)
         holder.kept = True
+        group.note_change()
         if isinstance(holder, Lease):
             self._leases.store(holder, view)
         else:

@@ -143,8 +143,7 @@ class Metrics:
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
                     until_s, count = status.now_ms // 1000 + 1, 0
-                due = any(group.next_ms is not None and group.next_ms <= now_s * 1000 for group in status.groups)
-                if status.later > count and due and until_s <= now_s:
+                if status.later > count and until_s <= now_s and status.groups.is_any_due(now_s * 1000):
                     assert isinstance(host.replica, PartitionReplica)
                     asked.append((host.number, host.replica, status, until_s, count))
         for start in range(0, len(asked), REFRESH_PARTITIONS):

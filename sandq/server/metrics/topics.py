@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
+from sandq.partition.group_status import GroupStatus
 from sandq.partition.metrics import Counted
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 
 OTHER = "_other"
 """Of topics and groups beyond the limit. No name begins like this."""

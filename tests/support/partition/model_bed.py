@@ -16,12 +16,14 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
 from sandq.partition.digest import comparable
+from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, reader, trim
 from sandq.partition.log.reader import LogReader
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
+from tests.support.partition.plain_groups import check_groups
 
 STEP = 2
 BATCH = 8
@@ -147,6 +149,8 @@ class Bed(RuleBasedStateMachine):
             model.seen_copied(group, {key[5:] for key, _ in self.bench.rows(rows.KEPT) if start <= key < stop})
         model.seen_keys(self._keys())
         model.watch_done()
+        for bench in (self.bench, self.twin):
+            check_groups(bench)
         status = self.bench.status()
         assert {group.name for group in status.groups} == model.groups.keys()
         for state in status.groups:

@@ -25,6 +25,7 @@ from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
@@ -156,7 +157,7 @@ def test_lease_and_progress() -> None:
 
 
 def test_waiting() -> None:
-    waiting = Waiting(T + 1000, 5, 1, "boom", [Range(OFFSET, 1)], T, history=HISTORY)
+    waiting = Waiting(T + 1000, 5, 1, "boom", PackedRanges([Range(OFFSET, 1)]), T, history=HISTORY)
     assert waiting.row() == example("waiting-row")
     assert rows.waiting_key(1, T + 1000, 5) == example("waiting-key")
     loaded = Waiting.load(example("waiting-key"), example("waiting-row"))

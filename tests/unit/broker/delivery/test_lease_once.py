@@ -23,9 +23,13 @@ class Led:
 
     def __init__(self, partition: int, paused: str | None) -> None:
         self.partition = partition
-        self.watchers: list[Any] = []
-        self.watch, self.watch_no_more = self.watchers.append, self.watchers.remove
         self.groups = {"g": SimpleNamespace(next_ms=None, paused=paused)}
+
+    def watch(self, group: str, watcher: Any) -> None:
+        pass
+
+    def unwatch(self, group: str, watcher: Any) -> None:
+        pass
 
     def touch(self, group: str) -> int:
         return NOW_MS + 1000

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sandq.broker.stats import NodeStats, TopicStats
+from sandq.partition.group_status import GroupStatus
 from sandq.partition.metrics import Counted
-from sandq.partition.state_machine import GroupStatus, Status
+from sandq.partition.state_machine import Status
 from sandq.server.metrics.topics import OTHER, Board, PartitionSeen, TopicNumbers, TopicSeen
 
 

@@ -1,0 +1,112 @@
+"""Ranges in the order of the log, packed as rows have them: what is taken out moves some bytes, whatever stays."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.rows import RANGE_BYTES, Range
+
+_BASE_BYTES = offsets.OFFSET_BYTES
+
+
+class PackedRanges:
+    """Ranges that rise and do not overlap."""
+
+    __slots__ = ("_packed", "messages")
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._packed = bytearray(rows.pack_ranges(ranges))
+        self.messages = sum([length for _, length in ranges])
+        """Of all ranges."""
+
+    def __len__(self) -> int:
+        """How many ranges there are."""
+        return len(self._packed) // RANGE_BYTES
+
+    def __iter__(self) -> Iterator[Range]:
+        """The ranges in order, read one by one."""
+        for at in range(len(self)):
+            yield self._range(at)
+
+    def packed(self) -> bytes:
+        """All of it, as a row has it."""
+        return bytes(self._packed)
+
+    @property
+    def first(self) -> bytes | None:
+        """The first message; None: there is none."""
+        return self._base(0) if self._packed else None
+
+    def find(self, offset: bytes) -> tuple[int, int] | None:
+        """The number of the range that holds a message, and the message's place in it; None: it is in none."""
+        at = bisect_right(range(len(self)), offset, key=self._base) - 1
+        if at < 0:
+            return None
+        base, length = self._range(at)
+        behind = offsets.distance(base, offset)
+        return (at, behind) if behind is not None and 0 <= behind < length else None
+
+    def take(self, count: int) -> list[Range]:
+        """Take the first `count` messages out."""
+        taken: list[Range] = []
+        whole = 0
+        while count > 0 and whole < len(self):
+            base, length = self._range(whole)
+            taken.append(Range(base, min(length, count)))
+            if length > count:
+                self._put(whole, 1, [Range(offsets.shift(base, count), length - count)])
+                break
+            count -= length
+            whole += 1
+        del self._packed[: whole * RANGE_BYTES]
+        self.messages -= sum([length for _, length in taken])
+        return taken
+
+    def take_range(self, offset: bytes) -> Range | None:
+        """Take the range that holds a message out, as a whole."""
+        found = self.find(offset)
+        if found is None:
+            return None
+        taken = self._range(found[0])
+        self._put(found[0], 1, [])
+        self.messages -= taken.length
+        return taken
+
+    def part(self, offset: bytes) -> list[Range]:
+        """Take one message out. What is left of its range. Raises KeyError."""
+        found = self.find(offset)
+        if found is None:
+            raise KeyError(offset)
+        at, behind = found
+        base, length = self._range(at)
+        parts = [Range(base, behind)] if behind else []
+        if behind + 1 < length:
+            parts.append(Range(offsets.shift(offset, 1), length - behind - 1))
+        self._put(at, 1, parts)
+        self.messages -= 1
+        return parts
+
+    def clear(self) -> list[Range]:
+        """Take everything out."""
+        taken = list(self)
+        self._packed.clear()
+        self.messages = 0
+        return taken
+
+    def _put(self, at: int, count: int, ranges: Sequence[Range]) -> None:
+        """Replace `count` ranges."""
+        self._packed[at * RANGE_BYTES : (at + count) * RANGE_BYTES] = rows.pack_ranges(ranges)
+
+    def _base(self, at: int) -> bytes:
+        start = at * RANGE_BYTES
+        return bytes(self._packed[start : start + _BASE_BYTES])
+
+    def _range(self, at: int) -> Range:
+        start = at * RANGE_BYTES
+        middle = start + _BASE_BYTES
+        packed = self._packed
+        length = int.from_bytes(packed[middle : start + RANGE_BYTES], "big")
+        return Range(bytes(packed[start:middle]), length)

@@ -1,0 +1,175 @@
+"""What a group holds is found by structures that a plain model agrees with, whatever is put in and taken out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.groups.holders import Holders
+from sandq.partition.groups.packed_ranges import PackedRanges
+from sandq.partition.rows import Range
+from sandq.partition.stale_heaps import FEW, LeastOf, LeastOfRising
+from tests.support.examples import examples
+
+PLACES = 24
+TIMES = (5, 6)
+numbers = st.integers(0, 1 << 20)
+messages = st.sets(st.tuples(st.sampled_from(TIMES), st.integers(0, PLACES - 1)), max_size=30)
+cuts = st.lists(st.booleans(), min_size=60, max_size=60)
+
+
+def offset_of(message: tuple[int, int]) -> bytes:
+    return offsets.pack(message[0], 1, message[1], 0)
+
+
+def ranges_of(chosen: set[bytes], cut: list[bool]) -> list[Range]:
+    """Messages as ranges in order, which end where there is a gap and where they are cut."""
+    found: list[Range] = []
+    for at, offset in enumerate(sorted(chosen)):
+        if found and not cut[at % len(cut)] and offsets.distance(found[-1].base, offset) == found[-1].length:
+            found[-1] = Range(found[-1].base, found[-1].length + 1)
+        else:
+            found.append(Range(offset, 1))
+    return found
+
+
+def each(ranges: Any) -> list[bytes]:
+    return [offset for base, length in ranges for offset in offsets.run(base, length)]
+
+
+EVERY = [offset_of((time, place)) for time in TIMES for place in range(PLACES)]
+
+
+# -- packed ranges ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(chosen=messages, cut=cuts, steps=st.lists(st.tuples(st.sampled_from(["take", "part", "range"]), numbers)))
+def test_packed_ranges_are_a_list_of_ranges(
+    chosen: set[tuple[int, int]], cut: list[bool], steps: list[tuple[str, int]]
+) -> None:
+    ranges = ranges_of({offset_of(one) for one in chosen}, cut)
+    packed, left = PackedRanges(ranges), list(ranges)
+    for what, number in steps:
+        known = each(left)
+        if what == "take":
+            count = number % (len(known) + 2)
+            taken = packed.take(count)
+            assert each(taken) == known[:count]
+            left = [one for one in _without(left, set(known[:count])) if one.length]
+        elif known and what == "part":
+            offset = known[number % len(known)]
+            holding = next(one for one in left if offset in each([one]))
+            parts = packed.part(offset)
+            assert each(parts) == [one for one in each([holding]) if one != offset]
+            left = _without(left, {offset})
+        elif known:
+            offset = known[number % len(known)]
+            holding = next(one for one in left if offset in each([one]))
+            assert packed.take_range(offset) == holding
+            left.remove(holding)
+        assert list(packed) == left
+        assert packed.packed() == rows.pack_ranges(left)
+        assert (len(packed), packed.messages, bool(packed)) == (len(left), len(each(left)), bool(left))
+        assert packed.first == min(each(left), default=None)
+        for offset in EVERY:
+            found = packed.find(offset)
+            assert (found is not None) == (offset in each(left))
+            if found is not None:
+                assert offsets.shift(left[found[0]].base, found[1]) == offset
+
+
+def _without(ranges: list[Range], gone: set[bytes]) -> list[Range]:
+    """Each range by itself, cut where messages of it are gone."""
+    return [part for one in ranges for part in ranges_of(set(each([one])) - gone, [False])]
+
+
+# -- holders ----------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    """Holds messages until another one does, or it gives them up."""
+
+    def __init__(self, holds: dict[bytes, Holder]) -> None:
+        self._holds = holds
+        self.ranges: list[Range] = []
+
+    def holds(self, offset: bytes) -> bool:
+        return self._holds.get(offset) is self
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["put", "put", "settle", "drop", "end"]), messages, cuts, numbers)),
+)
+def test_the_holder_of_a_message_is_the_last_that_it_was_given_to(steps: list[Any]) -> None:
+    holders, holds, known = Holders(), dict[bytes, Any](), list[Any]()
+    for what, chosen, cut, number in steps:
+        some = {offset_of(one) for one in chosen}
+        if what == "put":
+            holder = Holder(holds)
+            holder.ranges = ranges_of(some, cut)
+            holds.update(dict.fromkeys(some, holder))
+            holders.put(holder.ranges, holder)  # type: ignore[arg-type]
+            known.append(holder)
+        elif known:
+            holder = known[number % len(known)]
+            mine = {offset for offset in some if holder.holds(offset)}
+            if what == "end":
+                mine = {offset for offset in EVERY if holder.holds(offset)}
+                holders.drop(holder.ranges, holder)
+                known.remove(holder)
+            elif what == "drop":
+                holders.drop(ranges_of(mine, cut), holder)
+            # Settled: it gives them up, and nobody says so to `holders`.
+            for offset in mine:
+                del holds[offset]
+        for offset in EVERY:
+            assert holders.find(offset) is holds.get(offset)
+    for holder in known:
+        holders.drop(holder.ranges, holder)
+    assert len(holders) == 0, "nothing is left of what ended"
+
+
+# -- heaps ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9))))
+def test_the_least_of_values_that_change(steps: list[tuple[int, int | None, int]]) -> None:
+    least: LeastOf[int] = LeastOf()
+    values: dict[int, int] = {}
+    for number, value, limit in steps:
+        least.put(number, value)
+        values = {**values, number: value} if value is not None else {n: v for n, v in values.items() if n != number}
+        assert least.first() == min(((v, n) for n, v in values.items()), default=None)
+        assert least.up_to(limit) == sorted(n for n, v in values.items() if v <= limit)
+
+
+def test_values_that_change_do_not_gather() -> None:
+    least: LeastOf[int] = LeastOf()
+    least.put(1, 0)
+    for value in range(1, 1000):
+        least.put(2, value)
+        assert least.first() == (0, 1)
+    assert len(least._heap) <= 2 * 2 + FEW + 1
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "rise", "rise", "end"]), numbers)))
+def test_the_least_of_values_that_rise(steps: list[tuple[str, int]]) -> None:
+    values: dict[int, int | None] = {}
+    least: LeastOfRising[int] = LeastOfRising(values.__getitem__)
+    for what, number in steps:
+        if what == "add":
+            values[len(values)] = number % 20
+            least.add(len(values) - 1, number % 20, sum(one is not None for one in values.values()))
+        elif values:
+            thing = number % len(values)
+            if values[thing] is not None:
+                values[thing] = None if what == "end" else (values[thing] or 0) + number % 3
+        assert least.first() == min((one for one in values.values() if one is not None), default=None)

@@ -1,0 +1,82 @@
+"""After a run the leader of a partition looks at the groups that changed in it; at all when it does not know which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.partition import commands as c
+from tests.unit.broker.delivery.test_moved_leases import MOVED, Bed
+
+
+class Watched(Bed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.call(c.OpenGroup("h", "earliest"))
+        for name in ("g", "h", "none"):
+            self.delivery.watch(name, self._watcher(name))
+
+    def _watcher(self, name: str) -> Callable[[PartitionLeader], None]:
+        def watcher(delivery: PartitionLeader) -> None:
+            assert delivery is self.delivery
+            self.told.append(name)
+
+        return watcher
+
+    def take(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+
+def test_who_waits_for_a_group_is_told_of_it_alone() -> None:
+    bed = Watched()
+    bed.take()
+    bed.call(c.Touch(["h"]))
+    assert bed.take() == ["h"]
+    bed.call(c.Clock())
+    assert bed.take() == []
+    bed.produce(0)
+    assert bed.take() == ["g", "h"]
+    bed.call(c.OpenGroup("none", "latest"))
+    assert bed.take() == ["none"]
+    bed.call(c.DropGroup("h"))
+    assert bed.take() == ["h"]
+
+
+def test_all_are_told_when_it_is_not_known_what_changed() -> None:
+    bed = Watched()
+    bed.take()
+    heard, bed.host._on_status = bed.host._on_status, []
+    bed.call(c.Touch(["g"]))  # a status that the leader does not see
+    bed.host._on_status = heard
+    assert bed.take() == []
+    bed.call(c.Touch(["h"]))
+    assert bed.take() == ["g", "h", "none"]
+
+
+def test_all_are_told_when_a_node_begins_and_ceases_to_lead() -> None:
+    bed = Watched()
+    bed.take()
+    bed.delivery.lead()
+    assert bed.take() == ["g", "h", "none"]
+    bed.delivery.end_subscriptions(MOVED)
+    assert bed.take() == ["g", "h", "none"]
+
+
+def test_who_waits_no_more_leaves_nothing() -> None:
+    bed = Bed()
+
+    def first(delivery: PartitionLeader) -> None:
+        raise AssertionError("it waits no more")
+
+    def second(delivery: PartitionLeader) -> None:
+        pass
+
+    bed.delivery.watch("g", first)
+    bed.delivery.watch("g", second)
+    bed.delivery.unwatch("g", first)
+    bed.call(c.Touch(["g"]))
+    bed.delivery.unwatch("g", second)
+    bed.delivery.unwatch("g", second)
+    assert bed.delivery.watchers == {}
