@@ -176,6 +176,7 @@ class Stepped:
         view = View(rows)
         for group in live.groups.by_id.values():
             group.generation = 0  # of the process, not of the state
+            group.note_change()
         live.log.garbage.take()  # likewise
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
