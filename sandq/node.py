@@ -184,7 +184,7 @@ async def _running(
         peers={peer.id: peer.peer for peer in config.cluster.peers},
         known=known,
     )
-    clocks = ClockKeeper(clock, links.send)
+    clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
     stats = NodeStats()
     wakeup = Signal()
     token = trio.lowlevel.current_trio_token()
@@ -206,6 +206,7 @@ async def _running(
                 wake=wakeup.set,
                 room=links.room,
                 on_leads=clocks.leads,
+                reason_to_wait=clocks.reason_to_wait,
                 on_sync=stats.fsync.observe,
                 on_applied=stats.applied,
             ),
