@@ -234,7 +234,7 @@ async def _running(
                     links,
                     sick_peers,
                     clocks.may_lead,
-                    files.free_bytes,
+                    partial(trio.to_thread.run_sync, files.free_bytes, abandon_on_cancel=True),
                     config.storage.reserve_bytes,
                     config.health.stall_after_ms / 1000,
                     config.health.request_timeout_ms / 1000,
