@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
+import pytest
+import trio
+
+from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.metadata.records import Partition
 from sandq.model.members import member_id
 from tests.support.simulation.membership_world import MembershipWorld
-from tests.support.simulation.seeds import run_each
+from tests.support.simulation.seeds import few_of, run_each
+from tests.support.simulation.whole_node import CLOCK
 
 STEPS = 60
 """Some twenty seconds."""
@@ -25,10 +30,39 @@ def run_long_world(seed: int) -> MembershipWorld:
 
 
 def test_worlds() -> None:
-    worlds = run_each(run_world, range(2))
+    worlds = run_each(run_world, (2, 3, 5))
     assert all(len(world.stored) > 20 for world in worlds)
     assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
     assert sum(world.counts["compared"] for world in worlds) > 20
+
+
+async def an_hour_ahead(world: MembershipWorld) -> None:
+    """All nodes start at once, one of them an hour ahead, and for a while nobody answers what its clock says."""
+    await trio.sleep(3)
+    world.ahead_s["n1"] = 3600.0
+    await world.start_all_anew()
+    for machine in world.machines.values():
+        machine.hang(CLOCK)
+    for _ in range(32):
+        await trio.sleep(0.25)
+        world.check()
+    for machine in world.machines.values():
+        machine.go_on()
+    await trio.sleep(3)
+
+
+@pytest.mark.parametrize("seed", few_of(range(50), 2))
+def test_one_that_starts_an_hour_ahead_stamps_nothing_before_it_is_compared(seed: int) -> None:
+    world = MembershipWorld(seed)
+    world.live(partial(an_hour_ahead, world))
+    assert world.stored
+
+
+def test_a_node_that_stamps_before_it_is_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClockKeeper, "reason_to_wait", lambda keeper, host: None)
+    world = MembershipWorld(0)
+    with pytest.raises(AssertionError, match="ms early from n1"):
+        world.live(partial(an_hour_ahead, world))
 
 
 def test_a_reconciler_that_deletes_what_its_group_counts_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -125,12 +125,16 @@ class MembershipWorld:
 
     def run(self, steps: int) -> None:
         """Live so many steps, heal, come to rest."""
+        self.live(partial(self._live_on, steps))
+
+    def live(self, story: Callable[[], Awaitable[None]]) -> None:
+        """Live through it, heal, come to rest."""
         with tempfile.TemporaryDirectory() as directory, self._replaced():
             self._directory = directory
             try:
                 self._rounds = Rounds()
                 clock = trio.testing.MockClock(autojump_threshold=0)
-                trio.run(self._main, steps, clock=clock, instruments=[self._rounds])
+                trio.run(self._main, story, clock=clock, instruments=[self._rounds])
             except BaseException as error:
                 found = _first_violation(error)
                 found.add_note("\n".join(self.log[-LOG_LINES:]))
@@ -183,7 +187,7 @@ class MembershipWorld:
             structlog.configure(**logging)
             random.setstate(state)
 
-    async def _main(self, steps: int) -> None:
+    async def _main(self, story: Callable[[], Awaitable[None]]) -> None:
         self._began_s = trio.current_time()
         undo = hooks.replace_time(trio.current_time, self.rng)
         try:
@@ -195,16 +199,28 @@ class MembershipWorld:
                 await self._create_topic()
                 nursery.start_soon(self._produce)
                 nursery.start_soon(self._consume)
-                for _ in range(steps):
-                    await trio.sleep(self.rng.uniform(0.05, 0.5))
-                    await self.disturb()
-                    self.check()
+                await story()
                 await self._heal()
                 nursery.cancel_scope.cancel()
         finally:
             for life in self._lives():
                 life.is_lost = True
             undo()
+
+    async def _live_on(self, steps: int) -> None:
+        for _ in range(steps):
+            await trio.sleep(self.rng.uniform(0.05, 0.5))
+            await self.disturb()
+            self.check()
+
+    async def start_all_anew(self) -> None:
+        """All nodes lose their power, and start at once."""
+        self.note("all nodes start anew")
+        for name in self.known:
+            if self.machines[name].life is not None:
+                self.lose(name, power_loss=True)
+        for name in self.known:
+            self.start(name)
 
     async def _create_topic(self) -> None:
         settings = {"lease": "2s", "retention": "0s", "max_attempts": "none"}
