@@ -187,7 +187,7 @@ async def _running(
         peers={peer.id: peer.peer for peer in config.cluster.peers},
         known=known,
     )
-    clocks = ClockKeeper(clock, links.send)
+    clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
     stats = NodeStats()
     wakeup = Signal()
     token = trio.lowlevel.current_trio_token()
@@ -209,6 +209,7 @@ async def _running(
                 wake=wakeup.set,
                 room=links.room,
                 on_leads=clocks.leads,
+                reason_to_wait=clocks.reason_to_wait,
                 on_sync=stats.fsync.observe,
                 on_applied=stats.applied,
                 on_digest=lambda view: digests.on_view(view),
@@ -238,7 +239,7 @@ async def _running(
                     links,
                     sick_peers,
                     clocks.may_lead,
-                    files.free_bytes,
+                    partial(trio.to_thread.run_sync, files.free_bytes, abandon_on_cancel=True),
                     config.storage.reserve_bytes,
                     config.health.stall_after_ms / 1000,
                     config.health.request_timeout_ms / 1000,

@@ -26,7 +26,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata import commands as m
-from sandq.model.errors import Conflict, SandqError, TimedOut
+from sandq.model.errors import Conflict, SandqError, TimedOut, Unavailable
 from sandq.storage import identity
 from sandq.storage.files import Files
 
@@ -133,8 +133,11 @@ class Cluster:
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
         if metadata.ready:
-            await self._form(metadata)
-            await self._controller.register(metadata)
+            try:
+                await self._form(metadata)
+                await self._controller.register(metadata)
+            except Unavailable as error:
+                log.info("this node is registered later", error=error.message)
         self._takes_part = True
 
     async def run(self, metadata: RaftGroup) -> None:

@@ -380,6 +380,7 @@ class Group:
         waiting = self._core._SyncObj__commandsWaitingCommit
         pending = [callback for entries in waiting.values() for _, callback in entries]
         waiting.clear()
+        self._message_filter.resend = False  # a tick of a follower would never do it, and be called for again and again
         self._transport.lagging.clear()
         for node in list(self._transport.paused):
             self._transport.connected(node)

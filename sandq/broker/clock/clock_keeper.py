@@ -1,9 +1,11 @@
 """Keeps the guarded clocks of a cluster together: nodes ask each other for theirs, and one whose clock is in alarm lets
 nodes with better clocks lead.
 
-It begins to give up what it leads before anything is done in it: while a group is handed over it takes no commands, so
-that a clock that is off stamps nothing. A group that nobody takes over it goes on leading, with the alarm, and tries
-again later. What it gave up it does not ask back; who balances leaders asks `may_lead` first.
+A node of a cluster of several takes no commands, in whatever it leads, before its clock has agreed with others', and
+none when it turns out to be off: so that a clock that is wrong stamps nothing (`reason_to_wait`). That ends when nodes
+with better clocks have taken over, or else after `COMPARED_WITHIN_S`: a node whose peers are all away goes on. While a
+group is handed over it takes no commands either. A group that nobody takes over the node goes on leading, with the
+alarm, and tries again later. What it gave up it does not ask back; who balances leaders asks `may_lead` first.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from sandq.broker.clock.guarded_clock import DISPUTED, OFF, WALL, GuardedClock
-from sandq.broker.clock.peer_clocks import Standing
+from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
+from sandq.broker.clock.peer_clocks import FRESH_S, Standing
 from sandq.broker.controller.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
@@ -27,8 +29,11 @@ CLOCK_ASK_EAGER_S: Final = 0.25
 """While this node's clock has not agreed with others yet, or is in alarm."""
 GIVE_UP_PAUSE_S: Final = 15.0
 """Before a group is tried again that nobody took over: while it is tried it takes no commands."""
-QUESTIONS_MOST: Final = 8
-"""Of one peer that are not answered yet; the oldest is given up for a newer one."""
+QUESTIONS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
+"""Of one peer that are not answered yet: an answer to an older one would not count. The oldest is given up for a newer
+one."""
+TAKE_OVER_S: Final = 10.0
+"""For nodes with better clocks to take over: the election may need several long round trips."""
 QUESTION_BITS: Final = 62
 GUARDED_US_MOST: Final = (1 << 48) * 1000
 """Delivery times have 48 bits of milliseconds."""
@@ -38,6 +43,10 @@ _REASONS: Final = {
     OFF: (
         "this node's clock is not where most others' are",
         "set its wall clock right; if the others are wrong, set theirs",
+    ),
+    UNCOMPARED: (
+        "other nodes are linked, and what they tell of their clocks takes too long to say anything about this node's",
+        "see why answers of other nodes take so long: the network, or nodes that stand still",
     ),
     WALL: (
         "the wall clock is not where it was: this node goes on at its own pace and does not follow it",
@@ -53,13 +62,16 @@ log = structlog.get_logger("sandq.clock")
 
 
 class ClockKeeper:
-    """`run` it once. `up`, `down`, `on_frame` and `leads` are to be called on the loop; `send(node, kind, body)` as
-    `PeerLinks.send`."""
+    """`run` it once. `up`, `down`, `on_frame`, `leads` and `reason_to_wait` are to be called on the loop; `send(node,
+    kind, body)` as `PeerLinks.send`; `nodes()`: how many the cluster has, this one included."""
 
-    def __init__(self, clock: GuardedClock, send: Callable[[str, int, Any], bool]) -> None:
+    def __init__(
+        self, clock: GuardedClock, send: Callable[[str, int, Any], bool], nodes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._clock = clock
         clock.listen(on_alarm=lambda drift_ms: self._look.set())
         self._send = send
+        self._nodes = nodes
         self._look = trio.Event()
         self._lead_less = trio.Event()
         # Not from 1: an answer to a question of an earlier life of this node is none to a question of this one.
@@ -79,7 +91,9 @@ class ClockKeeper:
     def up(self, node: str) -> None:
         """There is a link with a node of this cluster."""
         self._asked[node] = {}
+        self._clock.peers.linked(node, self._clock.monotonic_s())
         self._ask(node)
+        self._look.set()  # to ask as often as there is reason to, now that there is somebody
 
     def down(self, node: str) -> None:
         self._asked.pop(node, None)
@@ -96,6 +110,11 @@ class ClockKeeper:
         else:
             return False
         return True
+
+    @property
+    def _is_unfit(self) -> bool:
+        """Whether nodes with better clocks are to lead, if there are any."""
+        return self._clock.alarm or not self._clock.peers.agreed
 
     def good(self) -> set[str]:
         """The linked nodes that have said of late that their clocks are good: rather these should lead than others."""
@@ -130,6 +149,7 @@ class ClockKeeper:
 
     def _compare(self) -> None:
         clock = self._clock
+        clock.peers.nodes = self._nodes()
         followed_ms = clock.compare()
         if followed_ms is not None:
             log.warning("the others' clocks confirm where the wall clock stepped to: it is followed", by_ms=followed_ms)
@@ -154,6 +174,15 @@ class ClockKeeper:
 
     # -- leading --------------------------------------------------------------------------------------------------
 
+    def reason_to_wait(self, host: RaftGroup) -> str | None:
+        """Why this node is to stamp nothing now in a group that it leads; None: it may."""
+        peers = self._clock.peers
+        if peers.agreed and not peers.off:
+            return None
+        if not self._clock.waits or self._nodes() <= 1 or (peers.off and host.group.is_only_voter):
+            return None
+        return "this node's clock was not compared with most others' yet, or is wrong"
+
     def leads(self, host: RaftGroup) -> None:
         """This node begins to lead a group, and does not answer for it yet."""
         nodes = self._better()
@@ -177,14 +206,14 @@ class ClockKeeper:
         if not leaving:
             return
         log.warning(
-            "the clock is in alarm: nodes with better clocks are to lead", groups=len(leaving), nodes=sorted(nodes)
+            "nodes with better clocks are to lead", reason=self._clock.reason, groups=len(leaving), nodes=sorted(nodes)
         )
-        kept = await hand_over(tried, nodes)
+        kept = await hand_over(tried, nodes, TAKE_OVER_S)
         if kept:
             again_s = trio.current_time() + GIVE_UP_PAUSE_S
             self._not_before_s.update(dict.fromkeys(kept, again_s))
             log.warning(
-                "nobody took over: this node goes on leading, with its clock in alarm",
+                "nobody took over: this node goes on leading, with its clock as it is",
                 groups=kept,
                 again_in_s=GIVE_UP_PAUSE_S,
             )
@@ -201,9 +230,9 @@ class ClockKeeper:
         while True:
             self._ask_all()
             self._compare()
-            if self._clock.alarm:
+            if self._is_unfit:
                 self._lead_less.set()
-            eager = self._asked and (self._clock.alarm or not self._clock.peers.agreed)
+            eager = self._asked and self._is_unfit
             with trio.move_on_after(CLOCK_ASK_EAGER_S if eager else CLOCK_ASK_S):
                 await self._look.wait()
             self._look = trio.Event()

@@ -20,6 +20,7 @@ from sandq.broker.clock.peer_clocks import PeerClocks, Standing
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 OFF: Final = "off"
+UNCOMPARED: Final = "uncompared"
 WALL: Final = "wall"
 DISPUTED: Final = "disputed"
 """Reasons of an alarm, the worst first."""
@@ -67,7 +68,7 @@ class GuardedClock:
         self._slew = slew_ppm / 1_000_000
         self._on_alarm = [on_alarm]
         self._on_step: list[Callable[[], None]] = []
-        self.peers = PeerClocks(self._max_drift_s)
+        self.peers = PeerClocks(self._max_drift_s, monotonic())
         self._last = self._offset = 0.0
         self._stepped = False
         self._follow()
@@ -91,11 +92,13 @@ class GuardedClock:
 
     @property
     def reason(self) -> str | None:
-        """Why there is an alarm: `OFF`, the peers' clocks are elsewhere; `WALL`, the wall clock is further away than
-        allowed and is not followed; `DISPUTED`, as many peers' clocks are elsewhere as are here. None: there is none.
-        """
+        """Why there is an alarm: `OFF`, the peers' clocks are elsewhere; `UNCOMPARED`, there are peers, and nothing is
+        certain of where their clocks are; `WALL`, the wall clock is further away than allowed and is not followed;
+        `DISPUTED`, as many peers' clocks are elsewhere as are here. None: there is none."""
         if self.peers.off:
             return OFF
+        if self.peers.uncompared:
+            return UNCOMPARED
         if self._stepped:
             return WALL
         return DISPUTED if self.peers.disputed else None
@@ -112,8 +115,16 @@ class GuardedClock:
 
     @property
     def told_standing(self) -> Standing:
-        """What a node with peers says of itself: a clock that was not compared yet is not one to rely on."""
-        return self.standing if self.peers.agreed else Standing.OFF
+        """What a node with peers says of itself: a clock that was not compared yet is not one to rely on, and less on
+        one of which nothing is certain than on one that has agreed."""
+        if self.peers.agreed:
+            return self.standing
+        return max(self.standing, Standing.DOUBTED) if self.peers.heard_majority else Standing.OFF
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is to stamp nothing yet, because others may yet be compared with it, or take over."""
+        return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
         """Hold it against the peers' clocks, and judge it anew. When they confirm a step of the wall clock it is
@@ -128,7 +139,7 @@ class GuardedClock:
 
     def better_peers(self, since_s: float) -> set[str]:
         """Peers whose clocks stand better than this one, as they said when asked after `since_s` (`monotonic_s`)."""
-        return self.peers.better(self.standing, since_s, self._offset, self.monotonic_s())
+        return self.peers.better(self.told_standing, since_s, self._offset, self.monotonic_s())
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +185,7 @@ class GuardedClock:
             self.alarm,
             self.reason,
             round(median_s * 1000) if median_s is not None else None,
-            {node: round(ahead_s * 1000) for node, ahead_s in sorted(self.peers.offsets(self._offset, now_s).items())},
+            {node: round(at.middle_s * 1000) for node, at in sorted(self.peers.offsets(self._offset, now_s).items())},
         )
 
     def accept(self) -> ClockStatus:

@@ -17,7 +17,7 @@ and nodes that have room lead what they can; but the node works, and is not repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 import structlog
@@ -62,13 +62,13 @@ class NodeHealth:
         links: PeerLinks,
         sick_peers: SickPeers,
         may_lead: Callable[[str], bool],
-        free_bytes: Callable[[], int],
+        free_bytes: Callable[[], Awaitable[int]],
         reserve_bytes: int,
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`may_lead`: whether a node may lead as far as its clock is concerned. `free_bytes`: of the disk; may block.
-        Below `reserve_bytes` nothing new is stored, so that there is room for what makes room."""
+        """`may_lead`: whether a node may lead as far as its clock is concerned. `free_bytes`: of the disk; may take as
+        long as that hangs. Below `reserve_bytes` nothing new is stored, so that there is room for what makes room."""
         self._node_log = node_log
         self._runner = runner
         self._links = links
@@ -147,7 +147,7 @@ class NodeHealth:
     async def _watch_space(self) -> None:
         while True:
             try:
-                free_bytes = await trio.to_thread.run_sync(self._free_bytes, abandon_on_cancel=True)
+                free_bytes = await self._free_bytes()
             except StorageFailed as error:
                 log.warning("the free space of the disk is not known", error=error.message)
             else:

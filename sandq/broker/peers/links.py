@@ -209,7 +209,7 @@ class PeerLinks:
             if self._places.get(node_id, (None,))[0] != address:
                 self._places[node_id] = (address, frozenset())
                 self._running[0].start_soon(self._look_up, node_id, address)
-        for node_id in self._peers.keys() - self._dialled:
+        for node_id in sorted(self._peers.keys() - self._dialled):
             if own_id < node_id:
                 self._dialled.add(node_id)
                 self._running[0].start_soon(self._keep_linked, node_id)

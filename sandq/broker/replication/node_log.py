@@ -58,6 +58,8 @@ class Hooks:
     """Whether the queue to a node takes more."""
     on_leads: Callable[[RaftGroup], None] = lambda host: None
     """Told of groups that this node begins to lead, before they are ready."""
+    reason_to_wait: Callable[[RaftGroup], str | None] = lambda host: None
+    """Why nothing is to be stamped now in a group that this node leads; None: it may be."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Told how long each sync took."""
     on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None
@@ -119,6 +121,7 @@ class NodeLog:
         self._levels = levels
         self._on_leads = hooks.on_leads
         self._on_digest = hooks.on_digest
+        self._reason_to_wait = hooks.reason_to_wait
         self._checkpoint_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
@@ -136,6 +139,15 @@ class NodeLog:
         """What the cluster has come to, as far as is known here; None before this node is a member of it."""
         metadata = self.hosts.get(METADATA_GROUP)
         return None if metadata is None else int(metadata.status.feature_level)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the cluster has, this one included, as far as is known here: those that are registered, or
+        members of the metadata group."""
+        metadata = self.hosts.get(METADATA_GROUP)
+        if metadata is None:
+            return 0
+        return max(len(metadata.status.nodes), len(metadata.members.voters) + len(metadata.members.learners))
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
         """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
@@ -227,6 +239,7 @@ class NodeLog:
             self.backlog,
             self.limits,
             self.check_level,
+            self._reason_to_wait,
             what,
         )
         self.hosts[number] = host

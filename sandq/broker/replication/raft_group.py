@@ -82,10 +82,12 @@ class RaftGroup:
         backlog: Backlog,
         limits: Limits,
         check_level: Callable[[int], None],
+        reason_to_wait: Callable[[RaftGroup], str | None],
         what: str,
     ) -> None:
-        """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level; `what`
-        it is a group of, for messages. Raises Corruption."""
+        """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level;
+        `reason_to_wait(self)` says why nothing may be stamped now, or None; `what` it is a group of, for messages.
+        Raises Corruption."""
         self.number = number
         self.what = what
         self.replica = replica
@@ -113,6 +115,7 @@ class RaftGroup:
         self._backlog = backlog
         self._limits = limits
         self._check_level = check_level
+        self._reason_to_wait = reason_to_wait
         self._pending: deque[Request] = deque()
         self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}
@@ -259,6 +262,9 @@ class RaftGroup:
             raise Stalled(self.stalled)
         if self._leaving:
             raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
+        reason = self._reason_to_wait(self)
+        if reason is not None:
+            raise _not_taken(reason)
         if command.feature_level > FIRST_LEVEL:
             self._check_level(command.feature_level)
         backlog = self._backlog
@@ -361,6 +367,9 @@ class RaftGroup:
         """Propose what has gathered, merged into as few entries as the limits allow. Runs at the start of a tick."""
         if self._pending and not self.group.is_leader:
             self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
+        reason = self._reason_to_wait(self) if self._pending else None
+        if reason is not None:  # only here are entries stamped
+            self._answer_all(self._pending, _not_taken(reason))
         while self._pending:
             requests = self._take()
             entry = self._encode([request.command for request in requests])
@@ -484,3 +493,7 @@ class RaftGroup:
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
         request.done(result)
+
+
+def _not_taken(reason: str) -> Unavailable:
+    return Unavailable(f"nothing is taken here for a moment: {reason}; ask again")

@@ -261,7 +261,7 @@ class Clock(Answer):
     wall_ms: int
     drift_ms: int = Field(description="Wall clock less guarded clock.")
     alarm: bool
-    reason: str | None = Field(description="Of the alarm: off, wall or disputed.")
+    reason: str | None = Field(description="Of the alarm: off, uncompared, wall or disputed.")
     median_ms: int | None = Field(description="The median of the other nodes' guarded clocks, less this node's.")
     peers: dict[str, int] = Field(description="Each other node's guarded clock, less this node's.")
 

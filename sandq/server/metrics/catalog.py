@@ -33,7 +33,12 @@ NODE: Final = (
     Metric("sandq_no_progress_seconds", GAUGE, ("work",), "For how long work that is under way has not got on."),
     Metric("sandq_feature_level", GAUGE, (), "The feature level that the cluster has come to."),
     Metric("sandq_clock_drift_seconds", GAUGE, (), "The wall clock, less the guarded clock."),
-    Metric("sandq_clock_alarm", GAUGE, (), "1: the wall clock is not followed, or the peers' clocks are elsewhere."),
+    Metric(
+        "sandq_clock_alarm",
+        GAUGE,
+        (),
+        "1: the wall clock is not followed, or the peers' clocks are elsewhere or unknown.",
+    ),
     Metric("sandq_clock_peer_offset_seconds", GAUGE, ("peer",), "A peer's guarded clock, less this node's."),
     Metric("sandq_clock_median_offset_seconds", GAUGE, (), "The median of the peers' clocks, less this node's."),
     Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "How late the event loop came to a task that was due."),

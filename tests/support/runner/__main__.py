@@ -27,7 +27,7 @@ BUDGETS_S = {
     "unit": 130,
     "property": 45,
     "integration": 200,
-    "simulation": 60,
+    "simulation": 75,
     "faults": 150,
     "interop": 10,
     "e2e": 180,

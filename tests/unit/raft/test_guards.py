@@ -503,6 +503,19 @@ def test_l5_a_deposed_leader_waits_before_it_stands_again(table: Table) -> None:
     assert group.deadline_s > table.now_s
 
 
+def test_l5_a_leader_that_is_deposed_before_it_sends_again_wants_no_ticks(table: Table) -> None:
+    """It went round in its passes, which took a whole core, until it led again."""
+    group = table.elect("a")
+    group.propose(b"x", lambda index, failure: None)
+    group.tick()
+    seq = next(m[-1] for _, to, m in table.messages(wire.APPEND) if to == "b")
+    table.send("b", "a", wire.ACK, 1, 2, True, False, seq)
+    assert group.has_more, "something is to be sent again"
+    table.send("b", "a", wire.ALIVE, 7, 1, False)
+    group.tick()
+    assert not group.is_leader and not group.has_more
+
+
 def test_a_member_of_a_higher_term_is_followed(table: Table) -> None:
     """One that raised its term and was not elected would hear nobody, and nobody it."""
     group = table.elect("a")

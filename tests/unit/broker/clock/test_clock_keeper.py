@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from sandq.broker.clock.clock_keeper import GUARDED_US_MOST, QUESTIONS_MOST, ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.clock.peer_clocks import Standing
+from sandq.broker.clock.peer_clocks import COMPARED_WITHIN_S, Standing
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
 
 NOW_S = 1_800_000_000.25
@@ -22,7 +24,8 @@ class Kept:
         self.monotonic_s = 10.0
         self.clock = GuardedClock(wall=lambda: self.wall_s, monotonic=lambda: self.monotonic_s)
         self.sent: list[tuple[str, int, Any]] = []
-        self.keeper = ClockKeeper(self.clock, self._send)
+        self.nodes = 2
+        self.keeper = ClockKeeper(self.clock, self._send, lambda: self.nodes)
 
     def _send(self, node: str, kind: int, body: Any) -> bool:
         self.sent.append((node, kind, body))
@@ -37,8 +40,20 @@ class Kept:
     def told(self, *body: Any, node: str = "b") -> bool:
         return self.keeper.on_frame(node, PeerFrame.CLOCK_TOLD, body)
 
+    def waits(self, *, is_only_voter: bool = False) -> bool:
+        host = cast(RaftGroup, SimpleNamespace(group=SimpleNamespace(is_only_voter=is_only_voter)))
+        return self.keeper.reason_to_wait(host) is not None
+
+    def pass_time(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.monotonic_s += seconds
+        self.keeper._compare()
+
     def offsets(self) -> dict[str, int]:
         return dict(self.clock.status().peers)
+
+
+AT_US = int(NOW_S * 1e6)
 
 
 @pytest.fixture
@@ -101,6 +116,41 @@ def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
     assert kept.keeper.good() == set() and not kept.keeper.may_lead("b")
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (2, int(Standing.GOOD)))
     assert kept.keeper.good() == set()
+
+
+def test_nothing_is_stamped_before_the_clock_has_agreed(kept: Kept) -> None:
+    kept.keeper.up("b")
+    assert kept.waits() and kept.waits(is_only_voter=True)
+    kept.told(kept.question(), AT_US, 0)
+    assert not kept.waits()
+    kept.keeper.down("b")
+    kept.keeper.up("b")
+    assert not kept.waits(), "it has agreed before"
+
+
+def test_a_node_of_a_cluster_of_one_waits_for_nobody(kept: Kept) -> None:
+    kept.nodes = 1
+    assert not kept.waits()
+    kept.nodes = 2
+    assert kept.waits()
+
+
+def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> None:
+    kept.pass_time(COMPARED_WITHIN_S - 0.1)
+    assert kept.waits()
+    kept.pass_time(0.2)
+    assert not kept.waits()
+    kept.keeper.up("b")
+    assert kept.waits(), "now there is somebody to compare with"
+
+
+def test_one_that_is_off_waits_where_others_can_lead(kept: Kept) -> None:
+    kept.keeper.up("b")
+    kept.told(kept.question(), AT_US + 3_600_000_000, 0)
+    assert kept.waits() and not kept.waits(is_only_voter=True)
+    assert kept.keeper._better() == {"b"} or kept.sent[-1][1] == PeerFrame.CLOCK_ASKED, "or asks who is better"
+    kept.pass_time(COMPARED_WITHIN_S + 0.1)
+    assert not kept.waits(), "nobody has taken over"
 
 
 @pytest.mark.parametrize(

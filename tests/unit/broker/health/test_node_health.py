@@ -75,7 +75,7 @@ class Bed:
             links,
             self.sick_peers,
             self.clock_may_lead.__contains__,
-            lambda: self.free_bytes,
+            self._free_bytes,
             RESERVE_BYTES,
             5.0,
             30.0,
@@ -89,10 +89,12 @@ class Bed:
     def resume(self) -> None:
         self.resumed += 1
 
+    async def _free_bytes(self) -> int:
+        return self.free_bytes
+
     def lacks_room(self) -> None:
         self.free_bytes = RESERVE_BYTES - 1
-        # At once: time jumps on while the thread looks that asks for it.
-        self.health.note_space(self.free_bytes)
+        self.health.note_space(self.free_bytes)  # at once
 
     async def passes(self, seconds: float) -> None:
         async with trio.open_nursery() as nursery:

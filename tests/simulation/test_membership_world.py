@@ -1,0 +1,80 @@
+"""Whole nodes crash, hang, are cut off, lose their disks, come and go: nothing is lost, early, or left undone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from sandq.broker.clock.clock_keeper import ClockKeeper
+from sandq.metadata.records import Partition
+from sandq.model.members import member_id
+from tests.support.simulation.membership_world import MembershipWorld
+from tests.support.simulation.seeds import few_of, run_each
+from tests.support.simulation.whole_node import CLOCK
+
+STEPS = 60
+"""Some twenty seconds."""
+LONG_STEPS = 200
+
+
+def run_world(seed: int, steps: int = STEPS) -> MembershipWorld:
+    world = MembershipWorld(seed)
+    world.run(steps)
+    return world
+
+
+def run_long_world(seed: int) -> MembershipWorld:
+    return run_world(seed, LONG_STEPS)
+
+
+def test_worlds() -> None:
+    worlds = run_each(run_world, (2, 3, 5))
+    assert all(len(world.stored) > 20 for world in worlds)
+    assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
+    assert sum(world.counts["compared"] for world in worlds) > 20
+
+
+async def an_hour_ahead(world: MembershipWorld) -> None:
+    """All nodes start at once, one of them an hour ahead, and for a while nobody answers what its clock says."""
+    await trio.sleep(3)
+    world.ahead_s["n1"] = 3600.0
+    await world.start_all_anew()
+    for machine in world.machines.values():
+        machine.hang(CLOCK)
+    for _ in range(32):
+        await trio.sleep(0.25)
+        world.check()
+    for machine in world.machines.values():
+        machine.go_on()
+    await trio.sleep(3)
+
+
+@pytest.mark.parametrize("seed", few_of(range(50), 2))
+def test_one_that_starts_an_hour_ahead_stamps_nothing_before_it_is_compared(seed: int) -> None:
+    world = MembershipWorld(seed)
+    world.live(partial(an_hour_ahead, world))
+    assert world.stored
+
+
+def test_a_node_that_stamps_before_it_is_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClockKeeper, "reason_to_wait", lambda keeper, host: None)
+    world = MembershipWorld(0)
+    with pytest.raises(AssertionError, match="ms early from n1"):
+        world.live(partial(an_hour_ahead, world))
+
+
+def test_a_reconciler_that_deletes_what_its_group_counts_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asking whether the group has settled without it."""
+    monkeypatch.setattr(
+        Partition, "may_have", lambda placed, node, incarnation: member_id(node, incarnation) in placed.members
+    )
+    with pytest.raises(AssertionError, match="is deleted, and metadata wants"):
+        run_world(0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_worlds(block: int) -> None:
+    run_each(run_long_world, range(1000 + 50 * block, 1050 + 50 * block))

@@ -1,0 +1,730 @@
+"""Whole nodes of a cluster that live through crashes, cuts, hangs, wiped disks, joins, drains and moves, by one seed.
+
+The nodes are those of `run_node` with all that is in them, on virtual time. Clients outlive them; what they were told
+is checked: nothing acknowledged is lost, nothing is early. Replicas that have applied the same hold the same, and none
+is deleted that metadata or its group counts on. In the end everything is healed, and has to come to rest.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+import structlog
+import trio
+import trio.testing
+
+import sandq.node
+from sandq.broker.broker import Broker
+from sandq.broker.clock.clock_keeper import ClockKeeper
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication import node_log, runner
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import Delivery, MetadataView, PartitionReplica
+from sandq.metadata.records import REMOVING
+from sandq.model.batch import Column, encode
+from sandq.model.caller import NODE
+from sandq.model.config import NodeConfig, load_config
+from sandq.model.errors import SandqError, StorageFailed
+from sandq.model.members import member_id, own_member
+from sandq.node import run_node
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.protocol.peer import PeerFrame
+from sandq.protocol.requests import Subscribe
+from sandq.raft import core, hooks
+from sandq.storage import identity
+from tests.support.nodes.administrator import Administrator
+from tests.support.simulation.oracle import messages_of
+from tests.support.simulation.virtual_net import HOST, VirtualNet
+from tests.support.simulation.whole_node import CLOCK, HANGS, Life, Machine, TaskWorker, in_task, running_on
+
+FOUNDERS: Final = ("n1", "n2", "n3")
+JOINING: Final = ("n4", "n5")
+TOPIC, GROUP, CONSUMER = "t", "g", "c"
+PARTITIONS = 3
+START_S = 1_800_000_000.0
+DRIFT_S = 0.05
+"""A node's wall clock is as far from the true time, at most."""
+REST_S = 300.0
+"""After the last fault everything is at rest by then."""
+ASK_S = 10.0
+"""A client waits for an answer, at most."""
+LOG_LINES = 60
+"""Of what happened last, with a failure."""
+COUNTS_FIELD = 6
+"""Of the row of a partition's state."""
+
+
+STEPS_MOST = 50_000
+"""Of tasks in one instant: beyond it something goes round without time passing."""
+
+
+class Rounds(trio.abc.Instrument):
+    """Looks whether time passes; a task that never waits for it would have the world stand still for ever."""
+
+    def __init__(self) -> None:
+        self.too_many = trio.Event()
+        self._at_s = 0.0
+        self._steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        now_s = trio.current_time()
+        self._steps = self._steps + 1 if now_s == self._at_s else 0
+        self._at_s = now_s
+        if self._steps == STEPS_MOST:
+            self.too_many.set()
+
+    async def watch(self) -> None:
+        await self.too_many.wait()
+        raise AssertionError("a task goes round without waiting for anything")
+
+
+class MembershipWorld:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.machines = {name: Machine(name, 1000 + at) for at, name in enumerate((*FOUNDERS, *JOINING))}
+        self.known = list(FOUNDERS)
+        """The nodes that stand in everybody's configuration, once it starts anew."""
+        self.net = VirtualNet(rng, lambda: running_on.get().name)
+        self.sent: dict[bytes, int] = {}
+        """Payload -> when it is due at the earliest, ms."""
+        self.stored: set[bytes] = set()
+        self.delivered: set[bytes] = set()
+        self.acked: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+        """How often each kind of thing happened."""
+        self.violations: list[str] = []
+        """What clients found, in callbacks out of which nothing may be raised."""
+        self.ahead_s = {name: rng.uniform(-DRIFT_S, DRIFT_S) for name in self.machines}
+        self.wiped: str | None = None
+        """A node that came back without its data, and has not been taken in again."""
+        self.drained: str | None = None
+        self.replicas = rng.choice((2, 3, 3))
+        self.log: list[str] = []
+        """What happened, for people."""
+        self._numbers = count()
+        self._subscriptions: dict[Life, Subscription] = {}
+        self._is_over = False
+
+    def note(self, what: str) -> None:
+        self.log.append(f"{trio.current_time() - self._began_s:8.3f} {what}")
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        """Live so many steps, heal, come to rest."""
+        self.live(partial(self._live_on, steps))
+
+    def live(self, story: Callable[[], Awaitable[None]]) -> None:
+        """Live through it, heal, come to rest."""
+        with tempfile.TemporaryDirectory() as directory, self._replaced():
+            self._directory = directory
+            try:
+                self._rounds = Rounds()
+                clock = trio.testing.MockClock(autojump_threshold=0)
+                trio.run(self._main, story, clock=clock, instruments=[self._rounds])
+            except BaseException as error:
+                found = _first_violation(error)
+                found.add_note("\n".join(self.log[-LOG_LINES:]))
+                raise found from error
+
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """What nodes have of their machine is the world's meanwhile."""
+        rng, state = self.rng, random.getstate()
+        random.seed(self.seed)
+        trio._core._run._r.seed(self.seed)  # type: ignore[attr-defined]
+        answers = ClockKeeper.on_frame
+
+        def on_frame(keeper: ClockKeeper, node: str, kind: int, body: Any) -> bool:
+            if kind == PeerFrame.CLOCK_ASKED and CLOCK in running_on.get().machine.hangs:
+                return True
+            return answers(keeper, node, kind, body)
+
+        uninstall = NodeLog.uninstall
+
+        def checked_uninstall(log: NodeLog, groups: Any, metadata_index: int = 0) -> None:
+            self._check_unwanted(log, groups)
+            uninstall(log, groups, metadata_index)
+
+        values: list[tuple[Any, str, Any]] = [
+            (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),  # type: ignore[attr-defined]
+            (trio.to_thread, "run_sync", in_task),
+            (trio, "open_tcp_stream", self.net.connect),
+            (sandq.node, "listen", self.net.listen),
+            (runner, "Worker", TaskWorker),
+            # Sets of members are walked over in the order of these, which must not be another one in each process.
+            (hooks.Member, "__hash__", lambda member: zlib.crc32(member.id.encode())),
+            (identity, "new_uuid", lambda: str(uuid.UUID(int=rng.getrandbits(128)))),
+            (ClockKeeper, "on_frame", on_frame),
+            (NodeLog, "uninstall", checked_uninstall),
+            (core, "MAX_APPEND_BYTES", rng.choice((1000, 1 << 20))),
+            (node_log, "KEPT_BYTES", rng.choice((100, 2000))),
+            (node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20))),
+        ]
+        before = [(module, name, getattr(module, name)) for module, name, _ in values]
+        logging = structlog.get_config()
+        structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+        for module, name, value in values:
+            setattr(module, name, value)
+        try:
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
+            structlog.configure(**logging)
+            random.setstate(state)
+
+    async def _main(self, story: Callable[[], Awaitable[None]]) -> None:
+        self._began_s = trio.current_time()
+        undo = hooks.replace_time(trio.current_time, self.rng)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._rounds.watch)
+                for name in FOUNDERS:
+                    self.start(name)
+                await self._create_topic()
+                nursery.start_soon(self._produce)
+                nursery.start_soon(self._consume)
+                await story()
+                await self._heal()
+                nursery.cancel_scope.cancel()
+        finally:
+            for life in self._lives():
+                life.is_lost = True
+            undo()
+
+    async def _live_on(self, steps: int) -> None:
+        for _ in range(steps):
+            await trio.sleep(self.rng.uniform(0.05, 0.5))
+            await self.disturb()
+            self.check()
+
+    async def start_all_anew(self) -> None:
+        """All nodes lose their power, and start at once."""
+        self.note("all nodes start anew")
+        for name in self.known:
+            if self.machines[name].life is not None:
+                self.lose(name, power_loss=True)
+        for name in self.known:
+            self.start(name)
+
+    async def _create_topic(self) -> None:
+        settings = {"lease": "2s", "retention": "0s", "max_attempts": "none"}
+        until_s = trio.current_time() + REST_S
+        while not any(TOPIC in view.topics for view in self._views()):
+            assert trio.current_time() < until_s, f"no topic: {self._tell()}"
+            broker = self._metadata_leader()
+            if broker is not None:
+                await self._ask(Administrator(broker).create_topic(TOPIC, "timer", PARTITIONS, self.replicas, settings))
+            await trio.sleep(0.2)
+
+    async def _ask(self, asked: Any) -> bool:
+        """Whether it was done, as far as is known."""
+        with trio.move_on_after(ASK_S):
+            try:
+                await asked
+                return True
+            except SandqError as error:
+                self.note(f"refused: {error.message}")
+        return False
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        machine = self.machines[name]
+        machine.life = life = Life(machine, self._nursery, self.rng)
+        self._nursery.start_soon(self._live, life)
+
+    async def _live(self, life: Life) -> None:
+        running_on.set(life)
+        wall = partial(self._wall_s, life.name)
+        clock = GuardedClock(wall=wall, monotonic=trio.current_time)
+        try:
+            with life.scope:
+                async with run_node(
+                    self._config(life.name), files=life.files, stores=lambda path, create: life.stores, clock=clock
+                ) as serving:
+                    life.serving = serving
+                    await life.stopping.wait()
+        except* StorageFailed as errors:
+            self.note(f"{life.name} ends: {errors.exceptions[0]}")
+        finally:
+            life.serving = None
+            life.ended.set()
+
+    def _wall_s(self, name: str) -> float:
+        return START_S + trio.current_time() + self.ahead_s[name]
+
+    def _config(self, name: str) -> NodeConfig:
+        ports = {other: self.machines[other].port for other in self.machines}
+        named = [
+            f"{{id: {other}, peer: '{HOST}:{port}', client: '{HOST}:{port + 100}', http: '{HOST}:1'}}"
+            for other, port in ports.items()
+            if other in self.known and other != name
+        ]
+        settings = {
+            "NODE__ID": name,
+            "NODE__DATA_DIR": f"{self._directory}/{name}",
+            "LISTEN__CLIENT": f"{HOST}:{ports[name] + 100}",
+            "LISTEN__PEER": f"{HOST}:{ports[name]}",
+            "LISTEN__HTTP": "none",
+            "CLUSTER__MEMBERSHIP": "static",
+            "CLUSTER__PEERS": f"[{', '.join(named)}]",
+            "CLUSTER__REASSIGN_AFTER": "20s",
+            "STORAGE__SEGMENT_BYTES": "1048576",
+            "STORAGE__CHECKPOINT_INTERVAL": "5s",
+            "STORAGE__SCRUB_RATE": "0",
+        }
+        return load_config(None, {f"SANDQ_{key}": value for key, value in settings.items()})
+
+    def lose(self, name: str, *, power_loss: bool) -> None:
+        """Its power, or its process."""
+        machine = self.machines[name]
+        life, machine.life = machine.life, None
+        assert life is not None
+        life.is_lost = True
+        machine.crash(self.rng, power_loss=power_loss)
+        machine.go_on()
+        self.net.gone(name, silently=power_loss and self.rng.random() < 0.5)
+        life.scope.cancel()
+        self.counts["crashes"] += 1
+
+    async def stop(self, name: str) -> None:
+        """Cleanly; what hangs may keep it from that."""
+        life = self.machines[name].life
+        if life is None:
+            return
+        life.stopping.set()
+        with trio.move_on_after(40):
+            await life.ended.wait()
+        if self.machines[name].life is life:
+            if life.ended.is_set():
+                self.machines[name].life = None
+                self.machines[name].crash(self.rng, power_loss=False)
+            else:
+                self.lose(name, power_loss=False)
+
+    def _lives(self) -> list[Life]:
+        return [machine.life for machine in self.machines.values() if machine.life is not None]
+
+    def _brokers(self) -> list[Broker]:
+        return [life.serving.broker for life in self._lives() if life.serving is not None]
+
+    def _views(self) -> list[MetadataView]:
+        return [host.status for host in map(self._metadata_of, self._brokers()) if host is not None]
+
+    @staticmethod
+    def _metadata_of(broker: Broker) -> RaftGroup | None:
+        return broker.node_log.hosts.get(node_log.METADATA_GROUP)
+
+    def _newest_view(self) -> MetadataView | None:
+        return max(self._views(), key=lambda view: view.applied_index, default=None)
+
+    def _metadata_leader(self) -> Broker | None:
+        for broker in self._brokers():
+            metadata = self._metadata_of(broker)
+            if metadata is not None and metadata.works:
+                return broker
+        return None
+
+    def _hosts(self, partition: int) -> list[tuple[Broker, RaftGroup]]:
+        """Of a partition, with whose it is."""
+        found = []
+        for broker in self._brokers():
+            opened = broker.catalog.topics.get(TOPIC)
+            if opened is not None and partition in opened.partitions:
+                found.append((broker, opened.partitions[partition].host))
+        return found
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        return int((START_S + trio.current_time()) * 1000)
+
+    async def _produce(self) -> None:
+        rng = self.rng
+        while not self._is_over:
+            self._produce_one()
+            await trio.sleep(rng.uniform(0.05, 0.4))
+
+    def _produce_one(self) -> None:
+        rng = self.rng
+        leading = [host for _, host in self._hosts(rng.randrange(PARTITIONS)) if host.ready]
+        if not leading:
+            return
+        payload = b"m%d" % next(self._numbers)
+        at_ms = self._now_ms() + rng.choice((0, 0, 200, 2000, 15_000))
+        self.sent[payload] = at_ms
+
+        def done(result: Any) -> None:
+            if not isinstance(result, SandqError):
+                self.stored.add(payload)
+
+        batch = encode({Column.VALUE: [payload], Column.DELIVER_MS: [at_ms]})
+        try:
+            rng.choice(leading).submit(c.Append(batch), done, messages=1)
+        except SandqError:
+            return
+
+    async def _consume(self) -> None:
+        while True:
+            for life in self._lives():
+                subscription = self._subscriptions.get(life)
+                if life.serving is not None and (subscription is None or subscription.closed):
+                    await self._subscribe(life)
+            await trio.sleep(0.5)
+
+    async def _subscribe(self, life: Life) -> None:
+        assert life.serving is not None
+        broker = life.serving.broker
+        request = Subscribe(1, TOPIC, GROUP, CONSUMER, 20, None, "earliest", [])
+        ended: list[SandqError] = []
+        push = partial(self._pushed, life, broker)
+        with trio.move_on_after(ASK_S):
+            try:
+                subscription, _ = await broker.subscribe(request, NODE, push, lambda: False, ended.append)
+            except SandqError:
+                return
+            if not ended:
+                self._subscriptions[life] = subscription
+
+    def _pushed(self, life: Life, broker: Broker, delivery: Delivery) -> None:
+        if life.is_lost or life.serving is None:
+            return
+        now_ms = self._now_ms()
+        found = messages_of(delivery)
+        for _, payload in found:
+            early_ms = self.sent[payload] - now_ms
+            if early_ms > 2 * DRIFT_S * 1000:
+                self.violations.append(f"{payload!r} is {early_ms} ms early from {life.name}")
+            if payload in self.acked:
+                self.violations.append(f"{payload!r} was acked and comes again")
+            self.delivered.add(payload)
+
+        def done(result: Any) -> None:
+            if not isinstance(result, SandqError) and result[0] is None:
+                self.acked.update(payload for _, payload in found)
+
+        subscription = self._subscriptions.get(life)
+        if subscription is not None:
+            broker.add_credit(subscription, len(found))
+        host = broker.node_log.hosts.get(delivery.group_number)
+        if host is not None:
+            try:
+                host.submit(c.Ack([(delivery.token, [[offset, 1] for offset, _ in found])]), done)
+            except SandqError:
+                return
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def _check_unwanted(self, log: NodeLog, groups: Any) -> None:
+        """Whoever deletes a replica is sure that nobody counts on it: by the newest metadata that anybody has applied,
+        and by the configuration of whoever leads its group."""
+        view = self._newest_view()
+        for group in groups:
+            pointer = log.pointers.get(group)
+            if pointer is None or view is None:
+                continue
+            member = member_id(log.node_id, pointer.incarnation)
+            placed = view.partition(group)
+            if placed is None:
+                continue
+            counted_on = (*placed.members, *placed.former)
+            assert member not in counted_on, f"{member} of group {group} is deleted, and metadata wants {counted_on}"
+            leading = [b.node_log.hosts[group].group for b in self._brokers() if group in b.node_log.hosts]
+            for leader in [one for one in leading if one.is_leader and one.age_s() is not None]:
+                voters = leader.members.voters
+                assert member not in voters or leader.term < max(one.term for one in leading), (
+                    f"{member} of group {group} is deleted, and votes there: {voters}"
+                )
+            self.counts["deleted"] += 1
+
+    def check(self) -> None:
+        """Clients are content, and replicas that have applied the same hold the same."""
+        assert not self.violations, self.violations[0]
+        if self.rng.random() < 0.1:
+            for partition in range(PARTITIONS):
+                self._compare(partition)
+
+    def _compare(self, partition: int) -> None:
+        by_index: dict[int, tuple[str, dict[bytes, Any]]] = {}
+        for broker, host in self._hosts(partition):
+            if broker.node_log.failed is not None:
+                continue
+            replica = host.replica
+            assert isinstance(replica, PartitionReplica)
+            own = broker.node_log.node_id, _rows(broker.node_log, replica)
+            other = by_index.setdefault(replica.applied_index, own)
+            if other is not own:
+                self.counts["compared"] += 1
+                ours, theirs = own[1], other[1]
+                differ = [
+                    (key, ours.get(key), theirs.get(key))
+                    for key in sorted(ours.keys() | theirs.keys())
+                    if ours.get(key) != theirs.get(key)
+                ]
+                assert not differ, f"{own[0]} and {other[0]} differ at {replica.applied_index}: {differ[:3]}"
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    async def disturb(self) -> None:
+        rng = self.rng
+        for chance, action in (
+            (0.03, self._crash),
+            (0.15, self._restart),
+            (0.03, self._hang),
+            (0.06, self._go_on),
+            (0.04, self._cut),
+            (0.1, self._join_links),
+            (0.008, self._wipe),
+            (0.1, self._remove_wiped),
+            (0.02, self._join),
+            (0.02, self._drain),
+            (0.02, self._move),
+            (0.01, self._stop_one),
+        ):
+            if rng.random() < chance:
+                await action()
+
+    def _some(self) -> str | None:
+        up = [life.name for life in self._lives()]
+        return self.rng.choice(up) if up else None
+
+    async def _crash(self) -> None:
+        name = self._some()
+        if name is not None:
+            power_loss = self.rng.random() < 0.6
+            self.note(f"{name} crashes, power loss {power_loss}")
+            self.lose(name, power_loss=power_loss)
+
+    async def _restart(self) -> None:
+        down = [name for name in self.known if self.machines[name].life is None]
+        if down:
+            name = self.rng.choice(down)
+            self.note(f"{name} starts")
+            self.start(name)
+
+    async def _stop_one(self) -> None:
+        name = self._some()
+        if name is not None:
+            self.note(f"{name} is stopped")
+            await self.stop(name)
+
+    async def _hang(self) -> None:
+        name = self._some()
+        if name is not None:
+            what = self.rng.choice(HANGS)
+            self.note(f"{name}: {what} hangs")
+            self.machines[name].hang(what)
+            self.counts["hangs"] += 1
+
+    async def _go_on(self) -> None:
+        name = self._some()
+        if name is not None and self.machines[name].hangs:
+            self.note(f"{name} goes on")
+            self.machines[name].go_on()
+
+    async def _cut(self) -> None:
+        rng = self.rng
+        a, b = rng.sample(self.known, 2)
+        kind = rng.choice(("break", "one way", "both ways", "alone"))
+        self.note(f"{a} and {b}: {kind}")
+        self.counts["cuts"] += 1
+        if kind == "break":
+            self.net.break_between(a, b)
+        elif kind == "one way":
+            self.net.hang(a, b)
+        else:
+            for other in self.known if kind == "alone" else [b]:
+                if other != a:
+                    self.net.hang(a, other)
+                    self.net.hang(other, a)
+
+    async def _join_links(self) -> None:
+        self.net.go_on()
+
+    async def _wipe(self) -> None:
+        """A node comes back without its data; never two before the first has been taken in again."""
+        view = self._newest_view()
+        name = self._some()
+        if self.wiped is not None or name is None or view is None or not self._is_whole(view) or self.replicas < 3:
+            return
+        self.note(f"{name} loses its disk")
+        self.lose(name, power_loss=True)
+        self.machines[name].wipe()
+        self.wiped = name
+        self.counts["wipes"] += 1
+
+    async def _remove_wiped(self) -> None:
+        """An operator has the cluster forget it, so that it can come anew."""
+        view, broker, name = self._newest_view(), self._metadata_leader(), self.wiped
+        if name is None or view is None or broker is None:
+            return
+        record = view.nodes.get(name)
+        store = self._store_of(name)
+        if record is None or record.store_uuid == store:
+            if record is not None and self._is_whole(view):
+                self.note(f"{name} is taken in again")
+                self.wiped = None
+            return
+        if record.standing != REMOVING and await self._ask(Administrator(broker).remove(name)):
+            self.note(f"{name} is to be forgotten")
+
+    def _store_of(self, name: str) -> str | None:
+        memory = self.machines[name].memory
+        if not memory.exists(identity.NAME):
+            return None
+        return identity.open_identity(memory, name).store_uuid
+
+    async def _join(self) -> None:
+        """One more node, which the others find in their configuration once they start anew."""
+        new = [name for name in JOINING if name not in self.known]
+        if not new or self.wiped is not None:
+            return
+        name = new[0]
+        self.note(f"{name} comes")
+        self.counts["joins"] += 1
+        self.known.append(name)
+        for other in self.known[:-1]:
+            await self.stop(other)
+            self.start(other)
+            await trio.sleep(self.rng.uniform(0.5, 4))
+        self.start(name)
+
+    async def _drain(self) -> None:
+        broker = self._metadata_leader()
+        if broker is None:
+            return
+        if self.drained is not None:
+            if await self._ask(Administrator(broker).drain(self.drained, undo=True)):
+                self.note(f"{self.drained} takes part again")
+                self.drained = None
+        else:
+            name = self.rng.choice(self.known)
+            if name != self.wiped and await self._ask(Administrator(broker).drain(name)):
+                self.note(f"{name} is drained")
+                self.counts["drains"] += 1
+                self.drained = name
+
+    async def _move(self) -> None:
+        broker, view = self._metadata_leader(), self._newest_view()
+        if broker is not None and view is not None and TOPIC in view.topics:
+            partition = self.rng.randrange(PARTITIONS)
+            node = self.rng.choice(view.topics[TOPIC].partitions[partition].nodes)
+            await self._ask(Administrator(broker).transfer(TOPIC, partition, node))
+
+    # -- healing --------------------------------------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        self.note("everything heals")
+        self.net.go_on()
+        for machine in self.machines.values():
+            machine.go_on()
+        for life in self._lives():
+            serving = life.serving
+            if life.ended.is_set() or (serving is not None and serving.broker.node_log.failed is not None):
+                self.lose(life.name, power_loss=False)
+        for name in self.known:
+            if self.machines[name].life is None:
+                self.start(name)
+        until_s = trio.current_time() + REST_S
+        busy_s = trio.current_time() + 5
+        while not (trio.current_time() > busy_s and self._is_at_rest()):
+            self._is_over = self._is_over or trio.current_time() > busy_s
+            assert trio.current_time() < until_s, f"not at rest after healing: {self._tell()}"
+            if self.wiped is not None:
+                await self._remove_wiped()
+            if self.drained is not None and self.rng.random() < 0.2:
+                await self._drain()
+            await trio.sleep(0.5)
+        for partition in range(PARTITIONS):
+            self._compare(partition)
+        self.check()
+        assert self.stored <= self.delivered, f"lost: {sorted(self.stored - self.delivered)[:5]}"
+
+    def _is_whole(self, view: MetadataView) -> bool:
+        """Whether every node is there, and every partition where metadata wants it."""
+        topic = view.topics.get(TOPIC)
+        if topic is None or any(view.nodes.get(name) is None for name in self.known):
+            return False
+        if any(node.failed_since_ms is not None or node.standing == REMOVING for node in view.nodes.values()):
+            return False
+        for at, placed in enumerate(topic.partitions):
+            if placed.moving:
+                return False
+            hosts = {broker.node_log.node_id: host for broker, host in self._hosts(at)}
+            if not hosts.keys() >= set(placed.nodes) or not any(host.ready for host in hosts.values()):
+                return False
+            for host in hosts.values():
+                if host.group.is_leader and set(host.members.voters) != set(placed.members):
+                    return False
+        return True
+
+    def _is_at_rest(self) -> bool:
+        view = self._newest_view()
+        if self.wiped is not None or self.drained is not None or view is None or not self._is_whole(view):
+            return False
+        if not self.stored <= self.delivered:
+            return False
+        for at in range(PARTITIONS):
+            placed = view.topics[TOPIC].partitions[at]
+            hosts = [host for b, host in self._hosts(at) if own_member(b.node_log.node_id, placed.members) is not None]
+            ends = {(host.replica.applied_index, host.group.journal.last_index) for host in hosts}
+            if len(ends) != 1 or len(hosts) != len(placed.members) or any(host.status.messages for host in hosts):
+                return False
+        return True
+
+    def _tell(self) -> Any:
+        view = self._newest_view()
+        return {
+            "nodes": view and {node.node_id: (node.standing, node.failed_since_ms) for node in view.nodes.values()},
+            "placed": view and TOPIC in view.topics and view.topics[TOPIC].partitions,
+            "groups": {
+                at: [
+                    [broker.node_log.node_id, host.ready, host.group.leader, host.status.applied_index, host.stalled]
+                    for broker, host in self._hosts(at)
+                ]
+                for at in range(PARTITIONS)
+            },
+            "missing": sorted(self.stored - self.delivered)[:5],
+            "wiped": self.wiped,
+            "drained": self.drained,
+            "clocks": {b.node_log.node_id: (b.clock.reason, b.clock.waits, sorted(b.up())) for b in self._brokers()},
+        }
+
+
+def _rows(log: NodeLog, replica: PartitionReplica) -> dict[bytes, Any]:
+    """All that a replica has stored, as of its applied index; but for counts, whose rows tell apart what was written at
+    once."""
+    log.applier.write()
+    found = dict(replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40))
+    state: list[Any] = rows.unpack(found[rows.STATE_KEY]) if rows.STATE_KEY in found else []
+    return {key: row for key, row in found.items() if key[:1] != rows.COUNTS} | {
+        rows.STATE_KEY: state[:COUNTS_FIELD] + state[COUNTS_FIELD + 1 :]
+    }
+
+
+def _first_violation(error: BaseException) -> BaseException:
+    """What a check found, out of whatever groups of nurseries; else what was raised."""
+    violations = error.split(AssertionError)[0] if isinstance(error, BaseExceptionGroup) else None
+    while isinstance(violations, BaseExceptionGroup):
+        violations = violations.exceptions[0]
+    return violations or error
+
+
+def _drop(logger: Any, name: str, event: Any) -> Any:
+    raise structlog.DropEvent

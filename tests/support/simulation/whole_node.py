@@ -1,0 +1,165 @@
+"""Whole nodes in one process, on virtual time: `run_node` over fake disks, a fake network, and threads that are tasks.
+
+A machine outlives the node that runs on it. Each of its threads can hang: what it does then neither finishes nor fails
+until it goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from sandq.storage.faulty_files import FaultyFiles, Plan
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+
+if TYPE_CHECKING:
+    from sandq.node import Serving
+
+THREADS: Final = {"sandq-wal": "log", "sandq-apply": "state", "sandq-maintenance": "maintenance"}
+SPACE: Final = "space"
+CLOCK: Final = "clock"
+HANGS: Final = (*THREADS.values(), SPACE, CLOCK)
+"""What of a machine may hang: its three threads, looks at the free space, and what it answers about its clock."""
+
+THREAD_S: Final = (0.0001, 0.001, 0.01)
+"""What a thread needs for what was queued."""
+
+running_on: ContextVar[Life] = ContextVar("running_on")
+"""Of each task of a node: whose it is."""
+
+
+@dataclass
+class Machine:
+    """What outlives a node."""
+
+    name: str
+    port: int
+    memory: MemoryFiles = field(default_factory=MemoryFiles)
+    stores: MemoryStores = field(default_factory=MemoryStores)
+    life: Life | None = None
+    hangs: dict[str, trio.Event] = field(default_factory=dict)
+    """What hangs: an event that ends it."""
+
+    def crash(self, rng: random.Random, *, power_loss: bool) -> None:
+        self.memory = self.memory.crash(rng) if power_loss else self.memory.kill()
+        self.stores = self.stores.crash(rng)
+
+    def wipe(self) -> None:
+        self.memory, self.stores = MemoryFiles(), MemoryStores()
+
+    def hang(self, what: str) -> None:
+        self.hangs.setdefault(what, trio.Event())
+
+    def go_on(self) -> None:
+        for ended in self.hangs.values():
+            ended.set()
+        self.hangs.clear()
+
+    async def until_free(self, what: str) -> None:
+        while what in self.hangs:
+            await self.hangs[what].wait()
+
+
+class Life:
+    """One life of a node on its machine."""
+
+    def __init__(self, machine: Machine, nursery: trio.Nursery, rng: random.Random) -> None:
+        """`nursery`: where its threads run."""
+        self.machine = machine
+        self.rng = rng
+        self.nursery = nursery
+        self.files = FaultyFiles(machine.memory, Plan())
+        self.stores = machine.stores
+        self.scope = trio.CancelScope()
+        self.stopping = trio.Event()
+        """It is to end cleanly."""
+        self.ended = trio.Event()
+        self.serving: Serving | None = None
+        self.is_lost = False
+        """The machine lost power, or the process was killed: nothing of it goes on."""
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+
+class TaskWorker:
+    """`Worker` whose thread is a task of the world: what is queued is handled a little later."""
+
+    def __init__(
+        self, name: str, handle: Callable[[list[Any]], None], on_crash: Callable[[BaseException], None]
+    ) -> None:
+        self._life = running_on.get()
+        self._kind = THREADS[name]
+        self._handle, self._on_crash = handle, on_crash
+        self._queue: deque[Any] = deque()
+        self._items: list[Any] = []
+        """What is being handled."""
+        self._wake = trio.Event()
+        self._turns = 0
+        self._closed = False
+        self._life.nursery.start_soon(self._run)
+
+    @property
+    def progress(self) -> int | None:
+        """As that of `Worker`."""
+        return self._turns if self._items else None
+
+    def submit(self, item: Any) -> None:
+        self._queue.append(item)
+        self._wake.set()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """As that of `Worker`; at once. Of a life that is lost nothing is done any more."""
+        if not self._life.is_lost and not self._closed:
+            items = [*self._items, *self._queue]
+            self._queue.clear()
+            if self._kind in self._life.machine.hangs and items:
+                return False
+            if items:
+                self._do(items)
+        self._closed = True
+        self._wake.set()
+        return True
+
+    def _do(self, items: list[Any]) -> None:
+        try:
+            self._handle(items)
+        except BaseException as crash:
+            self._closed = True
+            self._on_crash(crash)
+
+    async def _run(self) -> None:
+        life = self._life
+        while not self._closed:
+            if not self._queue:
+                self._wake = trio.Event()
+                await self._wake.wait()
+                continue
+            self._items = [self._queue.popleft() for _ in range(life.rng.randint(1, len(self._queue)))]
+            self._turns += 1
+            await trio.sleep(life.rng.choice(THREAD_S))
+            await life.machine.until_free(self._kind)
+            if self._closed or life.is_lost:
+                return
+            self._do(self._items)
+            self._items = []
+
+
+async def in_task(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`trio.to_thread.run_sync` without a thread. What a client asked for, and not a node by itself, takes no time."""
+    life = running_on.get(None)
+    if life is None:
+        await trio.lowlevel.checkpoint()
+        return call(*args)
+    await trio.sleep(life.rng.choice((0.0, 0.001)))
+    if getattr(call, "__name__", "") == "free_bytes":
+        await life.machine.until_free(SPACE)
+    return call(*args)
