@@ -70,8 +70,9 @@ def test_a_reconciler_that_deletes_what_its_group_counts_on_is_found(monkeypatch
     monkeypatch.setattr(
         Partition, "may_have", lambda placed, node, incarnation: member_id(node, incarnation) in placed.members
     )
+    # Not every history has a move that ends so: whatever changes in a node shuffles which.
     with pytest.raises(AssertionError, match="is deleted, and metadata wants"):
-        run_world(0)
+        run_each(run_world, range(20))
 
 
 @pytest.mark.long
