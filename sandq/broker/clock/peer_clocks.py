@@ -114,6 +114,8 @@ class PeerClocks:
         """When something was certain last, or the first of these peers was linked."""
         self._unsure_s = now_s
         """Since when this clock is to be compared before it stamps anything."""
+        self._has_heard = False
+        """Something is known of others, as it was judged last."""
         self._peers: dict[str, _Peer] = {}
 
     # -- what is heard --------------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class PeerClocks:
     def judge(self, own_base_s: float, now_s: float) -> None:
         """Say anew whether this node's clock has agreed with the others', or is off, disputed, or uncompared."""
         offsets = self.offsets(own_base_s, now_s).values()
-        was_off = self.off
+        was_off, had_heard, self._has_heard = self.off, self._has_heard, bool(offsets)
         self.heard_majority = bool(offsets) and 2 * (len(offsets) + 1) > self.nodes
         if offsets:
             low, high = _median_intervals([_HERE, *offsets])
@@ -160,8 +162,8 @@ class PeerClocks:
                 self._certain_s = now_s
         else:
             self.disputed = False  # nobody contradicts; and nobody takes back that it is off
-        if self.off and not was_off:
-            self._unsure_s = now_s
+        if (self.off and not was_off) or (had_heard and not offsets):
+            self._unsure_s = now_s  # nobody better was known so far, or is known any more
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
             self.agreed = False  # it may be as far away as that by now

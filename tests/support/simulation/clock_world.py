@@ -15,6 +15,7 @@ from itertools import count
 from sandq.broker.clock.clock_keeper import QUESTIONS_MOST
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
+from sandq.broker.peers.link import SILENCE_S
 
 START_S = 1_800_000_000.0
 STEP_S = 0.05
@@ -43,6 +44,8 @@ class ClockedNode:
         """Since when its clock is as bad."""
         self.hangs_until_s = 0.0
         """Till then it answers nothing."""
+        self.silent_s = 0.0
+        """So long, since it began to."""
         self.asked: dict[str, dict[int, float]] = {}
 
     def link(self, other: str) -> None:
@@ -91,11 +94,14 @@ class ClockWorld:
         if self.leader == name:
             self._lead(None)
         self.nodes[name] = ClockedNode(self, name, ahead_s)
-        for other, node in self.nodes.items():
-            if other != name:
-                node.unlink(name)
-                node.link(name)
-                self.nodes[name].link(other)
+        self._link_anew(name)
+
+    def _link_anew(self, name: str) -> None:
+        pairs = [(one, to) for to in self.nodes if to != name for one, to in ((name, to), (to, name))]
+        for one, to in pairs:
+            self.nodes[one].unlink(to)
+        for one, to in pairs:
+            self.nodes[one].link(to)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +166,8 @@ class ClockWorld:
         if not all(other.clock.peers.agreed and self.now_s >= other.hangs_until_s for other in right):
             return
         if self.rng.random() < 0.5:
-            node.hangs_until_s = self.now_s + self.rng.choice((1.0, 20.0, *([1e9] * (node.name == self.wrong))))
+            node.silent_s = self.rng.choice((1.0, 20.0, *([1e9] * (node.name == self.wrong))))
+            node.hangs_until_s = self.now_s + node.silent_s
             if self.leader == node.name:
                 self._lead(None)
         elif node.name == self.wrong:
@@ -178,6 +185,9 @@ class ClockWorld:
             self.now_s += STEP_S
             self._deliver()
             for at, node in enumerate(self.nodes.values()):
+                if node.silent_s > SILENCE_S and self.now_s >= node.hangs_until_s:
+                    node.silent_s = 0.0
+                    self._link_anew(node.name)
                 node.compare()
                 if (step + at) % ASK_STEPS == 0 and self.now_s >= node.hangs_until_s:
                     self._ask(node)

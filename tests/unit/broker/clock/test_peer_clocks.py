@@ -228,6 +228,18 @@ def test_one_that_turns_out_to_be_off_waits_for_others_to_take_over() -> None:
     assert world.reasons() == {"a": OFF} and waits(world) == dict.fromkeys("abc", False)
 
 
+def test_one_that_is_off_and_stood_still_waits_anew() -> None:
+    """It knows of nobody any more who could lead, and may be elected before it has asked."""
+    world = World(a=HOUR_S, b=0.0, c=0.0)
+    world.rounds(2 * int(COMPARED_WITHIN_S))
+    assert world.reasons() == {"a": OFF} and not waits(world)["a"]
+    world.now_s += FRESH_S + 1
+    world.nodes["a"].clock.compare()
+    assert world.better("a") == set() and waits(world)["a"]
+    world.now_s += COMPARED_WITHIN_S + 1
+    assert not waits(world)["a"]
+
+
 def test_what_is_old_counts_no_more() -> None:
     world = World(a=0.0, b=0.1)
     world.ask("a", "b")
