@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from sandq.broker.replication.applier import Applier, Apply, Published
@@ -24,6 +25,8 @@ from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
+from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.log.reader import LogReader
 from sandq.raft import Committed, GroupCommit, Members
 from sandq.raft.wire import REGULAR
 from sandq.storage.files import Files
@@ -43,6 +46,8 @@ LAG_BYTES = 64 << 20
 """... and a leader keeps so much for those that are further behind; then they need a snapshot."""
 LAG_WAL_BYTES = 512 << 20
 """A log whose tail is kept for others, and keeps more than this of the WAL, of all groups, is cut all the same."""
+LOOK_AHEADS_BYTES = 64 << 20
+"""Of all groups; those that were used longest ago give way."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -112,7 +117,9 @@ class NodeLog:
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
         """Why nothing goes on here, for now."""
-        self.applier = Applier(stores, publish, hooks.on_applied)
+        self.look_aheads = LookAheads(LOOK_AHEADS_BYTES)
+        """Of the groups of all partitions."""
+        self.applier = Applier(stores, publish, hooks.on_applied, partial(self.look_aheads.evict, self._readers))
         self._now_ms = now_ms
         self._levels = levels
         self._on_leads = hooks.on_leads
@@ -194,7 +201,9 @@ class NodeLog:
         group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
             group,
-            lambda store: PartitionReplica(self.stores, store, group, partition, settings, topic.kind),
+            lambda store: PartitionReplica(
+                self.stores, store, group, partition, settings, topic.kind, self.look_aheads
+            ),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 
@@ -240,6 +249,12 @@ class NodeLog:
             host.close(error)
         self._recovered.pop(number, None)
         self._loads.pop(number, None)
+
+    def _readers(self) -> list[LogReader]:
+        """The cursors of the groups of all partitions (apply thread)."""
+        replicas = [host.replica for host in list(self.hosts.values())]
+        partitions = [replica for replica in replicas if isinstance(replica, PartitionReplica)]
+        return [reader for partition in partitions for reader in partition.machine.groups.readers()]
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
