@@ -107,6 +107,8 @@ class Status:
     holds: tuple[Hold, ...] = ()
     level: int = FIRST_LEVEL
     """The feature level whose rules the partition goes by."""
+    producers: int = 0
+    """Idempotent ones that are known."""
 
 
 class TimerPartition:
@@ -210,6 +212,7 @@ class TimerPartition:
             *self._keys_status,
             self.holds.all,
             self.shared.level,
+            len(self.producers),
         )
 
     @property

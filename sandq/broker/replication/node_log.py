@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import Backlog, RaftGroup
@@ -25,7 +26,6 @@ from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
-from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import LogReader
 from sandq.raft import Committed, GroupCommit, Members
 from sandq.raft.wire import REGULAR
@@ -44,10 +44,13 @@ KEPT_BYTES = 256 << 10
 """Of a log below what the stores hold, for members that are a little behind ..."""
 LAG_BYTES = 64 << 20
 """... and a leader keeps so much for those that are further behind; then they need a snapshot."""
+KEPT_SHARE = 1 / 4
+"""Of what all logs may take: where there are many groups, that is less than `KEPT_BYTES` for each."""
+ENTRY_BYTES = 120
+"""What an entry of a log takes beside its command, about."""
+PRODUCER_BYTES = 400
 LAG_WAL_BYTES = 512 << 20
 """A log whose tail is kept for others, and keeps more than this of the WAL, of all groups, is cut all the same."""
-LOOK_AHEADS_BYTES = 64 << 20
-"""Of all groups; those that were used longest ago give way."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -117,9 +120,12 @@ class NodeLog:
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
         """Why nothing goes on here, for now."""
-        self.look_aheads = LookAheads(LOOK_AHEADS_BYTES)
-        """Of the groups of all partitions."""
-        self.applier = Applier(stores, publish, hooks.on_applied, partial(self.look_aheads.evict, self._readers))
+        self.memory = MemoryBudget(limits.memory_bytes)
+        """Of this node."""
+        self._logs = self.memory.measure("logs", LOGS_SHARE, self._log_bytes)
+        self.producers = self.memory.measure("producers", PRODUCERS_SHARE, self._producer_bytes)
+        evict = partial(self.memory.look_aheads.evict, self._readers)
+        self.applier = Applier(stores, publish, hooks.on_applied, evict)
         self._now_ms = now_ms
         self._levels = levels
         self._on_leads = hooks.on_leads
@@ -202,7 +208,7 @@ class NodeLog:
         return self._open(
             group,
             lambda store: PartitionReplica(
-                self.stores, store, group, partition, settings, topic.kind, self.look_aheads
+                self.stores, store, group, partition, settings, topic.kind, self.memory.look_aheads
             ),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
@@ -418,15 +424,36 @@ class NodeLog:
     def truncate(self, flushed: dict[int, int]) -> None:
         """The stores hold, durably, everything up to these indices: the log need not."""
         self._checkpoint_mark = self.wal.mark
-        for number, applied in flushed.items():
-            if number in self.hosts:
-                host = self.hosts[number]
-                if number in self._overdue:
-                    host.lose_pins()
-                    needed = applied
-                else:
-                    needed = host.needed_from(LAG_BYTES)
-                host.group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
+        hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
+        kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
+        for host, applied in hosts.items():
+            if host.number in self._overdue:
+                host.lose_pins()
+                needed = applied
+            else:
+                needed = host.needed_from(LAG_BYTES)
+            _cut(host, min(applied, needed), kept_bytes)
+        self._cut_to_share(hosts, kept_bytes)
+
+    def _cut_to_share(self, hosts: Mapping[RaftGroup, int], kept_bytes: int) -> None:
+        """Cut the longest logs, whoever needs them yet, while all together are too long: first what is kept for members
+        that lag behind, then what snapshots pin, but for one."""
+        excess = self._logs.bytes - self._logs.share_bytes
+        if excess <= 0:
+            return
+        by_size = sorted(hosts, key=_log_size, reverse=True)
+        pinned = [host for host in by_size if host.is_pinned]
+        for host in [host for host in by_size if not host.is_pinned] + pinned[:-1]:
+            if excess <= 0:
+                return
+            host.lose_pins()
+            excess += _cut(host, hosts[host], kept_bytes)
+
+    def _log_bytes(self) -> int:
+        return sum([_log_size(host) for host in list(self.hosts.values())])
+
+    def _producer_bytes(self) -> int:
+        return PRODUCER_BYTES * sum([getattr(host.status, "producers", 0) for host in list(self.hosts.values())])
 
     def release(self) -> dict[int, int]:
         """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments, and
@@ -447,3 +474,15 @@ class NodeLog:
         self._overdue = {n for n, segments in pinning.items() if segments * self._segment_bytes > LAG_WAL_BYTES}
         self._overdue.difference_update(copied)
         return bool(copied)
+
+
+def _log_size(host: RaftGroup) -> int:
+    journal = host.group.journal
+    return journal.size_bytes + ENTRY_BYTES * len(journal)
+
+
+def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
+    """Cut a log below an index. By how much it grew: not above 0."""
+    before = _log_size(host)
+    host.group.journal.truncate_below(index, kept_bytes)
+    return _log_size(host) - before

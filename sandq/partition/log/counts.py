@@ -20,7 +20,7 @@ from sandq.partition.view import Row, View
 HOUR_S = 3600
 HOT_HOURS = 8
 FOLD_ROWS = 64
-COUNTED_HOURS = 10_000
+COUNTED_HOURS = 256
 """Hours of which it is known how many rows they have."""
 DROP_ROWS = 1000
 _NO_LIMIT = 1 << 40
