@@ -432,7 +432,7 @@ class NodeLog:
                 needed = applied
             else:
                 needed = host.needed_from(LAG_BYTES)
-            _cut(host, min(applied, needed), kept_bytes)
+            _cut(host, min(applied, needed), _kept_of(host, kept_bytes))
         self._cut_to_share(hosts, kept_bytes)
 
     def _cut_to_share(self, hosts: Mapping[RaftGroup, int], kept_bytes: int) -> None:
@@ -447,7 +447,7 @@ class NodeLog:
             if excess <= 0:
                 return
             host.lose_pins()
-            excess += _cut(host, hosts[host], kept_bytes)
+            excess += _cut(host, hosts[host], _kept_of(host, kept_bytes))
 
     def _log_bytes(self) -> int:
         return sum([_log_size(host) for host in list(self.hosts.values())])
@@ -479,6 +479,13 @@ class NodeLog:
 def _log_size(host: RaftGroup) -> int:
     journal = host.group.journal
     return journal.size_bytes + ENTRY_BYTES * len(journal)
+
+
+def _kept_of(host: RaftGroup, kept_bytes: int) -> int:
+    """What is kept of a log for other members: nothing, if there are none and more than that had to be kept for who
+    comes later. With others one entry at least: the one before the first that they have yet to get."""
+    voters, learners = host.members
+    return 0 if len(voters) + len(learners) == 1 and host.group.journal.size_bytes > kept_bytes else max(kept_bytes, 1)
 
 
 def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
