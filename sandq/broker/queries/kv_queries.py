@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 from sandq.broker.broker import Broker
@@ -30,9 +31,10 @@ class KvQueries:
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
         """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
         one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms)."""
-        return await self._ask(
-            requests[0], lambda replica, now_ms: _values(replica, requests, now_ms), _bytes_of_values, len(requests)
+        (found, _), stale_ms = await self._ask(
+            requests[0], lambda replica, now_ms: _values(replica, requests, now_ms), itemgetter(1), len(requests)
         )
+        return found, stale_ms
 
     async def scan(self, request: KvScan, caller: Caller) -> tuple[tuple[list[Row], bytes | None], int]:
         """As `PartitionReplica.scan`; and how old that is (ms)."""
@@ -72,17 +74,16 @@ class KvQueries:
         return self._broker.partition(topic, request.partition).host
 
 
-def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> list[list[bytes | None]]:
+def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
+    """The values for the first of these requests, and their bytes."""
     found: list[list[bytes | None]] = []
-    left_bytes = ANSWER_BYTES
+    size = 0
     for request in requests:
         values = replica.values(request.keys, ANSWER_BYTES, now_ms)
         found.append(values)
-        left_bytes -= sum([len(value) for value in values if value is not None])
-        if left_bytes <= 0:
+        for value in values:
+            if value is not None:
+                size += len(value)
+        if size >= ANSWER_BYTES:
             break
-    return found
-
-
-def _bytes_of_values(found: list[list[bytes | None]]) -> int:
-    return sum([len(value) for values in found for value in values if value is not None])
+    return found, size

@@ -120,7 +120,8 @@ class KvWatches:
             await watcher.answered.wait()
         finally:
             watcher.is_given_up = True
-            room.let_go(watcher.size)
+            if watcher.size:
+                room.let_go(watcher.size)
             if watcher in watchers:
                 watchers.remove(watcher)
         assert watcher.found is not None

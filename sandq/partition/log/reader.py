@@ -122,11 +122,10 @@ class LogReader:
 
     def head(self, view: View) -> LogEntry | None:
         """The first entry above the cursor; None when the log ends there."""
+        if self._kept == self._most:
+            return self._next(view)  # whoever took from it will go on
         while not self.entries and self.covered != offsets.LAST:
-            if self._look_aheads is None:
-                self._fill(view, self._most, LOOK_AHEAD_BYTES)
-            else:
-                self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
+            self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
         return self.entries[0] if self.entries else None
 
     def _next(self, view: View) -> LogEntry | None:
