@@ -192,7 +192,7 @@ def test_blocked() -> None:
 
 
 def test_group() -> None:
-    group = Group.load(rows.group_key(1), example("group-row"))
+    group = Group.load(rows.group_key(1), example("group-row"), LookAheads())
     assert (group.group_id, group.name, group.cursor, group.dead) == (1, "g", OFFSET, Counter(nacked=2))
     assert (group.touched_ms, group.settings) == (T, parse_group_settings({"max_attempts": 3}))
     assert group.reader.taken == (T // 1000, 4)
