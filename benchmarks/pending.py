@@ -8,15 +8,17 @@ from functools import partial
 
 from benchmarks.driver import measure, node_with
 from benchmarks.load.consume import subscribe
-from benchmarks.process import memory_bytes
+from benchmarks.process import memory_bytes, running
 from benchmarks.produce import MONTH_MS, PARTITIONS, TOPIC, batch_of, frames_of, links
 from benchmarks.result import Goal, Measured, Row, Setting
 from benchmarks.wire import Wire
 from demo.node import Node
 from sandq.errors import SandqError
 from sandq.protocol.frames import Type
+from sandq.protocol.requests import Subscribe
 
 MEMORY = Goal(100, "MB over an empty node", at_least=False)
+IDLE_MEMORY = Goal(300, "MB over an empty node", at_least=False)
 RESTART = Goal(15, "s to the first answer", at_least=False)
 COUNTS = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
 QUICK_SHARE = 10
@@ -60,6 +62,43 @@ def pending(messages: int, setting: Setting, *, value: str) -> Measured:
     return measured
 
 
+def idle_groups(partitions: int, groups: int, messages: int, setting: Setting) -> Measured:
+    """Groups that nobody consumes from, in many partitions with messages that wait: memory. LevelDB
+    maps its tables, which the kernel may drop: they do not count here."""
+    partitions, messages = setting.count(partitions, 20), setting.count(messages, 1000)
+    with running(setting.where, setting.name) as node:
+        node.stop()
+        node.configure(HEALTH__STALL_AFTER="60s")  # a slow disk is not what is measured
+        node.start()
+        node.wait_until_it_serves()
+        assert node.pid is not None
+        empty = memory_bytes(node.pid)
+        wire = Wire(node.port)
+        wire.create_topic(TOPIC, partitions)
+        for number in range(groups):
+            wire.call(Subscribe(number, TOPIC, f"g{number}", "benchmarks-1", 0, 60_000, "earliest", []).frame)
+        wire.close()
+        opened = memory_bytes(node.pid)
+        to = links([node.port], PARTITIONS, partitions)
+        count = messages // BATCH * partitions // PARTITIONS
+        measured = measure(
+            node.metered, "produce_many", links=to, size=BATCH, count=count, window=2, within_ms=MONTH_MS
+        )
+        time.sleep(0.2 if setting.quick else SETTLE_S)
+        full = memory_bytes(node.pid)
+        details = {
+            "MB over empty": (full["anonymous"] - empty["anonymous"]) / _MB,
+            "of it before the messages": (opened["anonymous"] - empty["anonymous"]) / _MB,
+            "with tables that are mapped": (full["rss"] - empty["rss"]) / _MB,
+            "empty MB": empty["rss"] / _MB,
+            "produced/s": measured.value,
+        }
+    measured.client_cpu_us = None
+    measured.details = details
+    measured.value = details.pop("MB over empty")
+    return measured
+
+
 def _restarted(node: Node) -> dict[str, float]:
     """SIGKILL and a start: seconds until it takes connections, until each partition has answered, and until a new
     message is delivered."""
@@ -99,7 +138,7 @@ def _until(ask: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
 
 
-ROWS = tuple(
+_COUNTED = tuple(
     Row(
         f"pending_{name}",
         "pending",
@@ -114,4 +153,15 @@ ROWS = tuple(
         ("1m", COUNTS["1m"], "MB over empty", "MB over empty", MEMORY),
         ("10m", COUNTS["10m"], "restart s", "s to restart", RESTART),
     )
+)
+ROWS = (
+    *_COUNTED,
+    Row(
+        "pending_groups",
+        "pending",
+        "1,000 partitions with 10 groups without consumers, 4,000 for a month in each",
+        partial(idle_groups, 1000, 10, 4000),
+        "MB over empty",
+        IDLE_MEMORY,
+    ),
 )

@@ -394,7 +394,8 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
         metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen)
         request_timeout_s = config.health.request_timeout_ms / 1000
-        server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s)
+        memory = parts.node_log.memory
+        server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s, memory)
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -32,11 +33,13 @@ from sandq.model.caller import Caller
 from sandq.model.errors import (
     InvalidRequest,
     NotLeader,
+    Overloaded,
     SandqError,
     UnknownTopic,
 )
 from sandq.model.limits import Limits
 from sandq.model.names import check_name
+from sandq.model.sequence import number_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import check_batch
 from sandq.protocol.requests import Ack, Extend, Lease, Nack, Produce, Subscribe
@@ -45,6 +48,7 @@ log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
+COUNT_PRODUCERS_S = 1.0
 REQUEST_BYTES = 64
 """Roughly what a request takes until it is answered, beside what it brings."""
 
@@ -76,11 +80,15 @@ class Broker:
         self.reconciler = reconciler
         self.administration = administration
         self.reads = LinearizableReads(runner, nursery)
-        self.kv_watches = KvWatches(runner, nursery)
+        self.kv_watches = KvWatches(runner, nursery, node_log.memory.watchers)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._turn = 0
+        self._producers_counted_s = -math.inf
+        """When it was looked last whether there are too many ..."""
+        self._producers_full = False
+        """... and whether there were."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -128,8 +136,22 @@ class Broker:
         delivery = self.partition(request.topic, request.partition)
         where = self.catalog.topics[request.topic].places[request.partition]
         messages, split = check_batch(batch, self.clock.now_ms(), self.limits, where)
+        if request.producer_id and number_of(request.sequence) == 1:
+            self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
+
+    def _check_producers(self) -> None:
+        """Raises Overloaded for the first batch of a producer while too many are known here."""
+        now_s = trio.current_time()
+        if now_s >= self._producers_counted_s + COUNT_PRODUCERS_S:
+            self._producers_counted_s = now_s
+            producers = self.node_log.producers
+            self._producers_full = producers.bytes >= producers.share_bytes
+        if self._producers_full:
+            raise Overloaded(
+                "more producers wrote here within a week than limits.memory_bytes has room for; try again later"
+            )
 
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""

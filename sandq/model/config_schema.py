@@ -191,7 +191,10 @@ _LIMIT_BOUNDS = {
     "batch_messages": DEFAULT.batch_messages,
     "entry_messages": DEFAULT.entry_messages,
     "partitions_per_topic": DEFAULT.partitions_per_topic,
+    "memory_bytes": 1024 * _GIB,
 }
+_LEAST_MEMORY = 256 * _MIB
+"""A frame of the largest size must have room in its share."""
 
 
 def _fits(value: int, info: ValidationInfo) -> int:
@@ -206,7 +209,8 @@ def _limits_section() -> type[schema.Section]:
     fields: dict[str, Any] = {}
     for limit in dataclasses.fields(Limits):
         most = _LIMIT_BOUNDS.get(limit.name, _GIB)
-        checked = schema.size(1, most) if "bytes" in limit.name else schema.integer(1, most)
+        least = _LEAST_MEMORY if limit.name == "memory_bytes" else 1
+        checked = schema.size(least, most) if "bytes" in limit.name else schema.integer(1, most)
         fields[limit.name] = (Annotated[int, checked], Field(default=limit.default, validate_default=True))
     fits: dict[str, Any] = {"fits": field_validator("batch_bytes", "frame_bytes")(_fits)}
     return create_model("LimitsSection", __base__=schema.Section, __validators__=fits, **fields)

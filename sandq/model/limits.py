@@ -39,7 +39,8 @@ class Limits:
     # What one subscription may have outstanding.
     credit_max: int = 1_000_000
 
-    # One node and its connections.
+    # One node and its connections. `memory_bytes` is of all that may grow (`broker/memory_budget.py`).
+    memory_bytes: int = 1024 * _MIB
     connections: int = 10_000
     requests_per_connection: int = 1024
     http_connections: int = 2_000

@@ -19,6 +19,7 @@ from sandq.partition import rows
 from sandq.partition.kv.compaction import Compactor
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import KeyWriter, Writes
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import Stored
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
@@ -30,8 +31,8 @@ RESTING_MS = 10_000
 
 
 class CompactedPartition(TimerPartition):
-    def __init__(self, partition: int, settings: dict[str, Any]) -> None:
-        super().__init__(partition, settings)
+    def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
+        super().__init__(partition, settings, look_aheads)
         self.keys = KeyTable(self.log.garbage)
         self._writer = KeyWriter(self.shared, self.log, self.keys)
         self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
@@ -42,8 +43,10 @@ class CompactedPartition(TimerPartition):
         super().write_state(view)
 
     @classmethod
-    def load(cls, partition: int, settings: dict[str, Any], view: View) -> CompactedPartition:
-        self = super().load(partition, settings, view)
+    def load(
+        cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
+    ) -> CompactedPartition:
+        self = super().load(partition, settings, view, look_aheads)
         assert isinstance(self, CompactedPartition)
         self.keys.load(view)
         row = view.get(COMPACTION)

@@ -36,6 +36,7 @@ from sandq.partition.jobs.pending import Pending
 from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import Trimmer
@@ -88,10 +89,13 @@ class Status:
     holds: tuple[Hold, ...] = ()
     level: int = FIRST_LEVEL
     """The feature level whose rules the partition goes by."""
+    producers: int = 0
+    """Idempotent ones that are known."""
 
 
 class TimerPartition:
-    def __init__(self, partition: int, settings: dict[str, Any]) -> None:
+    def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
+        """`look_aheads`: all of the node, when others share them."""
         self.partition = partition
         self.applied_index = 0
         self.now_ms = 0
@@ -101,7 +105,8 @@ class TimerPartition:
         """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
-        self.groups, reader, log_state = GroupTable(), MessageReader(), LogState()
+        self.groups = GroupTable(look_aheads if look_aheads is not None else LookAheads())
+        reader, log_state = MessageReader(), LogState()
         unique = UniqueKeys(shared, self.groups, expiring_rows)
         self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
         self.leases, self.ttl = group_state.leases, group_state.ttl
@@ -144,9 +149,11 @@ class TimerPartition:
         view.put(rows.STATE_KEY, rows.pack(*state))
 
     @classmethod
-    def load(cls, partition: int, settings: dict[str, Any], view: View) -> TimerPartition:
+    def load(
+        cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
+    ) -> TimerPartition:
         """From rows; `settings` are those of a partition that has none stored yet."""
-        self = cls(partition, settings)
+        self = cls(partition, settings, look_aheads)
         row = view.get(rows.STATE_KEY)
         if row is not None:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
@@ -191,6 +198,7 @@ class TimerPartition:
             *self._keys_status,
             self.holds.all,
             self.shared.level,
+            len(self.producers),
         )
 
     @property

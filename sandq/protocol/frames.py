@@ -115,10 +115,17 @@ class FrameReader:
     `max_frame_bytes` at most.
     """
 
-    __slots__ = ("_control_bytes", "_kept", "_max_frame_bytes", "_started", "_wanted")
+    __slots__ = ("_control_bytes", "_first_frame_bytes", "_kept", "_max_frame_bytes", "_started", "_wanted")
 
-    def __init__(self, max_frame_bytes: int = DEFAULT.frame_bytes, control_bytes: int = CONTROL_BYTES) -> None:
+    def __init__(
+        self,
+        max_frame_bytes: int = DEFAULT.frame_bytes,
+        control_bytes: int = CONTROL_BYTES,
+        first_frame_bytes: int | None = None,
+    ) -> None:
+        """`first_frame_bytes`: what the first frame may have, if that is less."""
         self._max_frame_bytes = max_frame_bytes
+        self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes
         self._control_bytes = control_bytes
         self._kept = bytearray()
         self._wanted = _LENGTH_BYTES  # decode nothing before this many bytes are kept
@@ -128,6 +135,11 @@ class FrameReader:
     def buffered_bytes(self) -> int:
         """Bytes of the incomplete frame that waits for its rest."""
         return len(self._kept)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Bytes that the incomplete frame will have, as far as is known."""
+        return self._wanted
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that `data` completes, in order (often none, often many)."""
@@ -140,14 +152,16 @@ class FrameReader:
             kept.clear()
         frames: list[Frame] = []
         add, unpack, length_at = frames.append, msgpack.unpackb, LENGTH.unpack_from
-        end, start, limit = len(data), 0, self._max_frame_bytes
+        end, start = len(data), 0
+        limit = self._max_frame_bytes if self._started else self._first_frame_bytes
         self._wanted = _LENGTH_BYTES
         with memoryview(data) as view:
             while end - start >= _LENGTH_BYTES:
                 (length,) = length_at(view, start)
                 if length > limit or not length:
                     raise self._bad_length(bytes(view[start : start + 8]), length)
-                self._started = True
+                if not self._started:
+                    self._started, limit = True, self._max_frame_bytes
                 stop = start + _LENGTH_BYTES + length
                 if stop > end:
                     self._wanted = _LENGTH_BYTES + length
@@ -185,6 +199,11 @@ class FrameReader:
                 return WrongPort("this port speaks plain TCP, and this is a TLS handshake", speaks="tls")
         if not length:
             return ProtocolError("a frame of length 0")
+        if not self._started and length <= self._max_frame_bytes:
+            return ProtocolError(
+                f"the first frame of a connection has {length} bytes: it begins with HELLO, of at most "
+                f"{self._first_frame_bytes}"
+            )
         return FrameTooLarge(
             f"a frame of {length} bytes: {self._max_frame_bytes} is the limit (frame_bytes)",
             limit="frame_bytes",

@@ -15,8 +15,8 @@ from sandq.storage.wal_restart import restart_at
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""
 _NO_OP = bytes([NO_OP])
-KEPT = 2
-"""Entries that are always kept: PySyncObj looks one back."""
+KEPT = 1
+"""Entries that are always kept: PySyncObj looks at the last one."""
 
 
 class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
@@ -143,11 +143,12 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return sum([len(command) for command, _, _ in self[max(0, index + 1 - self.first_index) :]])
 
     def truncate_below(self, index: int, keep_bytes: int = 0) -> None:
-        """Forget entries below `index`, but for the last `keep_bytes` of them, and the last two."""
-        at = min(index - self.first_index, len(self) - KEPT)
+        """Forget entries below `index`, but for the last `keep_bytes` of them, and the very last one."""
+        at = min(index - self.first_index, len(self))
         while at > 0 and keep_bytes > 0:
             at -= 1
             keep_bytes -= len(self[at][0])
+        at = min(at, len(self) - KEPT)
         if at > 0:
             self.deleteEntriesTo(at)
 
@@ -186,7 +187,10 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     def deleteEntriesTo(self, entryTo: int) -> None:
         self.size_bytes -= sum([len(command) for command, _, _ in self[:entryTo]])
         del self[:entryTo]
-        first = self.first_index
+        # It is applied, and nobody gets it (see `restart`): only its term is asked for.
+        command, first, term = self[0]
+        self.size_bytes -= len(command) - len(_NO_OP)
+        self[0] = _NO_OP, first, term
         self._changes = [(0, self.members_at(first)), *[change for change in self._changes if change[0] > first]]
         self._base(first, self[0][2])
 

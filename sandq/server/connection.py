@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -12,8 +13,9 @@ import structlog
 import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
+from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, WrongPort
+from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
@@ -23,10 +25,25 @@ log = structlog.get_logger("sandq.server")
 
 RECEIVE_BYTES = 65_536
 """More at once would keep other connections waiting."""
+RECEIVE_FEW_BYTES = 4096
+"""While many frames are half received."""
 SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
+"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+CROWDED_STALL_S = 2.0
+"""... and for so long, while others get no answers because there is too much that is not taken."""
 HELLO_S = 10.0
+HELLO_BYTES = 4096
+"""The first frame, in bytes."""
+GRANTED_BYTES = 4096
+"""A frame that every connection may have half sent, whatever others have."""
+FRAME_S = 10.0
+FRAME_BYTES_PER_S = 512 << 10
+"""A frame has so long to come whole, and a second more for so many bytes of it."""
+ANSWERS_GRANTED_BYTES = 16 << 10
+"""Of answers that every connection may have waiting, whatever others have."""
+CONNECTION_SHARE = 1 / 8
+"""What a connection may have of all answers."""
 LAST_WORDS_S = 1.0
 
 
@@ -71,8 +88,9 @@ class Connection:
         gate: Gate | None = None,
         caller: Caller = NODE,
         request_timeout_s: float = math.inf,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait."""
+        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node."""
         self._request_timeout_s = request_timeout_s
         self.caller = caller
         self._stream = stream
@@ -88,6 +106,21 @@ class Connection:
         self._log = log.bind(**structlog.contextvars.get_contextvars())
         self._limits = limits
         self._http_address = http_address
+        memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
+        self._memory = memory
+        self._answers = memory.answers
+        self._most_bytes = min(
+            limits.in_flight_bytes_per_connection, int(CONNECTION_SHARE * memory.answers.share_bytes)
+        )
+        self._reserved_bytes = 0
+        """For the frame of which a part has come."""
+        self._is_half = False
+        """There is such a frame, and its rest must come in time."""
+        self._read_bytes = 0
+        """Of answers that the apply thread has read, ever ..."""
+        self._let_go_bytes = 0
+        """... and of those that are frames by now, or are not needed."""
+        self._was_congested = False
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._writing = False
@@ -104,7 +137,48 @@ class Connection:
     @property
     def congested(self) -> bool:
         """So much waits to be sent that nothing more should be made for this client."""
-        return not self.open or self._out_bytes > self._limits.in_flight_bytes_per_connection
+        most_bytes = ANSWERS_GRANTED_BYTES if self._answers.is_full else self._most_bytes
+        if self.open and self._out_bytes <= most_bytes:
+            return False
+        self._was_congested = True
+        return True
+
+    # -- room for answers that are read (`LinearizableReads`) --------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read for this client. For any thread."""
+        waiting_bytes = self._out_bytes + self._read_bytes - self._let_go_bytes
+        return waiting_bytes <= self._most_bytes and not self._answers.is_full
+
+    async def until_room(self) -> None:
+        """Wait until more may be read for this client."""
+        while not self.has_room:
+            if self._answers.is_full:
+                await self._answers.until_room()
+            else:
+                await self._sent.wait()
+
+    def hold(self, size: int) -> None:
+        """So much was read for this client. On the apply thread."""
+        self._read_bytes += size
+        self._answers.read += size
+
+    def take(self, size: int) -> None:
+        """So much was read for this client. On the loop."""
+        self._let_go_bytes -= size
+        self._answers.take(size)
+
+    def let_go(self, size: int) -> None:
+        """What was read becomes a frame, or is not needed."""
+        self._let_go_bytes += size
+        self._answers.give_back(size)
+        self._notify_sent()
+
+    def _notify_sent(self) -> None:
+        """Wake who waits for bytes to go."""
+        sent, self._sent = self._sent, trio.Event()
+        sent.set()
 
     @property
     def waiting_bytes(self) -> int:
@@ -123,6 +197,12 @@ class Connection:
                 self._sender.add(self)
             self._out.append(frame)
             self._out_bytes += len(frame)
+            self._answers.taken += len(frame)
+
+    def _sent_out(self, size: int) -> None:
+        """So many bytes have left this node."""
+        self._out_bytes -= size
+        self._answers.give_back(size)
 
     def flush(self) -> None:
         """Send what has gathered, as far as the socket takes it now; `_write` sends the rest, and meets the errors."""
@@ -136,10 +216,10 @@ class Connection:
                 # It is met again where it ends this connection, and no other.
                 self._wake.set()
                 return
-            self._out_bytes -= sent
+            self._sent_out(sent)
             self._stats.sent_bytes += sent
             self._out = [memoryview(data)[sent:]] if sent < len(data) else []
-        if self._out:
+        if self._out or self._was_congested:
             self._wake.set()
 
     def reply(self, request_id: int, frame: bytes) -> None:
@@ -242,6 +322,8 @@ class Connection:
                 nursery.start_soon(self._greeting_deadline)
                 with self._reading:
                     await self._read()
+                if self._reading.cancelled_caught and self._session.greeted:
+                    self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
                 # What is queued still goes out: an error that says why, most often.
                 self._ending = True
                 self._wake.set()
@@ -250,16 +332,20 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
+            self._memory.requests.give_back(self._reserved_bytes)
+            self._answers.give_back(self._out_bytes)
+            self._out_bytes = 0
+            self._notify_sent()
             self._session.closed()
             await trio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
-        reader = FrameReader(self._limits.frame_bytes)
-        handle, stats = self._session.handle, self._stats
+        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES)
+        handle, stats, incoming = self._session.handle, self._stats, self._memory.requests
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._fd)
-                data = os.read(self._fd, RECEIVE_BYTES)
+                data = os.read(self._fd, RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES)
             except BlockingIOError:
                 continue
             except OSError:
@@ -271,7 +357,12 @@ class Connection:
                 await self._gate()
             came_at, kind, mark = time.perf_counter(), -1, None
             try:
-                for frame in reader.feed(data):
+                frames = reader.feed(data)
+                if self._is_half and frames:
+                    self._came_whole()
+                for frame in frames:
+                    if self._out_bytes > self._most_bytes:
+                        await self._until_sent()
                     if frame[0] != kind:
                         kind = frame[0]
                         mark = stats.mark(kind, came_at)
@@ -291,10 +382,38 @@ class Connection:
                 # What a client said on its connection concerns that connection only.
                 self.send_error(0, error)
                 return
-            while self.congested:
-                # Not read, not answered: the client that does not read its answers waits for itself.
-                self._sent = trio.Event()
-                await self._sent.wait()
+            if self.congested:
+                await self._until_sent()
+            if reader.buffered_bytes:
+                await self._expect(reader)
+
+    async def _until_sent(self) -> None:
+        """Not read, not answered: the client that does not read its answers waits for itself."""
+        deadline_s, self._reading.deadline = self._reading.deadline, math.inf
+        began_s = trio.current_time()
+        while self.congested:
+            await self._sent.wait()
+        self._reading.deadline = deadline_s + trio.current_time() - began_s
+
+    async def _expect(self, reader: FrameReader) -> None:
+        """A part of a frame has come: there must be room for all of it, and its rest must come in time."""
+        wanted = reader.wanted_bytes
+        is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
+        if is_large:
+            self._reading.deadline = math.inf
+            await self._memory.requests.reserve(wanted)
+            self._reserved_bytes = wanted
+        if is_large or not self._is_half:
+            self._is_half = True
+            self._reading.deadline = trio.current_time() + FRAME_S + wanted / FRAME_BYTES_PER_S
+
+    def _came_whole(self) -> None:
+        """What half a frame needed is free again."""
+        self._is_half = False
+        self._reading.deadline = math.inf
+        if self._reserved_bytes:
+            self._memory.requests.give_back(self._reserved_bytes)
+            self._reserved_bytes = 0
 
     async def _greeting_deadline(self) -> None:
         await trio.sleep(HELLO_S)
@@ -306,28 +425,34 @@ class Connection:
         while True:
             self._writing = True
             while self._out:
-                frames, self._out = self._out, []
-                size = self._out_bytes
-                if not await self._send(frames[0] if len(frames) == 1 else b"".join(frames)):
-                    self._nursery.cancel_scope.cancel()
-                    return
-                was_congested = self.congested
-                self._out_bytes -= size
-                self._sent.set()
-                if was_congested and not self.congested:
-                    self._session.drained()
+                frames, self._out = deque(self._out), []
+                while frames:
+                    data = _next_of(frames)
+                    if not await self._send(data):
+                        self._nursery.cancel_scope.cancel()
+                        return
+                    self._sent_out(len(data))
+                    self._notify_sent()
+                    self._end_congestion()
             self._writing = False
+            self._end_congestion()
             if self._ending:
                 self._written.set()
                 return
             self._wake = trio.Event()
             await self._wake.wait()
 
+    def _end_congestion(self) -> None:
+        """Tell the session that frames are taken again, if they were not."""
+        if self._was_congested and not self.congested:
+            self._was_congested = False
+            self._session.drained()
+
     async def _send(self, data: bytes | memoryview) -> bool:
         """In pieces: a client that is slow takes one after the other, a client that takes nothing is cut off."""
         view = memoryview(data)
         for start in range(0, len(data), SEND_BYTES):
-            with trio.move_on_after(SEND_STALL_S) as scope:
+            with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
                 try:
                     await self._stream.send_all(view[start : start + SEND_BYTES])
                     self._stats.sent_bytes += len(view[start : start + SEND_BYTES])
@@ -352,3 +477,13 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+def _next_of(frames: deque[bytes | memoryview]) -> bytes | memoryview:
+    """What is sent next of them, and kept no longer than it takes: one, or several small ones."""
+    together = [frames.popleft()]
+    size = len(together[0])
+    while frames and size + len(frames[0]) <= SEND_BYTES:
+        together.append(frames.popleft())
+        size += len(together[-1])
+    return together[0] if len(together) == 1 else b"".join(together)

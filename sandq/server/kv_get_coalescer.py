@@ -51,7 +51,13 @@ class KvGetCoalescer:
                 self._connection.refuse(request_id, error)
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
-        values, stale_ms = await self._kv_queries.get([asked for _, asked in requests], self._connection.caller)
-        return encode_replies(
-            [(request_id, stale_ms, of) for (request_id, _), of in zip(requests, values, strict=True)]
-        )
+        """The answers of the last of them; those before are answered as they are found."""
+        while True:
+            asked = [request for _, request in requests]
+            values, stale_ms = await self._kv_queries.get(asked, self._connection.caller)
+            answered, requests = requests[: len(values)], requests[len(values) :]
+            ids = [request_id for request_id, _ in answered]
+            frames = encode_replies([(number, stale_ms, of) for number, of in zip(ids, values, strict=True)])
+            if not requests:
+                return frames
+            self._connection.reply_each(ids, frames)

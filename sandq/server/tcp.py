@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
@@ -43,7 +44,9 @@ class ClientServer:
         stats: ClientStats | None = None,
         gate: Gate | None = None,
         request_timeout_s: float = math.inf,
+        memory: MemoryBudget | None = None,
     ) -> None:
+        self._memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
         self._request_timeout_s = request_timeout_s
         self._gate = gate
         self._make_session = make_session
@@ -81,6 +84,7 @@ class ClientServer:
             self._gate,
             caller,
             self._request_timeout_s,
+            self._memory,
         )
         stats.open.add(connection)
         log.debug("a client has connected")

@@ -10,6 +10,7 @@ import trio
 
 import sandq
 from sandq.broker.queries import kv_watch
+from sandq.broker.queries.linearizable_reads import Room
 from sandq.model.batch import Batch, Column, encode
 from sandq.node import Serving
 from sandq.partition.kv.watch import Watch
@@ -28,9 +29,9 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no wait for changes end because its time is over; who does not want to wait at all is answered at once."""
 
     class Endless(kv_watch._Watcher):
-        def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float) -> None:
+        def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, room: Room) -> None:
             waits = deadline_s > trio.current_time()
-            super().__init__(watch, max_messages, max_bytes, math.inf if waits else deadline_s)
+            super().__init__(watch, max_messages, max_bytes, math.inf if waits else deadline_s, room)
 
     monkeypatch.setattr(kv_watch, "_Watcher", Endless)
 

@@ -26,8 +26,8 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition.kv import compaction, key_table
 from sandq.partition.kv.writes import ABSENT, NO_VERSION
+from sandq.partition.log import reader
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.reader import LogReader
 from tests.support.examples import examples
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of
@@ -39,6 +39,7 @@ SMALL = (
     (compaction, "STEP_MESSAGES", 5),
     (compaction, "NEW_LEAST", 6),
     (key_table, "SWEEP_KEYS", 2),
+    (reader, "HEAD_ENTRIES", 2),
 )
 numbers = st.integers(0, 1 << 20)
 writes = st.lists(
@@ -56,7 +57,7 @@ class Walk(RuleBasedStateMachine):
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
-        self.patches.enter_context(patch.object(LogReader.__init__, "__defaults__", (look_ahead,)))
+        self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))
         self.bench, self.twin, self.restarts = KeyBench(**self.topic), KeyBench(**self.topic), restarts
         self.at = self.made = 0
         self.history: list[tuple[bytes, str, str | None]] = []
@@ -69,6 +70,11 @@ class Walk(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.patches.close()
+
+    @rule()
+    def evict(self) -> None:
+        for one in self.twin.machine.groups.readers():
+            one.evict()
 
     def apply(self, command: c.Command) -> Any:
         if self.bench.index % self.restarts == 0:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 from sandq.broker.broker import Broker
+from sandq.broker.queries.linearizable_reads import Room
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
@@ -20,24 +22,26 @@ T = TypeVar("T")
 
 
 class KvQueries:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, room: Room) -> None:
+        """`room`: where the answers go."""
         self._broker = broker
+        self._room = room
         self._time = PartitionTime(broker.clock)
 
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
-        """As `PartitionReplica.values`, for each of these requests to one partition, all stale or none of them; and
-        how old that is (ms)."""
-        return await self._ask(
-            requests[0],
-            lambda replica, now_ms: [replica.values(request.keys, ANSWER_BYTES, now_ms) for request in requests],
-            len(requests),
+        """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
+        one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms)."""
+        (found, _), stale_ms = await self._ask(
+            requests[0], lambda replica, now_ms: _values(replica, requests, now_ms), itemgetter(1), len(requests)
         )
+        return found, stale_ms
 
     async def scan(self, request: KvScan, caller: Caller) -> tuple[tuple[list[Row], bytes | None], int]:
         """As `PartitionReplica.scan`; and how old that is (ms)."""
         return await self._ask(
             request,
             lambda replica, now_ms: replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms),
+            lambda found: sum([len(key) + len(value) for key, value in found[0]]),
         )
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
@@ -45,17 +49,21 @@ class KvQueries:
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
         host = self._host(request)
         return await self._broker.kv_watches.changes(
-            host, watch, request.max_messages, request.max_bytes, request.wait_ms / 1000
+            host, watch, request.max_messages, request.max_bytes, request.wait_ms / 1000, self._room
         )
 
     async def _ask(
-        self, request: KvGet | KvScan, question: Callable[[PartitionReplica, int], T], requests: int = 1
+        self,
+        request: KvGet | KvScan,
+        question: Callable[[PartitionReplica, int], T],
+        size: Callable[[T], int],
+        requests: int = 1,
     ) -> tuple[T, int]:
-        host, reads, clock = self._host(request), self._broker.reads, self._broker.clock
+        host, reads, clock, room = self._host(request), self._broker.reads, self._broker.clock, self._room
         if request.stale:
-            return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests)
+            return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests, room, size)
         await self._time.advance_for_values(host)
-        return await reads.ask(host, lambda replica: question(replica, 0), requests), 0
+        return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size), 0
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
         """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""
@@ -64,3 +72,18 @@ class KvQueries:
         if kind != COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is a {kind} topic: only compacted ones have keys", topic=topic)
         return self._broker.partition(topic, request.partition).host
+
+
+def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
+    """The values for the first of these requests, and their bytes."""
+    found: list[list[bytes | None]] = []
+    size = 0
+    for request in requests:
+        values = replica.values(request.keys, ANSWER_BYTES, now_ms)
+        found.append(values)
+        for value in values:
+            if value is not None:
+                size += len(value)
+        if size >= ANSWER_BYTES:
+            break
+    return found, size

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import outcome
 import trio
 
+from sandq.broker.memory_budget import Account
+from sandq.broker.queries.linearizable_reads import BOUNDLESS, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
@@ -24,8 +26,15 @@ VISIT_BYTES = 8 << 20
 """What one visit looks at; whoever comes too late in it is looked at first in the next."""
 
 
+WATCHER_BYTES = 4096
+"""What a request that waits takes, about, beside the keys that it names."""
+
+
 class _Watcher:
-    def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float) -> None:
+    def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, room: Room) -> None:
+        self.room = room
+        self.size = 0
+        """Bytes that are held for it."""
         self.watch = watch
         self.max_messages = max_messages
         self.max_bytes = max_bytes
@@ -33,6 +42,7 @@ class _Watcher:
         self.index = -1
         """All that was applied up to there has been looked at; -1: there is more."""
         self.found: outcome.Outcome[Changes] | None = None
+        self.is_given_up = False
         self.answered = trio.Event()
 
     def looked(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
@@ -47,6 +57,9 @@ class _Watcher:
 
     def settle(self, found: outcome.Outcome[Changes]) -> None:
         self.found = found
+        if isinstance(found, outcome.Value) and not self.is_given_up:
+            self.size = sum([len(piece.batch) for piece in found.value.pieces])
+            self.room.take(self.size)
         self.answered.set()
 
     def is_over(self, index: int, now_s: float) -> bool:
@@ -59,19 +72,41 @@ class _Watcher:
 
 
 class KvWatches:
-    def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` outlives every watcher."""
+    def __init__(self, runner: Runner, nursery: trio.Nursery, account: Account) -> None:
+        """`nursery` outlives every watcher; `account` is of all of them."""
+        self._account = account
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, list[_Watcher]] = {}
 
-    async def changes(self, host: RaftGroup, watch: Watch, max_messages: int, max_bytes: int, wait_s: float) -> Changes:
-        """The next changes; without any, once `wait_s` have passed, how far was looked. Raises NotLeader, HistoryGone,
-        Overloaded."""
+    async def changes(
+        self,
+        host: RaftGroup,
+        watch: Watch,
+        max_messages: int,
+        max_bytes: int,
+        wait_s: float,
+        room: Room = BOUNDLESS,
+    ) -> Changes:
+        """The next changes; without any, once `wait_s` have passed, how far was looked. `room`: where they go. Raises
+        NotLeader, HistoryGone, Overloaded."""
         host.check_ready()
+        size = WATCHER_BYTES + len(watch.start or b"") + len(watch.stop or b"")
+        if self._account.is_full:
+            raise Overloaded("too many wait for changes here; ask again in a moment")
+        self._account.take(size)
+        try:
+            return await self._changes(host, watch, max_messages, max_bytes, wait_s, room)
+        finally:
+            self._account.give_back(size)
+
+    async def _changes(
+        self, host: RaftGroup, watch: Watch, max_messages: int, max_bytes: int, wait_s: float, room: Room
+    ) -> Changes:
+        await room.until_room()
         if watch.after is None:
             await host.read()  # what was acknowledged by now is not news
-        watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s)
+        watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, room)
         watchers = self._watchers.get(host)
         if watchers is None:
             watchers = self._watchers[host] = []
@@ -84,6 +119,9 @@ class KvWatches:
         try:
             await watcher.answered.wait()
         finally:
+            watcher.is_given_up = True
+            if watcher.size:
+                room.let_go(watcher.size)
             if watcher in watchers:
                 watchers.remove(watcher)
         assert watcher.found is not None
@@ -95,9 +133,14 @@ class KvWatches:
                 host.check_ready()
                 index = host.status.applied_index
                 asked = [watcher for watcher in watchers if watcher.index < index][:VISIT_WATCHERS]
+                for watcher in [one for one in asked if not one.room.has_room]:
+                    # There may be much for it, and nobody takes what was found before.
+                    asked.remove(watcher)
+                    watchers.remove(watcher)
+                    watcher.settle(outcome.Error(Overloaded("this connection takes no answers; ask again then")))
                 if asked:
                     await self._visit(host, watchers, asked, index)
-                else:
+                elif watchers:
                     await _until_news(host, watchers)
         except Exception as error:
             for watcher in watchers:

@@ -4,14 +4,17 @@ the state.
 A linearizable answer is at least as late as everything that was acknowledged before the question came, by whomever. A
 stale one is what this node knows, whether it leads the group or not, and says how long ago that was certainly all
 there was.
+
+A visit ends with the answer that reaches `VISIT_BYTES`, and what is asked for a client that takes nothing, or while
+there is too much for all clients, waits until there is room.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import outcome
 import trio
@@ -24,22 +27,85 @@ from sandq.model.errors import Overloaded
 T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
 """Asked on the apply thread."""
+Size = Callable[[T], int]
+"""The bytes of an answer."""
 
 WAITING_MOST = 10_000
 """Requests that questions of one group are for, and that are not answered yet."""
+VISIT_BYTES = 8 << 20
+"""Of the answers of one visit, but for the last."""
+
+
+class Room(Protocol):
+    """Where answers for one client go."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read for it. For any thread."""
+
+    async def until_room(self) -> None:
+        """Wait until more may be read."""
+
+    def hold(self, size: int) -> None:
+        """So many bytes were read. On the apply thread."""
+
+    def take(self, size: int) -> None:
+        """So many bytes were read. On the loop."""
+
+    def let_go(self, size: int) -> None:
+        """They are sent, or not needed."""
+
+
+class _Boundless:
+    """Of who asks for this node itself."""
+
+    has_room = True
+
+    async def until_room(self) -> None: ...
+
+    def hold(self, size: int) -> None: ...
+
+    def take(self, size: int) -> None: ...
+
+    def let_go(self, size: int) -> None: ...
+
+
+BOUNDLESS: Final[Room] = _Boundless()
 
 
 class _Asked(Generic[T]):
-    def __init__(self, question: Question[T], requests: int) -> None:
+    def __init__(self, question: Question[T], requests: int, room: Room, size_of: Size[T]) -> None:
         self.question = question
         self.requests = requests
+        self.room = room
+        self.size_of = size_of
         self.answered = trio.Event()
         self.answer: outcome.Outcome[T]
+        self.size = 0
+        """Bytes that are held for the answer."""
         self.stale_ms = 0
+        self.is_given_up = False
 
-    def settle(self, answer: outcome.Outcome[T], stale_ms: int) -> None:
-        self.answer, self.stale_ms = answer, stale_ms
+    def settle(self, answer: outcome.Outcome[T], stale_ms: int, size: int = 0) -> None:
+        self.answer, self.stale_ms, self.size = answer, stale_ms, size
+        if size and self.is_given_up:
+            self.room.let_go(size)
         self.answered.set()
+
+    async def wait(self) -> tuple[T, int]:
+        """The answer, which is held until then, and its age."""
+        try:
+            await self.answered.wait()
+        finally:
+            self.is_given_up = True
+            if self.size:
+                self.room.let_go(self.size)
+        return self.answer.unwrap(), self.stale_ms
+
+
+def no_bytes(answer: Any) -> int:
+    """The size of what is always small."""
+    return 0
 
 
 class _Key(NamedTuple):
@@ -56,17 +122,33 @@ class LinearizableReads:
         """By group: rounds that are to begin when this turn of the loop is over."""
         self._waiting: Counter[_Key] = Counter()
 
-    async def ask(self, host: RaftGroup, question: Question[T], requests: int = 1) -> T:
-        """The linearizable answer, for so many requests. Raises NotLeader, Overloaded, StorageFailed, and what the
-        question raises."""
-        answer, _ = await self._ask(_Key(host, False), question, requests)
+    async def ask(
+        self,
+        host: RaftGroup,
+        question: Question[T],
+        requests: int = 1,
+        room: Room = BOUNDLESS,
+        size: Size[T] = no_bytes,
+    ) -> T:
+        """The linearizable answer, for so many requests. `size(answer)`: its bytes, which `room` has for it. Raises
+        NotLeader, Overloaded, StorageFailed, and what the question raises."""
+        answer, _ = await self._ask(_Key(host, False), question, requests, room, size)
         return answer
 
-    async def ask_stale(self, host: RaftGroup, question: Question[T], requests: int = 1) -> tuple[T, int]:
+    async def ask_stale(
+        self,
+        host: RaftGroup,
+        question: Question[T],
+        requests: int = 1,
+        room: Room = BOUNDLESS,
+        size: Size[T] = no_bytes,
+    ) -> tuple[T, int]:
         """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
-        return await self._ask(_Key(host, True), question, requests)
+        return await self._ask(_Key(host, True), question, requests, room, size)
 
-    async def _ask(self, key: _Key, question: Question[T], requests: int) -> tuple[T, int]:
+    async def _ask(self, key: _Key, question: Question[T], requests: int, room: Room, size: Size[T]) -> tuple[T, int]:
+        if not room.has_room:
+            await room.until_room()
         waiting = self._waiting[key]
         if waiting >= WAITING_MOST:
             raise Overloaded(f"{waiting} reads wait for the same partition; ask again in a moment")
@@ -75,33 +157,115 @@ class LinearizableReads:
         if coming is None:
             coming = self._coming[key] = []
             self._nursery.start_soon(self._round, key)
-        asked = _Asked(question, requests)
+        asked = _Asked(question, requests, room, size)
         coming.append(asked)
-        await asked.answered.wait()
-        return asked.answer.unwrap(), asked.stale_ms
+        return await asked.wait()
 
     async def _round(self, key: _Key) -> None:
         await trio.lowlevel.checkpoint()  # those who ask in this turn of the loop come along
         asked = self._coming.pop(key)
-        began, age_s = trio.current_time(), 0.0
-        answers: Sequence[outcome.Outcome[Any]]
+        began_s, age_s = trio.current_time(), 0.0
         try:
             if key.stale:
                 age_s = await key.host.catch_up()
             else:
                 await key.host.read()
-            answers = await self._runner.ask(lambda: _answers(key.host, asked), patient=False)
         except Exception as error:
-            answers = [outcome.Error(error) for _ in asked]
-        self._waiting[key] -= sum([one.requests for one in asked])
+            self._refuse(key, asked, error)
+        else:
+            await self._answer(key, asked, began_s - age_s)
+
+    async def _answer(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
+        """Answer all of them. `certain_s`: when what they see was certainly all there was."""
+        while asked:
+            try:
+                answers = await _Visit(key.host, asked).made_by(self._runner)
+            except Exception as error:
+                self._refuse(key, asked, error)
+                return
+            stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
+            for one, answer, size in answers:
+                one.settle(answer, stale_ms, size)
+            self._count(key, [one for one, _, _ in answers])
+            self._count(key, [one for one in asked if one.is_given_up and not one.answered.is_set()])
+            asked = [one for one in asked if not (one.answered.is_set() or one.is_given_up)]
+            by_room: dict[Room, list[_Asked[Any]]] = {}
+            for one in asked:
+                by_room.setdefault(one.room, []).append(one)
+            if len(by_room) > 1:
+                # None of them waits for the client of another.
+                for part in by_room.values():
+                    self._nursery.start_soon(self._answer_later, key, part, certain_s)
+                return
+            for room in by_room:
+                await room.until_room()
+
+    async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
+        await asked[0].room.until_room()
+        await self._answer(key, asked, certain_s)
+
+    def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
+        for one in asked:
+            one.settle(outcome.Error(error), 0)
+        self._count(key, asked)
+
+    def _count(self, key: _Key, answered: list[_Asked[Any]]) -> None:
+        """These wait no more."""
+        self._waiting[key] -= sum([one.requests for one in answered])
         if not self._waiting[key]:
             del self._waiting[key]
-        stale_ms = math.ceil((age_s + trio.current_time() - began) * 1000) if key.stale else 0
-        for one, answer in zip(asked, answers, strict=True):
-            one.settle(answer, stale_ms)
 
 
-def _answers(host: RaftGroup, asked: list[_Asked[Any]]) -> list[outcome.Outcome[Any]]:
-    replica = host.replica
-    assert isinstance(replica, PartitionReplica)
-    return [outcome.capture(one.question, replica) for one in asked]
+_Answer = tuple[_Asked[Any], outcome.Outcome[Any], int]
+"""An answer, and its bytes."""
+
+
+class _Visit:
+    """A visit of the apply thread: the answers of the first for whose clients there is room."""
+
+    def __init__(self, host: RaftGroup, asked: list[_Asked[Any]]) -> None:
+        self._host = host
+        self._asked = asked
+        self._answers: list[_Answer] = []
+        self._is_done = False
+        self._is_given_up = False
+        self._held = [True]
+        """Empty once somebody lets go of what nobody wants."""
+
+    async def made_by(self, runner: Runner) -> list[_Answer]:
+        try:
+            return await runner.ask(self._make, patient=False)
+        except BaseException:
+            self._is_given_up = True  # it may be made later all the same, or just now
+            if self._is_done:
+                self._drop(lambda room, size: room.let_go(size))
+            raise
+
+    def _make(self) -> list[_Answer]:
+        replica = self._host.replica
+        assert isinstance(replica, PartitionReplica)
+        visited_bytes = 0
+        for one in self._asked:
+            if one.is_given_up or not one.room.has_room:
+                continue
+            answer = outcome.capture(one.question, replica)
+            size = one.size_of(answer.value) if isinstance(answer, outcome.Value) else 0
+            self._answers.append((one, answer, size))
+            if size:
+                one.room.hold(size)
+                visited_bytes += size
+                if visited_bytes >= VISIT_BYTES:
+                    break
+        self._is_done = True
+        if self._is_given_up:
+            self._drop(lambda room, size: room.hold(-size))
+        return self._answers
+
+    def _drop(self, let_go: Callable[[Room, int], None]) -> None:
+        """Let go of the answers, on whichever thread finds first that nobody wants them."""
+        try:
+            self._held.pop()
+        except IndexError:
+            return
+        for one, _, size in self._answers:
+            let_go(one.room, size)

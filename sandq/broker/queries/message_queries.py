@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
+from sandq.broker.queries.linearizable_reads import Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model import offsets
@@ -43,9 +44,15 @@ from sandq.protocol.requests_messages import Cancel, Forecast, Get, JobStart, Jo
 T = TypeVar("T")
 
 
+ROW_BYTES = 256
+"""What a row of an answer takes beside its values, about."""
+
+
 class MessageQueries:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, room: Room) -> None:
+        """`room`: where the answers go."""
         self._broker = broker
+        self._room = room
         self._time = PartitionTime(broker.clock)
 
     # -- pending messages -----------------------------------------------------------------------------------------
@@ -66,7 +73,7 @@ class MessageQueries:
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         await self._time.advance_for_states(self._host(request))
-        return _found(await self._ask(request, lambda queries: queries.get(request.target)))
+        return _found(await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message))
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
         await self._time.advance_for_states(self._host(request))
@@ -81,17 +88,17 @@ class MessageQueries:
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
         await self._time.advance_for_states(self._host(request))
-        return await self._ask(request, lambda queries: queries.page(*request[2:]))
+        return await self._ask(request, lambda queries: queries.page(*request[2:]), _bytes_of_page)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of dead letters, and where the next one begins."""
-        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]))
+        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page)
 
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
         await self._close_log(request)
         number = self._broker.topic(request.topic).record.number
-        return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]))
+        return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched)
 
     async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
         """The topic's number, and how much there is of what `fetch` gives."""
@@ -227,15 +234,36 @@ class MessageQueries:
             for delivery in led
         ]
 
-    async def _ask(self, request: PartitionRequest, question: Callable[[PartitionQueries], T]) -> T:
+    async def _ask(
+        self, request: PartitionRequest, question: Callable[[PartitionQueries], T], size: Callable[[T], int] = no_bytes
+    ) -> T:
         """Ask the partition that a request is about."""
-        return await self._ask_partition(request.topic, request.partition, question)
+        return await self._ask_partition(request.topic, request.partition, question, size)
 
-    async def _ask_partition(self, topic: str, partition: int, question: Callable[[PartitionQueries], T]) -> T:
+    async def _ask_partition(
+        self,
+        topic: str,
+        partition: int,
+        question: Callable[[PartitionQueries], T],
+        size: Callable[[T], int] = no_bytes,
+    ) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
-        everything that was acknowledged before."""
+        everything that was acknowledged before. `size(answer)`: its bytes, if they may be many."""
         host = self._broker.partition(topic, partition).host
-        return await self._broker.reads.ask(host, lambda replica: question(replica.queries))
+        return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size)
+
+
+def _bytes_fetched(fetched: Fetched) -> int:
+    return sum([len(piece.batch) + len(piece.offsets) for piece in fetched.pieces])
+
+
+def _bytes_of_page(page: tuple[list[dict[str, Any]], bytes | None]) -> int:
+    return sum([_bytes_of_message(row) for row in page[0]])
+
+
+def _bytes_of_message(row: dict[str, Any] | None) -> int:
+    values = row.values() if row is not None else ()
+    return ROW_BYTES + sum([len(value) for value in values if isinstance(value, (bytes, str))])
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:

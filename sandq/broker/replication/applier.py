@@ -62,14 +62,17 @@ class Applier:
         stores: Stores,
         publish: Callable[[Published], None],
         on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None,
+        after_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them."""
+        """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them. `after_entry`:
+        called after each of them."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
         """Rises with everything that is done: who looks from outside sees that it goes on."""
         self._unwritten: dict[int, Replica] = {}
         self._on_applied = on_applied
+        self._after_entry = after_entry
 
     def run(self, tasks: list[Apply | Ask]) -> None:
         """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
@@ -91,6 +94,7 @@ class Applier:
                     results.append((task.group, task.index, outcome))
                 if task.replica.digests_asked:
                     views += self._views(task)
+                self._after_entry()
             else:
                 answers.append((task.answered, task.call()))
         statuses = {group: replica.status() for group, replica in changed.items()}

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import Backlog, RaftGroup
@@ -24,6 +26,7 @@ from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
+from sandq.partition.log.reader import LogReader
 from sandq.raft import Committed, GroupCommit, Members
 from sandq.raft.wire import REGULAR
 from sandq.storage.files import Files
@@ -41,6 +44,11 @@ KEPT_BYTES = 256 << 10
 """Of a log below what the stores hold, for members that are a little behind ..."""
 LAG_BYTES = 64 << 20
 """... and a leader keeps so much for those that are further behind; then they need a snapshot."""
+KEPT_SHARE = 1 / 4
+"""Of what all logs may take: where there are many groups, that is less than `KEPT_BYTES` for each."""
+ENTRY_BYTES = 120
+"""What an entry of a log takes beside its command, about."""
+PRODUCER_BYTES = 400
 LAG_WAL_BYTES = 512 << 20
 """A log whose tail is kept for others, and keeps more than this of the WAL, of all groups, is cut all the same."""
 SWEEP_ROWS = 500
@@ -116,7 +124,12 @@ class NodeLog:
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
         """Why nothing goes on here, for now."""
-        self.applier = Applier(stores, publish, hooks.on_applied)
+        self.memory = MemoryBudget(limits.memory_bytes)
+        """Of this node."""
+        self._logs = self.memory.measure("logs", LOGS_SHARE, self._log_bytes)
+        self.producers = self.memory.measure("producers", PRODUCERS_SHARE, self._producer_bytes)
+        evict = partial(self.memory.look_aheads.evict, self._readers)
+        self.applier = Applier(stores, publish, hooks.on_applied, evict)
         self._now_ms = now_ms
         self._levels = levels
         self._on_leads = hooks.on_leads
@@ -209,7 +222,9 @@ class NodeLog:
         group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
             group,
-            lambda store: PartitionReplica(self.stores, store, group, partition, settings, topic.kind),
+            lambda store: PartitionReplica(
+                self.stores, store, group, partition, settings, topic.kind, self.memory.look_aheads
+            ),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )
 
@@ -256,6 +271,12 @@ class NodeLog:
             host.close(error)
         self._recovered.pop(number, None)
         self._loads.pop(number, None)
+
+    def _readers(self) -> list[LogReader]:
+        """The cursors of the groups of all partitions (apply thread)."""
+        replicas = [host.replica for host in list(self.hosts.values())]
+        partitions = [replica for replica in replicas if isinstance(replica, PartitionReplica)]
+        return [reader for partition in partitions for reader in partition.machine.groups.readers()]
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -421,15 +442,36 @@ class NodeLog:
     def truncate(self, flushed: dict[int, int]) -> None:
         """The stores hold, durably, everything up to these indices: the log need not."""
         self._checkpoint_mark = self.wal.mark
-        for number, applied in flushed.items():
-            if number in self.hosts:
-                host = self.hosts[number]
-                if number in self._overdue:
-                    host.lose_pins()
-                    needed = applied
-                else:
-                    needed = host.needed_from(LAG_BYTES)
-                host.group.journal.truncate_below(min(applied, needed), KEPT_BYTES)
+        hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
+        kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
+        for host, applied in hosts.items():
+            if host.number in self._overdue:
+                host.lose_pins()
+                needed = applied
+            else:
+                needed = host.needed_from(LAG_BYTES)
+            _cut(host, min(applied, needed), _kept_of(host, kept_bytes))
+        self._cut_to_share(hosts, kept_bytes)
+
+    def _cut_to_share(self, hosts: Mapping[RaftGroup, int], kept_bytes: int) -> None:
+        """Cut the longest logs, whoever needs them yet, while all together are too long: first what is kept for members
+        that lag behind, then what snapshots pin, but for one."""
+        excess = self._logs.bytes - self._logs.share_bytes
+        if excess <= 0:
+            return
+        by_size = sorted(hosts, key=_log_size, reverse=True)
+        pinned = [host for host in by_size if host.is_pinned]
+        for host in [host for host in by_size if not host.is_pinned] + pinned[:-1]:
+            if excess <= 0:
+                return
+            host.lose_pins()
+            excess += _cut(host, hosts[host], _kept_of(host, kept_bytes))
+
+    def _log_bytes(self) -> int:
+        return sum([_log_size(host) for host in list(self.hosts.values())])
+
+    def _producer_bytes(self) -> int:
+        return PRODUCER_BYTES * sum([getattr(host.status, "producers", 0) for host in list(self.hosts.values())])
 
     def release(self) -> dict[int, int]:
         """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments, and
@@ -450,3 +492,22 @@ class NodeLog:
         self._overdue = {n for n, segments in pinning.items() if segments * self._segment_bytes > LAG_WAL_BYTES}
         self._overdue.difference_update(copied)
         return bool(copied)
+
+
+def _log_size(host: RaftGroup) -> int:
+    journal = host.group.journal
+    return journal.size_bytes + ENTRY_BYTES * len(journal)
+
+
+def _kept_of(host: RaftGroup, kept_bytes: int) -> int:
+    """What is kept of a log for other members: nothing, if there are none and more than that had to be kept for who
+    comes later. With others one entry at least: the one before the first that they have yet to get."""
+    voters, learners = host.members
+    return 0 if len(voters) + len(learners) == 1 and host.group.journal.size_bytes > kept_bytes else max(kept_bytes, 1)
+
+
+def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
+    """Cut a log below an index. By how much it grew: not above 0."""
+    before = _log_size(host)
+    host.group.journal.truncate_below(index, kept_bytes)
+    return _log_size(host) - before

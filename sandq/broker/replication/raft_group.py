@@ -56,6 +56,8 @@ class Sending:
     total_bytes: int
     """Roughly."""
     sent_bytes: int = 0
+    chunk_bytes: int = 0
+    """Of what was read of it last, and is being sent."""
 
 
 class Backlog:
@@ -214,6 +216,11 @@ class RaftGroup:
         group = self.group
         pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
         return min([group.needed_from(lag_bytes), *[index for index in pins if index is not None]])
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a snapshot that is on its way keeps a part of the log."""
+        return any([not pin.is_lost for pin in self.pins.values()])
 
     def lose_pins(self) -> None:
         """Let snapshots that are on their way pin nothing any more."""

@@ -17,6 +17,7 @@ from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.watch import Changes, Watch, changes
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
@@ -91,15 +92,22 @@ class Delivery(LeasedPieces):
 
 class PartitionReplica:
     def __init__(
-        self, stores: Stores, store: int, group: int, partition: int, settings: dict[str, Any], kind: str = TIMER
+        self,
+        stores: Stores,
+        store: int,
+        group: int,
+        partition: int,
+        settings: dict[str, Any],
+        kind: str = TIMER,
+        look_aheads: LookAheads | None = None,
     ) -> None:
-        """`group`: the number of the partition's Raft group."""
+        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node."""
         self.store = store
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = MessageReader()
-        self.machine = MACHINES[kind].load(partition, settings, self._view)
+        self.machine = MACHINES[kind].load(partition, settings, self._view, look_aheads)
         self.queries = PartitionQueries(self.machine, self._view)
         """For calls on the apply thread."""
 

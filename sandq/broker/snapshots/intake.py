@@ -54,6 +54,11 @@ class Intake:
         finally:
             self._receiving.difference_update(groups)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the chunks that are being stored."""
+        return sum([kept.chunk_bytes for kept in list(self._kept.values())])
+
     def forget(self, group: int) -> None:
         """This group is no matter of this node any more."""
         kept = self._kept.pop(group, None)
@@ -92,6 +97,8 @@ class _Kept:
         self.meta = meta
         self.used_s = trio.current_time()
         """When something was added last."""
+        self.chunk_bytes = 0
+        """Of what is being added."""
         self.store = store
         self._all_kept = all_kept
 
@@ -102,7 +109,11 @@ class _Kept:
     async def add(self, data: bytes) -> bool:
         self._check()
         self.used_s = trio.current_time()
-        return await self.store.add(data)
+        self.chunk_bytes = len(data)
+        try:
+            return await self.store.add(data)
+        finally:
+            self.chunk_bytes = 0
 
     async def finish(self, meta: Meta) -> None:
         self._check()

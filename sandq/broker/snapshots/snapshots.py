@@ -18,6 +18,7 @@ from functools import partial
 import structlog
 import trio
 
+from sandq.broker.memory_budget import SNAPSHOTS_SHARE
 from sandq.broker.peers.stream import PeerStream
 from sandq.broker.replication.log_pin import LogPin, pin_bytes
 from sandq.broker.replication.node_log import NodeLog
@@ -96,11 +97,19 @@ class Snapshots:
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
         self._intake = Intake(self._begin, self._needs)
+        node_log.memory.measure("snapshots", SNAPSHOTS_SHARE, self._chunk_bytes)
         self._open_stream = open_stream
         self._on_garbage = on_garbage
         self._sending: set[tuple[int, str]] = set()
         self._outrun: dict[tuple[int, str], int] = {}
         """Group and member -> how many snapshots for it were outrun in a row."""
+
+    def _chunk_bytes(self) -> int:
+        """Of what is being sent and received; at most two snapshots either way."""
+        hosts = list(self._node_log.hosts.values())
+        return self._intake.chunk_bytes + sum(
+            [one.chunk_bytes for host in hosts for one in list(host.sending.values())]
+        )
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -188,6 +197,7 @@ class Snapshots:
         async def read(after: bytes | None) -> Chunk:
             chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))
             sending.sent_bytes += len(chunk.data)
+            sending.chunk_bytes = len(chunk.data)
             return chunk
 
         for attempt in range(1, ATTEMPTS + 1):

@@ -17,6 +17,7 @@ from sandq.partition import rows
 from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
 from sandq.partition.rows import Range
@@ -30,7 +31,7 @@ SEEKING: Final = "a seek is under way"
 class Group:
     """State of one group; `GroupTable` writes its row, and the tables of leases and of what waits fill it."""
 
-    def __init__(self, group_id: int, name: str, cursor: bytes) -> None:
+    def __init__(self, group_id: int, name: str, cursor: bytes, look_aheads: LookAheads) -> None:
         self.group_id = group_id
         self.name = name
         self.on_change: Callable[[Group], None] | None = None
@@ -39,7 +40,7 @@ class Group:
         """... unless it was since the last of those who go by that looked at it: `note_change`."""
         self.head_until = offsets.LAST
         """No message that is put in or taken out above this offset changes what the group has next in the log."""
-        self.reader = LogReader(cursor)
+        self.reader = LogReader(cursor, look_aheads=look_aheads)
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, Waiting] = {}
         """By seq; `_queue` orders it by time."""
@@ -74,9 +75,9 @@ class Group:
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken)
 
     @classmethod
-    def load(cls, key: bytes, row: bytes) -> Group:
+    def load(cls, key: bytes, row: bytes, look_aheads: LookAheads) -> Group:
         name, cursor, dead, touched_ms, settings, taken = rows.unpack(row)
-        group = cls(int.from_bytes(key[1:], "big"), name, cursor)
+        group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
         return group

@@ -5,6 +5,8 @@ from __future__ import annotations
 from sandq.model.errors import UnknownGroup
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
+from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.log.reader import LogReader
 from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
 
@@ -12,7 +14,8 @@ from sandq.partition.view import View
 class GroupTable:
     """Owns the rows of groups. What a group holds is in tables of its own (`lease_table`, `waiting_table`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_aheads: LookAheads) -> None:
+        self._look_aheads = look_aheads
         self.by_id: dict[int, Group] = {}
         self.next_id = 1
         self._by_name: dict[str, Group] = {}
@@ -36,7 +39,7 @@ class GroupTable:
 
     def load(self, view: View) -> None:
         for key, value in rows.all_rows(view, rows.GROUP):
-            self._add(Group.load(key, value))
+            self._add(Group.load(key, value, self._look_aheads))
 
     def named(self, name: str) -> Group:
         """Return the group of this name. Raises UnknownGroup."""
@@ -50,7 +53,7 @@ class GroupTable:
 
     def create(self, name: str, cursor: bytes) -> Group:
         """Make a group; the caller stores it."""
-        group = Group(self.next_id, name, cursor)
+        group = Group(self.next_id, name, cursor, self._look_aheads)
         self.next_id += 1
         self._add(group)
         return group
@@ -61,6 +64,10 @@ class GroupTable:
         self._touched_ms.put(group.group_id, group.touched_ms)
         group.on_change = self._note_change
         group.note_change()
+
+    def readers(self) -> list[LogReader]:
+        """The cursors of all groups."""
+        return [group.reader for group in self.by_id.values()]
 
     def store(self, group: Group, view: View) -> None:
         """Put the row of a group that is new or has changed."""

@@ -20,7 +20,7 @@ from sandq.partition.view import Row, View
 HOUR_S = 3600
 HOT_HOURS = 8
 FOLD_ROWS = 64
-COUNTED_HOURS = 10_000
+COUNTED_HOURS = 256
 """Hours of which it is known how many rows they have."""
 DROP_ROWS = 1000
 _NO_LIMIT = 1 << 40
@@ -44,7 +44,8 @@ class Counts:
         """By hour: not in rows yet."""
         self._hot: OrderedDict[int, Seconds] = OrderedDict()
         """Whole hours, changes included."""
-        self._rows: OrderedDict[int, int] = OrderedDict()
+        self._rows: dict[int, int] = {}
+        """By hour, the one that was written longest ago first: how many it has."""
 
     def state(self) -> tuple[int, int, int, int]:
         return self.now_s, self.later, self._first_hour, self._next_seq
@@ -125,7 +126,7 @@ class Counts:
         for hour in folded:
             self._fold(hour, view)
         while len(self._rows) > COUNTED_HOURS:
-            self._rows.popitem(last=False)
+            del self._rows[next(iter(self._rows))]
 
     def _fold(self, hour: int, view: View) -> None:
         """Make one row of all those of an hour."""

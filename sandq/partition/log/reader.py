@@ -3,22 +3,31 @@
 The look-ahead is a cache of rows, never state: whatever it holds, `head` and `take` answer what a scan of the
 rows would. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without the
 messages that tombstones stand for.
+
+A cursor that nobody takes from reads little more than its head. One that is taken from reads twice as much each time,
+and keeps what is inserted; when all of a node hold too much, it gives that up again (`look_aheads.py`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from sandq.model import offsets
 from sandq.partition import rows
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.view import Row, View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
+HEAD_ENTRIES = 8
+"""Of a look-ahead that nobody takes from."""
+HEAD_BYTES = 256 << 10
+ENTRY_BYTES = 256
+"""What an entry takes in memory, about; one with an extra twice that, and its unique key."""
 FEW = 16
 """Rows that are cheaper put in one by one than by sorting."""
 WHOLE_ROW_BYTES = 2 << 20
@@ -37,7 +46,8 @@ Judge = Callable[[LogEntry], bool]
 
 
 class LogReader:
-    def __init__(self, cursor: bytes, look_ahead: int = LOOK_AHEAD_ENTRIES) -> None:
+    def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
+        """`look_ahead`: rows to read at once. `look_aheads`: this one lives long, and is one of those."""
         self.cursor = cursor
         self.covered = cursor
         self.entries: deque[LogEntry] = deque()
@@ -47,7 +57,16 @@ class LogReader:
         """What `Counts.due` was when all that is due had been passed, and what was passed since; None: not known."""
         self.unsure_s: int | None = None
         """While the cursor stands in this second, `passed` may be too small."""
-        self._look_ahead = look_ahead
+        self._most = look_ahead or LOOK_AHEAD_ENTRIES
+        self._look_aheads = look_aheads
+        self._window = self._most if look_aheads is None else min(HEAD_ENTRIES, self._most)
+        """Rows that the next fill reads for who takes."""
+        self._kept = self._window
+        """Entries that are kept, at least, of what is inserted."""
+        self._entry_bytes = ENTRY_BYTES
+        """Of the largest entry."""
+        self.held_bytes = self.used = 0
+        """As in `LookAhead`."""
         self.rows_read: dict[bytes, bytes] | None = None
         """A dict is filled with every row that is read, for who wants the messages at once."""
 
@@ -55,6 +74,7 @@ class LogReader:
         """Go on from elsewhere."""
         self.cursor = self.covered = cursor
         self.entries.clear()
+        self._count()
         self.taken = (0, 0)
         self.passed = None
 
@@ -63,6 +83,7 @@ class LogReader:
         if last > self.cursor:
             self.covered = self.cursor
             self.entries.clear()
+            self._count()
 
     def insert(self, added: list[LogEntry]) -> None:
         """Log rows were added, in order (always above the cursor: the placing rule)."""
@@ -77,9 +98,10 @@ class LogReader:
                 insort(self.entries, entry, key=_first)
         else:
             self.entries = deque(sorted([*self.entries, *near], key=_first))
-        if len(self.entries) > 2 * self._look_ahead:
-            self.entries = deque(islice(self.entries, self._look_ahead))
-            self.covered = rows.last_of(self.entries[-1])
+        self._weigh(near)
+        if len(self.entries) > 2 * self._kept:
+            self._cut(self._kept)
+        self._count()
 
     def remove(self, offset: bytes) -> None:
         """The message at this offset, above the cursor, is gone."""
@@ -100,9 +122,46 @@ class LogReader:
 
     def head(self, view: View) -> LogEntry | None:
         """The first entry above the cursor; None when the log ends there."""
+        if self._kept == self._most:
+            return self._next(view)  # whoever took from it will go on
         while not self.entries and self.covered != offsets.LAST:
-            self._fill(view)
+            self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
         return self.entries[0] if self.entries else None
+
+    def _next(self, view: View) -> LogEntry | None:
+        """As `head`, for who goes on from there."""
+        while not self.entries and self.covered != offsets.LAST:
+            self._fill(view, self._window, LOOK_AHEAD_BYTES)
+            self._window = min(2 * self._window, self._most)
+        return self.entries[0] if self.entries else None
+
+    def evict(self) -> None:
+        """Keep the head alone, until something is taken again."""
+        self._window = self._kept = min(HEAD_ENTRIES, self._most)
+        if len(self.entries) > self._kept:
+            self._cut(self._kept)
+        self._entry_bytes = ENTRY_BYTES
+        self._weigh(self.entries)
+        self._count()
+
+    def _cut(self, length: int) -> None:
+        """Keep so many entries."""
+        self.entries = deque(islice(self.entries, length))
+        self.covered = rows.last_of(self.entries[-1])
+
+    def _weigh(self, added: Iterable[LogEntry]) -> None:
+        """Note how large the largest of these entries is."""
+        for entry in added:
+            if entry.extra is not None:
+                size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"")
+                self._entry_bytes = max(self._entry_bytes, size)
+
+    def _count(self) -> None:
+        """Tell what is held beyond the head."""
+        if self._look_aheads is not None:
+            held_bytes = max(len(self.entries) - 2 * HEAD_ENTRIES, 0) * self._entry_bytes
+            self._look_aheads.bytes += held_bytes - self.held_bytes
+            self.held_bytes = held_bytes
 
     def take(
         self,
@@ -120,7 +179,7 @@ class LogReader:
         taken: list[Range] = []
         taken_bytes = passed_over = passed_bytes = 0
         while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
-            entry = self.head(view)
+            entry = self.entries[0] if self.entries else self._next(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
@@ -139,6 +198,9 @@ class LogReader:
             self.entries.popleft()
             if count < entry.length:
                 self.entries.appendleft(entry.part(count, entry.length))
+        if self._look_aheads is not None and (taken or passed_over):
+            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._count()
         return taken, taken_bytes
 
     def pass_head(self) -> None:
@@ -155,10 +217,9 @@ class LogReader:
         second = offsets.deliver_ms(entry.first) // 1000
         self.taken = (second, self.taken[1] + count if self.taken[0] == second else count)
 
-    def _fill(self, view: View) -> None:
-        found = view.scan(
-            rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=self._look_ahead, max_bytes=LOOK_AHEAD_BYTES
-        )
+    def _fill(self, view: View, limit: int, max_bytes: int) -> None:
+        """Read on where the look-ahead ends; only when it is empty."""
+        found = view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
         if self.rows_read is not None:
             self.rows_read.update(found)
         entries = [rows.log_entry(key, value) for key, value in found]
@@ -178,6 +239,8 @@ class LogReader:
                 self.covered = rows.last_of(entries[-1])
             entries = _without(entries, gone)
         self.entries.extend(entries)
+        self._entry_bytes = ENTRY_BYTES
+        self._weigh(entries)
 
     def _rest_of_row(self, view: View) -> LogEntry | None:
         """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;

@@ -42,8 +42,8 @@ class Context:
         self.connection = connection
         self.caller = caller
         self.info = info
-        self.queries = MessageQueries(broker)
-        self.kv_queries = KvQueries(broker)
+        self.queries = MessageQueries(broker, connection)
+        self.kv_queries = KvQueries(broker, connection)
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(
             lambda request, requests, done: broker.produce(request, caller, done, requests=requests),

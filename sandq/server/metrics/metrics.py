@@ -77,6 +77,8 @@ class _Seen:
     in_flight_bytes: int
     requests_in_flight: int
     raft_entries: int
+    memory: dict[str, tuple[float, int]]
+    """Of each account: its share, and what it holds."""
     members: Seen
 
 
@@ -179,6 +181,7 @@ class Metrics:
             sum([connection.waiting_bytes for connection in connections]),
             sum([connection.requests for connection in connections]),
             broker.node_log.entries_kept,
+            {name: (held.share_bytes, held.bytes) for name, held in broker.node_log.memory.accounts.items()},
             self._members(),
         )
 
@@ -230,6 +233,12 @@ class Metrics:
             told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
         told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
+        memory = self._broker.node_log.memory
+        told.value("sandq_memory_limit_bytes", memory.limit_bytes)
+        for account, (share_bytes, held_bytes) in seen.memory.items():
+            told.value("sandq_memory_share_bytes", share_bytes, told.labels("sandq_memory_share_bytes", account))
+            told.value("sandq_memory_bytes", held_bytes, told.labels("sandq_memory_bytes", account))
+        told.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
         hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
         told.value("sandq_partitions", len(hosts))

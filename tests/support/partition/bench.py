@@ -14,6 +14,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.leases import Lease
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Range
@@ -64,13 +65,14 @@ class Bench:
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
 
-    def __init__(self, *, level: int = FIRST_LEVEL, **settings: Any) -> None:
-        """`level`: the feature level whose rules the partition goes by."""
+    def __init__(self, *, level: int = FIRST_LEVEL, look_aheads: LookAheads | None = None, **settings: Any) -> None:
+        """`level`: the feature level whose rules the partition goes by. `look_aheads`: those of a node."""
+        self.look_aheads = look_aheads if look_aheads is not None else LookAheads()
         defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
         self.settings = parse_settings(defaults | settings, self.kind).record()
         self.stores = MemoryStores()
         self.view = View(self.stores)
-        self.machine = self.machine_class.load(0, self.settings, self.view)
+        self.machine = self.machine_class.load(0, self.settings, self.view, self.look_aheads)
         self.index = 0
         self.jobs = 0
         self.written = 0
@@ -92,7 +94,7 @@ class Bench:
     def restart(self) -> None:
         """Go on from rows alone."""
         self.view = View(self.stores)
-        self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view)
+        self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view, self.look_aheads)
 
     # -- commands, one an entry -----------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, reader, trim
-from sandq.partition.log.reader import LogReader
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
@@ -35,6 +34,7 @@ SMALL = (
     (trim, "UNPIN_MESSAGES", 2),
     (trim, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "FILL_TOMBSTONES", BATCH + 1),
+    (reader, "HEAD_ENTRIES", 2),
     (jobs, "STEP_MESSAGES", STEP),
     (redrive, "WAITING_RANGES", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),
@@ -58,16 +58,19 @@ class Bed(RuleBasedStateMachine):
         groups=st.integers(0, 2),
         restarts=st.sampled_from([1, 2, 5, 1 << 30]),
         level=st.sampled_from([1, 2, 2]),
+        evicts=st.booleans(),
     )
-    def begin(self, look_ahead: int, groups: int, restarts: int, level: int) -> None:
+    def begin(self, look_ahead: int, groups: int, restarts: int, level: int, evicts: bool) -> None:
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
-        self.patches.enter_context(patch.object(LogReader.__init__, "__defaults__", (look_ahead,)))
+        self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))
         self.bench, self.twin = Bench(**self.topic), Bench(**self.topic)
         self.model = GroupModel(self.bench.settings, STEP)
         self.restarts = restarts
-        """The second one is loaded from its rows every so many entries."""
+        """The second one is loaded from its rows every so many entries ..."""
+        self.evicts = evicts
+        """... and its groups read nothing ahead when an entry comes."""
         self.at = 0
         self.made = 0
         self.seeks: dict[bytes, tuple[str, bytes]] = {}
@@ -85,6 +88,8 @@ class Bed(RuleBasedStateMachine):
         self.model.begin(self.bench.index + 1, self.at)
         if self.bench.index % self.restarts == 0:
             self.restart()
+        if self.evicts:
+            self.evict()
         result, other = self.bench.apply(self.at, command), self.twin.apply(self.at, command)
         assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
         one, another = comparable(self.bench.everything()), comparable(self.twin.everything())
@@ -111,6 +116,12 @@ class Bed(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.twin.restart()
+        assert _shown(self.twin) == _shown(self.bench)
+
+    @rule()
+    def evict(self) -> None:
+        for one in self.twin.machine.groups.readers():
+            one.evict()
         assert _shown(self.twin) == _shown(self.bench)
 
     def open(self, name: str, to: c.Position) -> None:

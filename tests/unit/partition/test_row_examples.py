@@ -30,6 +30,7 @@ from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import Message, kept_messages, load_message
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
@@ -125,7 +126,7 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
-    shared, groups = SharedState({"dedup_window_ms": 600_000, "ordering": "none"}), GroupTable()
+    shared, groups = SharedState({"dedup_window_ms": 600_000, "ordering": "none"}), GroupTable(LookAheads())
     unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
     first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
     entry = LogEntry(OFFSET, 1, 100, EXTRA)
@@ -192,7 +193,7 @@ def test_blocked() -> None:
 
 
 def test_group() -> None:
-    group = Group.load(rows.group_key(1), example("group-row"))
+    group = Group.load(rows.group_key(1), example("group-row"), LookAheads())
     assert (group.group_id, group.name, group.cursor, group.dead) == (1, "g", OFFSET, Counter(nacked=2))
     assert (group.touched_ms, group.settings) == (T, parse_group_settings({"max_attempts": 3}))
     assert group.reader.taken == (T // 1000, 4)

@@ -141,7 +141,7 @@ def test_a_follower_refuses_and_never_forwards() -> None:
     assert done == [(None, ProposalFailed.NOT_LEADER)]
 
 
-def test_truncation_keeps_two_entries_and_states_the_base() -> None:
+def test_truncation_keeps_an_entry_without_its_command_and_states_the_base() -> None:
     passes = GroupCommit()
     group = elected(passes)
     for _ in range(4):
@@ -151,8 +151,14 @@ def test_truncation_keeps_two_entries_and_states_the_base() -> None:
     group.journal.truncate_below(5)
     assert group.journal.first_index == 5
     assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.BASE, 5)]
+    assert [(command, index) for command, index, _ in group.journal] == [(b"\x01", 5), (b"\x00x", 6)]
     group.journal.truncate_below(100)
-    assert (group.journal.first_index, len(group.journal)) == (5, 2)
+    assert (group.journal.first_index, len(group.journal), group.journal.size_bytes) == (6, 1, 1)
+    group.propose(b"y", lambda index, failure: None)
+    passes.mark(group)
+    for _ in range(2):
+        run_pass(passes)
+    assert group.journal.last_index == group.commit_index == 7, "it goes on from there"
 
 
 def test_a_short_tail_is_appended_again() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from sandq.broker.memory_budget import Measured
 from sandq.broker.replication import node_log as node_log_module
 from sandq.broker.replication.log_pin import PIN_BYTES_MOST, LogPin
 from sandq.broker.replication.node_log import NodeLog
@@ -93,3 +94,37 @@ def test_a_long_tail_is_kept_for_a_member_until_it_keeps_too_much_of_the_wal(mon
     assert all(one <= other for (one, _), (other, _) in pairwise(found))
     assert max(segments for _, segments in found) <= SEGMENTS_MOST + 4, found
     assert found[-1][1] <= 3, found
+
+
+def test_logs_take_no_more_than_their_share_together() -> None:
+    """What is kept for members that lag goes first, the longest log before others; one pin stays."""
+    bed = Bed()
+    logs = bed.node_log.memory.accounts["logs"]
+    lost: list[int] = []
+    for group, host in bed.hosts.items():
+        host.pins["n2#1"] = LogPin(host.status.applied_index, PIN_BYTES_MOST, lambda group=group: lost.append(group))
+    for group, times in ((BUSY, 20), (BEHIND, 10)):
+        for _ in range(times):
+            bed.write(group)
+    bed.run_checkpoint()
+    assert logs.bytes > 30 * (16 << 10) and lost == [], "there is room"
+    assert isinstance(logs, Measured)
+    logs.share_bytes = logs.bytes // 2
+    bed.run_checkpoint()
+    assert lost == [BUSY] and logs.bytes <= logs.share_bytes
+    logs.share_bytes = 100
+    bed.run_checkpoint()
+    assert lost == [BUSY], "a snapshot can always be followed by one log"
+
+
+def test_many_groups_keep_less_of_their_logs_each() -> None:
+    bed = Bed()
+    logs = bed.node_log.memory.accounts["logs"]
+    assert isinstance(logs, Measured)
+    logs.share_bytes = 8 * (40 << 10)  # 40 KiB for each of two
+    for group in bed.hosts:
+        for _ in range(10):
+            bed.write(group)
+    bed.run_checkpoint()
+    sizes = [host.group.journal.size_bytes for host in bed.hosts.values()]
+    assert all(size < 96 << 10 for size in sizes), "40 KiB and the last two entries"

@@ -69,7 +69,7 @@ def test_more_tombstones_in_a_row_than_are_read_at_once(
     """Also with the cursor within the first of these rows: what lies above it is not met again and again."""
     monkeypatch.setattr(trim, "FILL_TOMBSTONES", 9)
     monkeypatch.setattr(reader, "FILL_TOMBSTONES", 9)
-    monkeypatch.setattr(reader.LogReader.__init__, "__defaults__", (2,))
+    monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 2)
     bench = Bench()
     bench.open()
     bases = [_many(bench, 8) for _ in range(6)]
@@ -117,7 +117,7 @@ def test_more_tombstones_than_are_read_at_once_before_a_row(restart: bool, monke
 
 
 def test_what_is_inserted_within_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader.LogReader.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 3)
     bench = Bench()
     bench.open()
     for due in (900, 100, 500, 300, 700):
@@ -136,7 +136,7 @@ def test_what_is_inserted_within_the_look_ahead(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("look_ahead", [1, 2, 3])
 def test_a_look_ahead_that_is_cut_within_a_row(look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it ended with is cancelled: the rest of that row is still to come."""
-    monkeypatch.setattr(reader.LogReader.__init__, "__defaults__", (look_ahead,))
+    monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", look_ahead)
     bench = Bench()
     bench.open()
     bench.append("first")

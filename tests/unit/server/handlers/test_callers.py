@@ -71,7 +71,7 @@ class Door:
 def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
     came: list[tuple[Any, Any]] = []
     for queries in ("MessageQueries", "KvQueries"):
-        monkeypatch.setattr(routes, queries, lambda broker: Twin(came))
+        monkeypatch.setattr(routes, queries, lambda broker, room: Twin(came))
     yield came
 
 

@@ -1,0 +1,86 @@
+"""Accounts of the memory budget: who gets room, in which order, and what is given back."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from sandq.broker.memory_budget import Account, MemoryBudget
+
+
+async def _reserve(account: Account, size: int, got: list[int]) -> None:
+    await account.reserve(size)
+    got.append(size)
+
+
+async def test_room_goes_to_those_who_asked_first() -> None:
+    account, got = Account(100), list[int]()
+    await account.reserve(80)
+    async with trio.open_nursery() as nursery:
+        for size in (50, 10, 20):
+            nursery.start_soon(_reserve, account, size, got)
+            await wait_all_tasks_blocked()
+        assert got == [] and account.is_waited_for, "the last two would fit, and are behind one that does not"
+        account.give_back(40)
+        await wait_all_tasks_blocked()
+        assert sorted(got) == [10, 50] and account.bytes == 100
+        account.give_back(40)
+    assert sorted(got) == [10, 20, 50] and account.bytes == 80 and not account.is_waited_for
+
+
+async def test_what_is_larger_than_the_share_gets_it_alone() -> None:
+    account, got = Account(100), list[int]()
+    await account.reserve(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_reserve, account, 500, got)
+        await wait_all_tasks_blocked()
+        assert got == []
+        account.give_back(1)
+    assert account.bytes == 500
+
+
+async def test_who_is_cancelled_while_waiting_holds_nothing_and_nobody_up() -> None:
+    account, got = Account(100), list[int]()
+    await account.reserve(90)
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(account.reserve, 50)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(_reserve, account, 10, got)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        await wait_all_tasks_blocked()
+    assert got == [10] and account.bytes == 100
+
+
+async def test_who_waits_for_a_full_account_goes_on_when_an_eighth_is_free() -> None:
+    account, went = Account(80), trio.Event()
+
+    async def wait() -> None:
+        await account.until_room()
+        went.set()
+
+    account.take(100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        account.give_back(29)
+        await wait_all_tasks_blocked()
+        assert account.bytes == 71 and not went.is_set() and account.is_waited_for
+        account.give_back(1)
+    assert went.is_set() and not account.is_waited_for
+
+
+@pytest.mark.parametrize("limit", [256 << 20, 1 << 30])
+def test_the_shares_are_less_than_the_limit(limit: int) -> None:
+    memory = MemoryBudget(limit)
+    memory.measure("logs", 1 / 4, lambda: 7)
+    memory.requests.take(5)
+    assert sum(account.share_bytes for account in memory.accounts.values()) <= limit
+    assert {name: account.bytes for name, account in memory.accounts.items()} == {
+        **dict.fromkeys(("look_aheads", "answers", "watchers"), 0),
+        "requests": 5,
+        "logs": 7,
+    }

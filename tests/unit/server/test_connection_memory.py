@@ -1,0 +1,191 @@
+"""What half a frame and answers that are not taken may hold, of one connection and of all."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.model.limits import DEFAULT
+from sandq.protocol.frames import FrameReader
+from sandq.server import connection as connection_module
+from sandq.server.connection import HELLO_BYTES, Connection
+from sandq.server.sender import Sender
+from tests.support.waiting import PATIENCE_S, until_holds
+
+LARGE = 1 << 20
+
+
+class Session:
+    greeted = True
+
+    def __init__(self) -> None:
+        self.frames: list[int] = []
+        """Their sizes."""
+        self.came = trio.Event()
+        self.drains = 0
+
+    def handle(self, frame: Any) -> None:
+        self.frames.append(len(frame[2]))
+
+    def handled(self) -> None:
+        if self.frames:
+            self.came.set()
+
+    def drained(self) -> None:
+        self.drains += 1
+
+    def closed(self) -> None: ...
+
+
+@pytest.fixture
+def memory() -> MemoryBudget:
+    return MemoryBudget(8 * 2 * LARGE)  # requests have an eighth: two large frames
+
+
+@asynccontextmanager
+async def connected(memory: MemoryBudget, session: Session) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
+    stream = await listener.accept()
+    await listener.aclose()
+    sender = Sender()
+    connection = Connection(stream, sender, DEFAULT, "", memory=memory)
+    with trio.fail_after(PATIENCE_S):
+        async with client, trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run, lambda _: session)
+            nursery.start_soon(sender.run)
+            yield connection, client
+            nursery.cancel_scope.cancel()
+
+
+def frame_of(size: int) -> bytes:
+    body = msgpack.packb([3, 1, bytes(size)])
+    return struct.pack(">I", len(body)) + body
+
+
+SMALL = frame_of(1)
+
+
+async def test_half_a_frame_is_counted_until_it_is_whole(memory: MemoryBudget) -> None:
+    session, large = Session(), frame_of(LARGE)
+    async with connected(memory, session) as (_, client):
+        await client.send_all(SMALL + large[:100])
+        await until_holds(lambda: memory.requests.bytes == len(large))
+        await client.send_all(large[100:] + SMALL)
+        await until_holds(lambda: len(session.frames) == 3)
+        assert memory.requests.bytes == 0
+        await client.send_all(large[:-1])
+        await until_holds(lambda: memory.requests.bytes == len(large))
+    assert memory.requests.bytes == 0, "the connection has gone"
+
+
+async def test_a_frame_waits_for_room_and_others_do_not_wait_for_it(memory: MemoryBudget) -> None:
+    sessions, large = [Session() for _ in range(3)], frame_of(LARGE - 100)
+    async with (
+        connected(memory, sessions[0]) as (_, first),
+        connected(memory, sessions[1]) as (_, second),
+        connected(memory, sessions[2]) as (_, third),
+    ):
+        for client in (first, second):
+            await client.send_all(SMALL + large[: LARGE // 2])
+        await until_holds(lambda: memory.requests.bytes == 2 * len(large))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(third.send_all, SMALL + large)
+            await until_holds(lambda: memory.requests.is_waited_for)
+            await first.send_all(large[LARGE // 2 :] + SMALL)
+            await until_holds(lambda: len(sessions[0].frames) == 3)
+        await until_holds(lambda: len(sessions[2].frames) == 2)
+        await second.send_all(large[LARGE // 2 :])
+        await until_holds(lambda: len(sessions[1].frames) == 2)
+    assert memory.requests.bytes == 0
+
+
+async def test_small_frames_come_while_there_is_no_room(memory: MemoryBudget) -> None:
+    session = Session()
+    memory.requests.take(100 * LARGE)
+    async with connected(memory, session) as (_, client):
+        half = frame_of(2000)
+        await client.send_all(SMALL + half[:1000])
+        await until_holds(lambda: session.frames == [1])
+        await client.send_all(half[1000:])
+        await until_holds(lambda: session.frames == [1, 2000])
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+async def test_half_a_frame_must_become_whole_in_time(
+    memory: MemoryBudget, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "FRAME_S", 0.0)
+    monkeypatch.setattr(connection_module, "FRAME_BYTES_PER_S", 1 << 40)
+    async with connected(memory, Session()) as (_, client):
+        await client.send_all(SMALL + frame_of(size)[:99])
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:3] == [255, 0, "UNAVAILABLE"] and error[4], "it may be sent again"
+        assert await client.receive_some(1000) == b""
+    assert memory.requests.bytes == 0
+
+
+async def test_the_first_frame_is_small(memory: MemoryBudget) -> None:
+    async with connected(memory, Session()) as (_, client):
+        await client.send_all(frame_of(HELLO_BYTES)[:8])
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:3] == [255, 0, "PROTOCOL"] and "HELLO" in error[3]
+
+
+async def test_frames_behind_a_first_one_may_be_large(memory: MemoryBudget) -> None:
+    session = Session()
+    async with connected(memory, session) as (_, client):
+        await client.send_all(SMALL + frame_of(LARGE))
+        await until_holds(lambda: session.frames == [1, LARGE])
+
+
+async def test_what_is_queued_is_counted_until_it_has_left(memory: MemoryBudget) -> None:
+    async with connected(memory, Session()) as (connection, client):
+        connection.send(b"x" * LARGE)
+        assert memory.answers.bytes == LARGE
+        got = 0
+        while got < LARGE:
+            got += len(await client.receive_some(1 << 16))
+        await until_holds(lambda: memory.answers.bytes == 0)
+        connection.send(b"x" * LARGE * 100)
+    assert memory.answers.bytes == 0, "the connection has gone"
+
+
+async def test_a_connection_is_congested_while_all_together_have_too_much(memory: MemoryBudget) -> None:
+    session = Session()
+    async with connected(memory, session) as (connection, client):
+        await wait_all_tasks_blocked()
+        connection.send(b"x" * 100_000)
+        assert not connection.congested and connection.has_room
+        memory.answers.take(100 * LARGE)
+        assert connection.congested and not connection.has_room
+        got = 0
+        while got < 100_000:
+            got += len(await client.receive_some(1 << 16))
+        await until_holds(lambda: session.drains == 1)
+        assert not connection.congested, "a little may be sent to everybody"
+        assert not connection.has_room
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.until_room)
+            await wait_all_tasks_blocked()
+            memory.answers.give_back(100 * LARGE)
+        assert connection.has_room
+
+
+async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
+    async with connected(memory, Session()) as (connection, _):
+        connection.hold(LARGE)
+        assert memory.answers.bytes == LARGE and not connection.has_room, "an eighth of what all may have"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.until_room)
+            await wait_all_tasks_blocked()
+            connection.let_go(LARGE)
+        assert memory.answers.bytes == 0
