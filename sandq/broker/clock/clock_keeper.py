@@ -179,7 +179,10 @@ class ClockKeeper:
         peers = self._clock.peers
         if peers.agreed and not peers.off:
             return None
-        if not self._clock.waits or self._nodes() <= 1 or (peers.off and host.group.is_only_voter):
+        nodes = self._nodes()
+        if nodes == 1:
+            peers.stand_alone(self._clock.monotonic_s())
+        if not self._clock.waits or nodes <= 1 or (peers.off and host.group.is_only_voter):
             return None
         return "this node's clock was not compared with most others' yet, or is wrong"
 

@@ -162,12 +162,19 @@ class PeerClocks:
                 self._certain_s = now_s
         else:
             self.disputed = False  # nobody contradicts; and nobody takes back that it is off
+            if self.nodes == 1:
+                self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
             self._unsure_s = now_s  # nobody better was known so far, or is known any more
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
             self.agreed = False  # it may be as far away as that by now
         self.uncompared = bool(self._peers) and not self.agreed and uncertain_s > COMPARED_WITHIN_S
+
+    def stand_alone(self, now_s: float) -> None:
+        """This node is the whole cluster, and stamps what there is: who joins it has to agree with it."""
+        if not self.off:
+            self.agreed, self._certain_s = True, now_s
 
     def _judge(self, low: Interval, high: Interval, near_majority: bool) -> bool:
         """By where the two medians are, and whether a majority of the cluster is certainly near. Whether that made

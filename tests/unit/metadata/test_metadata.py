@@ -236,8 +236,8 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
         MetadataState.load(rows, Levels(4, 4))
     # Rows of that level may look otherwise, and the sentence is still the same.
     rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]
-    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1"):
-        MetadataState.load(rows)
+    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1 to 2"):
+        MetadataState.load(rows, Levels(1, 2))
 
 
 def test_what_a_later_version_adds_to_a_node_is_passed_over() -> None:

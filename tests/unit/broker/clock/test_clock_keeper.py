@@ -129,10 +129,12 @@ def test_nothing_is_stamped_before_the_clock_has_agreed(kept: Kept) -> None:
 
 
 def test_a_node_of_a_cluster_of_one_waits_for_nobody(kept: Kept) -> None:
+    assert kept.waits(), "nobody knows of how many it is one"
     kept.nodes = 1
     assert not kept.waits()
     kept.nodes = 2
-    assert kept.waits()
+    kept.keeper.up("b")
+    assert not kept.waits(), "who joins has to agree with what was stamped"
 
 
 def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> None:

@@ -484,3 +484,19 @@ def test_what_was_said_long_ago_is_forgotten() -> None:
     for node, standing, asked_s in (("a", GOOD, 100.0), ("b", DOUBTED, 100.0), ("c", GOOD, 100.0 - FRESH_S)):
         peers.heard(node, 0.0, standing, asked_s, 100.0)
     assert peers.told(100.5) == {"a": GOOD, "b": DOUBTED}
+
+
+def test_a_cluster_of_one_node_has_agreed_and_goes_on_when_another_one_joins() -> None:
+    """It stamped all there is: for the first that joins, and may never answer, it waits no more than for anybody."""
+    peers = PeerClocks(MAX_DRIFT_S, 0.0)
+    peers.nodes = 1
+    peers.judge(0.0, 1.0)
+    assert peers.agreed and not peers.waits(1.0)
+    peers.nodes = 2
+    peers.linked("b", 100.0)
+    for at_s in (100.0, 101.0, 109.0, 200.0):
+        peers.judge(0.0, at_s)
+        assert not peers.waits(at_s), at_s
+    peers.heard("b", 200.0 + 3600.0, GOOD, 200.0, 200.1)
+    peers.judge(0.0, 200.1)
+    assert peers.disputed and not peers.off and not peers.waits(200.1), "of the two it has the better claim"
