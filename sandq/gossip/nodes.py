@@ -181,6 +181,8 @@ class Nodes:
             self._refuse(said.node, "incarnation")
         elif reason is not None:
             self._refuse(said.node, reason)
+        elif not said.node.isprintable():
+            self._refuse(said.node, "name")  # people see it, in logs and where nodes are listed
         elif said.node == self.own.name:
             self._alive_myself(said)
         else:

@@ -43,6 +43,7 @@ class Limits:
     memory_bytes: int = 1024 * _MIB
     connections: int = 10_000
     requests_per_connection: int = 1024
+    subscriptions_per_connection: int = 1000
     http_connections: int = 2_000
     http_requests: int = 1000
     http_waiting: int = 1000

@@ -7,7 +7,7 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge
 from sandq.model.names import check_name
 from sandq.protocol.frames import encode_reply
 from sandq.protocol.replies import encode_deliver
@@ -48,6 +48,13 @@ class Subscriptions:
         limits = self._broker.limits
         if not 0 < len(request.consumer_id) <= limits.consumer_id_chars:
             raise InvalidRequest(f"a consumer id has 1 to {limits.consumer_id_chars} characters")
+        most = limits.subscriptions_per_connection
+        if len(self._subscriptions) + len(self._opening) >= most:
+            raise TooLarge(
+                f"this connection has {most} subscriptions (limits.subscriptions_per_connection); take another one",
+                limit="subscriptions_per_connection",
+                maximum=most,
+            )
         if request.credit > limits.credit_max:
             raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
         # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.

@@ -148,6 +148,18 @@ async def test_wrong_fields_are_named_and_the_connection_goes_on(client: RawClie
         assert (await client.call(Type.PING))[0] == 0
 
 
+async def test_a_connection_has_so_many_subscriptions(tmp_path: Path, dial: Dial) -> None:
+    async with run_node(small_config(tmp_path, LIMITS__SUBSCRIPTIONS_PER_CONNECTION="3")) as node:
+        client = await dial(node)
+        await client.create()
+        for number in range(1, 4):
+            assert (await client.subscribe(number=number, consumer=f"c{number}"))[0] == 0
+        assert code(await client.subscribe(number=4, consumer="c4")) == "TOO_LARGE"
+        assert (await client.call(Type.UNSUBSCRIBE, 2))[0] == 0
+        assert (await client.subscribe(number=4, consumer="c4"))[0] == 0
+        assert (await (await dial(node)).subscribe())[0] == 0, "another one has its own"
+
+
 async def test_subscribing_to_what_is_not_there(client: RawClient) -> None:
     assert code(await client.subscribe()) == "UNKNOWN_TOPIC"
     await client.create()

@@ -78,6 +78,7 @@ REFUSED = [
     ("cluster", alive("x", meta=tags_of("x", cluster="of others"))),
     ("cluster_uuid", alive("x", meta=tags_of("x", uuid="of others"))),
     ("node_id", alive("x", meta=tags_of("y"))),
+    *[("name", alive(name)) for name in ("x\n", "\x1b[31mx", "x\x00", "x\u202e")],
     ("malformed_tags", alive("x", meta=b"\xff\xc1")),
     ("malformed_tags", alive("x", meta=b"\xff\x81\xa1a\x01")),
     ("incarnation", alive("x", INCARNATION_NEW + INCARNATION_JUMP + 1)),
