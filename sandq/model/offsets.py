@@ -142,6 +142,15 @@ def distance(base: bytes, offset: bytes) -> int | None:
     return None if rest else places
 
 
+def of_partition(offset: bytes, partition: int) -> bytes:
+    """The least offset of a partition that is not below an offset of any; the offset itself when there is none."""
+    number = int.from_bytes(_checked(offset), "big")
+    found = (number & ~PARTITION_MAX) | partition
+    if found < number:
+        found += PLACE_STEP
+    return offset if found >> 8 * OFFSET_BYTES else found.to_bytes(OFFSET_BYTES, "big")
+
+
 def run(base: bytes, count: int) -> list[bytes]:
     """`count` offsets: base, and each next one place on. InvalidRequest when the last one does not fit."""
     if count <= 0:

@@ -271,7 +271,8 @@ class PartitionQueries:
                     "partition": self._machine.partition,
                     "group": group.name,
                     "cursor": group.cursor,
-                    "committed": group.done_below(),
+                    # One of this partition: it can be read from there.
+                    "committed": offsets.of_partition(group.done_below(), self._machine.partition),
                     "ready": max(ready, 0),
                     "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
                     "waiting": waiting,

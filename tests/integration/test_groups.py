@@ -240,3 +240,24 @@ async def test_settings_and_places_of_groups_survive_a_restart(tmp_path: Path) -
         assert letters == sorted(message.id for message in got[:5])
         async with second.subscribe("t", group="g") as subscription:
             assert {message.id for message in await take(subscription, 2)} == {message.id for message in got[8:]}
+
+
+async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> None:
+    """Also when it has acked the second message of a batch: it was the offset of another partition then."""
+    for partitions in (1, 3):
+        topic = f"t{partitions}"
+        await api.admin.create_topic(topic, partitions=partitions)
+        for partition in range(partitions):
+            async with api.producer(topic) as producer:
+                await producer.send_many([b"a", b"b", b"c"], partition=partition)
+        leases = api.leases(topic, "g")
+        for _ in range(2 * partitions):
+            await leases.ack(await leases.take(1))
+        for row in await api.admin.groups(topic):
+            found = [m.value async for m in api.fetch(topic, row["partition"], row["committed"], limit=1)]
+            assert found in ([b"a"], [b"b"], [b"c"], []), row
+        for start, values_there in (("latest", []), ("earliest", [b"a"])):
+            await api.admin.seek_group(topic, "g", start)
+            for row in await api.admin.groups(topic):
+                found = [m.value async for m in api.fetch(topic, row["partition"], row["committed"], limit=1)]
+                assert found == values_there, row

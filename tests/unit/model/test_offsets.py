@@ -141,3 +141,15 @@ def test_a_token_is_unsigned_64_bits() -> None:
     for wrong in (-1, 2**64):
         with pytest.raises(InvalidRequest):
             offsets.token_parts(wrong)
+
+
+@pytest.mark.parametrize("partition", [0, 1, 7, 4095])
+def test_the_least_of_a_partition_that_is_not_below(partition: int) -> None:
+    own = offsets.pack(5, 6, 7, partition)
+    assert offsets.of_partition(own, partition) == own
+    behind = (int.from_bytes(own, "big") + 1).to_bytes(16, "big")
+    assert offsets.of_partition(behind, partition) == offsets.pack(5, 6, 8, partition)
+    assert offsets.of_partition(offsets.pack(5, 6, 7, 0), partition) == own
+    last = offsets.pack(5, 6, offsets.PLACE_MAX, 4095)
+    assert offsets.of_partition(last, partition) == (last if partition == 4095 else offsets.pack(5, 7, 0, partition))
+    assert offsets.of_partition(offsets.LAST, partition) == offsets.LAST
