@@ -443,9 +443,10 @@ class Connection:
             await self._wake.wait()
 
     def _end_congestion(self) -> None:
-        """Tell the session that frames are taken again, if they were not."""
+        """Tell the session, and who waits, that frames are taken again, if they were not."""
         if self._was_congested and not self.congested:
             self._was_congested = False
+            self._notify_sent()
             self._session.drained()
 
     async def _send(self, data: bytes | memoryview) -> bool:

@@ -180,6 +180,21 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
         assert connection.has_room
 
 
+async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBudget) -> None:
+    async with connected(memory, Session()) as (connection, _):
+        await wait_all_tasks_blocked()
+        connection._sender = Sender()  # its turn comes below
+        memory.answers.take(100 * LARGE)
+        connection.send(b"x" * 20_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection._until_sent)
+            await wait_all_tasks_blocked()
+            assert connection.congested
+            memory.answers.give_back(100 * LARGE)
+            connection.flush()
+        assert memory.answers.bytes == 0
+
+
 async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         connection.hold(LARGE)
