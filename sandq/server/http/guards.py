@@ -285,7 +285,15 @@ class _Exchange:
         )
         # The body may not be read: the connection cannot be used for another request.
         response.headers["connection"] = "close"
-        await response(scope, self.receive, self.send)
+        async with trio.open_nursery() as nursery:
+            # Nor may what comes of it keep back the end of the answer: the server queues a few pieces, and that behind.
+            nursery.start_soon(self._throw_away)
+            await response(scope, self.receive, self.send)
+            nursery.cancel_scope.cancel()
+
+    async def _throw_away(self) -> None:
+        while True:
+            await self._receive()
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

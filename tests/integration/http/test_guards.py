@@ -11,7 +11,7 @@ import trio
 
 from sandq.errors import StartupError
 from sandq.node import Serving, run_node
-from sandq.server.http import guards, strict
+from sandq.server.http import connections, guards, strict
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -185,6 +185,21 @@ async def test_too_large(web: Web, web_node: Serving, monkeypatch: pytest.Monkey
     huge = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 17 + b"\r\n\r\n{}"
     monkeypatch.setattr(guards, "DISCARD_S", 0.2)  # all that comes of it has been sent
     assert b" 413 " in await wire(web_node, huge)
+
+
+async def test_who_sends_on_and_does_not_read_that_it_was_refused(
+    web_node: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_all = connections._Stream.send_all
+
+    async def send_later(stream: connections._Stream, data: bytes) -> None:
+        for _ in range(100):  # by then more than the server queues has come
+            await trio.lowlevel.checkpoint()
+        await send_all(stream, data)
+
+    monkeypatch.setattr(connections._Stream, "send_all", send_later)
+    head = b"POST /topics/t HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert (await wire(web_node, head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 403")
 
 
 async def test_no_route(web: Web) -> None:
