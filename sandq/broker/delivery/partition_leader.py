@@ -102,7 +102,8 @@ class PartitionLeader:
         """... for then."""
         self._upkeep_timer: Timer | None = None
         self._touched_ms: int | None = None
-        """When the groups were last said to have consumers; None: they may all have had some before we led."""
+        """When the groups were last said to have consumers; None: they may all have had some before we led, and nothing
+        is kept in order before that is said."""
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """By group: called after each change of its status, and at its end."""
@@ -414,13 +415,13 @@ class PartitionLeader:
         """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
         if self._keeping or not self.host.works:
             return
+        if self._touched_ms is None:
+            self._touch_all(status)
+            return
         now_ms = self._clock.now_ms()
         due_ms = None
         if status.upkeep_ms is not None:
             due_ms = max(status.upkeep_ms, now_ms + self._timers.pause_ms(UPKEEP_PAUSE_MS))
-        if self._touched_ms is None:
-            self._touched_ms = now_ms
-            self._touch([group.name for group in status.groups])
         touch_ms = self._touched_ms + self._touch_interval_ms(status) if self._pumps else None
         at_ms = min((at for at in (due_ms, touch_ms) if at is not None), default=None)
         if at_ms is not None and (self._upkeep_timer_ms is None or at_ms < self._upkeep_timer_ms):
@@ -428,6 +429,29 @@ class PartitionLeader:
             if self._upkeep_timer is not None:
                 self._upkeep_timer.cancel()
             self._upkeep_timer = self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
+
+    def _touch_all(self, status: Status) -> None:
+        """Say of all groups that they have consumers: no upkeep comes before it, which would drop those that were last
+        said to have some before nobody led."""
+        self._keeping = True
+        names = [group.name for group in status.groups]
+        if not names:
+            self._touched(None)
+            return
+        try:
+            self.host.submit(c.Touch(names), self._touched)
+        except SandqError as error:
+            self._touched(error)
+
+    def _touched(self, result: Any) -> None:
+        self._keeping = False
+        if self.closed or not self.host.works:
+            return
+        if isinstance(result, SandqError):
+            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.host.status))
+        else:
+            self._touched_ms = self._clock.now_ms()
+            self._set_upkeep(self.host.status)
 
     def _touch_interval_ms(self, status: Status) -> int:
         group_ttl_ms = status.settings["group_ttl_ms"]

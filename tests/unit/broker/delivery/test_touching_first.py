@@ -1,0 +1,32 @@
+"""A new leader says of all groups that they have consumers before it drops any: while nobody led nobody could."""
+
+from __future__ import annotations
+
+from sandq.broker.replication.raft_group import RaftGroup
+from tests.unit.broker.delivery.test_moved_leases import Bed
+
+DAY_MS = 86_400_000
+
+
+def test_no_group_goes_because_the_leader_could_say_nothing_at_first() -> None:
+    """As after a start, before the node's clock was compared with others'."""
+    bed = Bed()
+    waits: list[str] = ["its clock was not compared yet"]
+
+    def reason_to_wait(host: RaftGroup) -> str | None:
+        return waits[0] if waits else None
+
+    bed.host._reason_to_wait = reason_to_wait
+    bed.clock.ms += 8 * DAY_MS  # nobody led for longer than `group_ttl`
+    bed.delivery.lead()
+    for _ in range(3):
+        bed.clock.ms += 1000
+        bed.settle()
+    waits.clear()
+    for _ in range(3):
+        bed.clock.ms += 1000
+        bed.settle()
+    assert [group.name for group in bed.delivery.groups] == ["g"]
+    bed.clock.ms += 8 * DAY_MS
+    bed.settle()
+    assert [group.name for group in bed.delivery.groups] == []
