@@ -34,7 +34,7 @@ class Twin:
     def __init__(self, came: list[tuple[Any, Any]]) -> None:
         self._came = came
         self.administration = self
-        self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000)
+        self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(request: Any, caller: Any, *rest: Any, **more: Any) -> Any:
