@@ -114,6 +114,8 @@ class PeerClocks:
         """When something was certain last, or the first of these peers was linked."""
         self._unsure_s = now_s
         """Since when this clock is to be compared before it stamps anything."""
+        self._anew_s = -math.inf
+        """When that began anew last because the first of its peers had come."""
         self._has_heard = False
         """Something is known of others, as it was judged last."""
         self._peers: dict[str, _Peer] = {}
@@ -123,7 +125,9 @@ class PeerClocks:
     def linked(self, node: str, now_s: float) -> None:
         """There is a link with a peer: its clock is to be heard."""
         if not self._peers:
-            self._certain_s = self._unsure_s = now_s
+            self._certain_s = now_s
+            if now_s - self._anew_s > 2 * COMPARED_WITHIN_S:  # where links come and go the waiting ends in between
+                self._anew_s = self._unsure_s = now_s
         self._peers.setdefault(node, _Peer())
 
     def heard(self, node: str, guarded_s: float, standing: Standing, asked_s: float, now_s: float) -> None:

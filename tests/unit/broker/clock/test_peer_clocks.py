@@ -486,6 +486,20 @@ def test_what_was_said_long_ago_is_forgotten() -> None:
     assert peers.told(100.5) == {"a": GOOD, "b": DOUBTED}
 
 
+def test_a_link_that_comes_and_goes_does_not_keep_a_node_waiting_for_ever() -> None:
+    peers = PeerClocks(MAX_DRIFT_S, 0.0)
+    peers.nodes = 3
+    waited = 0
+    for at_s in range(0, 900):
+        if at_s % 9 == 0:
+            peers.linked("b", float(at_s))
+        elif at_s % 9 == 8:
+            peers.forget("b")
+        peers.judge(0.0, float(at_s))
+        waited += peers.waits(float(at_s))
+    assert COMPARED_WITHIN_S <= waited <= 900 / 2
+
+
 def test_a_cluster_of_one_node_has_agreed_and_goes_on_when_another_one_joins() -> None:
     """It stamped all there is: for the first that joins, and may never answer, it waits no more than for anybody."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
