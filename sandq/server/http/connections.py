@@ -126,6 +126,8 @@ class _Connection(TCPServer):
         self._on_idle = on_idle
         self._is_idle = True
         self._head_begun = False
+        self._has_ended = False
+        """The client says nothing more."""
 
     async def run(self) -> None:
         socket: Any = self.stream.socket
@@ -146,6 +148,8 @@ class _Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
+            if self._has_ended:
+                return  # its last answer is out: the idle time would be waited out with nobody there
             self._is_idle = event.idle
             self._head_begun = False
             self._on_idle(event.idle)
@@ -163,8 +167,9 @@ class _Connection(TCPServer):
             if self._is_idle and not self._head_begun and self.protocol.has_half:
                 self._head_begun = True
                 await self.idle_task.restart(self._task_group, self._head_timeout)
+        self._has_ended = True
+        await self.idle_task.stop()
         await self.protocol.handle(Closed())
-        await self.idle_task.stop()  # else it would wait out the idle time, with nobody there
 
     async def _head_timeout(self) -> None:
         with trio.move_on_after(HEAD_S):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
@@ -200,6 +202,38 @@ async def test_who_sends_on_and_does_not_read_that_it_was_refused(
     monkeypatch.setattr(connections._Stream, "send_all", send_later)
     head = b"POST /topics/t HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert (await wire(web_node, head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 403")
+
+
+async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
+    web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert web_node.http is not None
+    await web.post("/topics", {"name": "t"}, 201)
+    ended, run = trio.Event(), connections._Connection.run
+
+    async def run_to_its_end(connection: connections._Connection) -> None:
+        await run(connection)
+        ended.set()
+
+    async def idle_for_ever(connection: connections._Connection) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(connections._Connection, "run", run_to_its_end)
+    monkeypatch.setattr(connections._Connection, "_idle_timeout", idle_for_ever)
+    stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+    body = b'{"wait": "60s"}'
+    head = f"POST /topics/t/groups/g/lease HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    await stream.send_all(head.encode() + body)
+    await until_holds(lambda: _has_group(web_node))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
+    await stream.aclose()
+    with trio.fail_after(PATIENCE_S):
+        await ended.wait()
+
+
+def _has_group(node: Serving) -> bool:
+    partitions = node.broker.catalog.topics["t"].partitions.values()
+    return any(delivery.groups.get("g") is not None for delivery in partitions)
 
 
 async def test_no_route(web: Web) -> None:
