@@ -130,7 +130,8 @@ class Snapshots:
         """Of who needs nothing from here any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            if host is None or not _is_behind(host, member):
+            # Who needs a snapshot may still have all that was committed a round ago, and count as not behind.
+            if host is None or not (member in needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
     async def _send(self, host: RaftGroup, member: str) -> None:
