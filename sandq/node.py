@@ -89,6 +89,8 @@ class Serving:
     broker: Broker
     metrics: Metrics
     digests: ReplicaDigests
+    restart: trio.Event
+    """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
 
 @contextlib.asynccontextmanager
@@ -403,7 +405,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
-            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests)
+            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart)
             await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
