@@ -13,6 +13,7 @@ from benchmarks.process import Used, Where
 GROUPS = {
     "produce": "Producing",
     "consume": "Consuming",
+    "small": "One thing at a time",
     "lateness": "Lateness",
     "pending": "Messages that wait",
     "held": "One request, by what is held besides",
