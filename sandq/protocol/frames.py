@@ -23,7 +23,8 @@ values within maps: it lifts the bound.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -141,15 +142,16 @@ class FrameReader:
         """Bytes that the incomplete frame will have, as far as is known."""
         return self._wanted
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that `data` completes, in order (often none, often many)."""
+    def feed(self, data: bytes | bytearray | memoryview, most: int = sys.maxsize) -> list[Frame]:
+        """The frames that `data` completes, in order (often none, often many). When there are `most` of them, more may
+        be there: `feed(b"", most)` goes on."""
         kept = self._kept
         if kept:
             kept += data
             if len(kept) < self._wanted:
                 return []
-            data = bytes(kept)
-            kept.clear()
+            data = kept
+            self._kept = kept = bytearray()
         frames: list[Frame] = []
         add, unpack, length_at = frames.append, msgpack.unpackb, LENGTH.unpack_from
         end, start = len(data), 0
@@ -185,6 +187,9 @@ class FrameReader:
                     raise ProtocolError(f"type {kind} or request id {request_id} of a frame is out of range")
                 add(frame)
                 start = stop
+                most -= 1
+                if not most:
+                    break
             if start < end:
                 kept += view[start:]
         return frames
@@ -240,6 +245,7 @@ def _check_control_bytes(body: memoryview, limit: int) -> None:
 
 
 _pack = msgpack.Packer(autoreset=True).pack
+_pack_header = msgpack.Packer(autoreset=True).pack_array_header
 _pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
 
 
@@ -262,6 +268,17 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
 def encode_reply(request_id: int, *fields: Any) -> bytes:
     """The answer to a request that was done."""
     return encode_frame(0, request_id, *fields)
+
+
+def encode_packed(request_id: int, *fields: bytes) -> bytes:
+    """The answer to a request whose fields are encoded already."""
+    body = b"".join((_pack_header(2 + len(fields)), _pack(0), _pack(request_id), *fields))
+    return LENGTH.pack(len(body)) + body
+
+
+def pack_array(items: Sequence[bytes]) -> bytes:
+    """An array of items that are encoded already."""
+    return b"".join((_pack_header(len(items)), *items))
 
 
 def encode_replies(replies: Iterable[tuple[int, Any, Any]]) -> bytes:

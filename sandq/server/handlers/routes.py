@@ -3,17 +3,18 @@
     answered(Get, lambda at, request: at.queries.get(request, at.caller))      with what the coroutine returns
     submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
     told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
+    sliced(ClusterInfo, lambda at, request: at.info.cluster())                 the same, made in turns by a coroutine
     handled(Credit, lambda at, request_id, request: ...)                       the function sees to the answer
     framed(Produce, lambda at, frame: ...)                                     the same, and it parses the frame
 
 What is returned becomes the fields of the reply: None is none, a tuple several, `Log` ends with pieces of a log,
-anything else is one. A SandqError that is raised is the answer as well.
+`Packed` are encoded already, anything else is one. A SandqError that is raised is the answer as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
@@ -21,7 +22,7 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
-from sandq.protocol.frames import Frame, encode_reply
+from sandq.protocol.frames import Frame, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.server.connection import Connection
@@ -53,7 +54,10 @@ class Context:
         self.subscriptions = Subscriptions(broker, connection)
 
 
-Handler = Callable[[Context, Frame], None]
+Handler = Callable[[Context, Frame], Awaitable[None] | None]
+"""What it returns is awaited before the next frame is looked at."""
+REQUEST_WORK: Final = 8
+"""Of most requests, beside their frame."""
 
 
 class Route(NamedTuple):
@@ -70,6 +74,12 @@ class Log(NamedTuple):
     pieces: Sequence[Piece]
 
 
+class Packed(NamedTuple):
+    """An answer whose fields are encoded already."""
+
+    fields: tuple[bytes, ...]
+
+
 def answered(
     kind: type[R], work: Callable[[Context, R], Awaitable[Any]], wait_s: Callable[[R], float] = lambda request: 0.0
 ) -> Route:
@@ -81,6 +91,7 @@ def answered(
         async def answer() -> bytes:
             return _reply(request_id, await work(context, request))
 
+        context.connection.turn.left -= REQUEST_WORK
         context.connection.start(request_id, answer, wait_s(request))
 
     return Route(kind, handle)
@@ -98,6 +109,7 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
             else:
                 connection.reply(request_id, encode_reply(request_id, result))
 
+        connection.turn.left -= REQUEST_WORK
         submit(context, kind.parse(frame), done)
 
     return Route(kind, handle)
@@ -113,9 +125,25 @@ def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
     return Route(kind, handle)
 
 
+def sliced(kind: type[R], tell: Callable[[Context, R], Awaitable[Any]]) -> Route:
+    """Answer with what a coroutine returns, which ends a turn as often as it has to: the connection's next request
+    waits, and those of others do not."""
+
+    async def handle(context: Context, frame: Frame) -> None:
+        request_id = frame[1]
+        context.connection.reply(request_id, _reply(request_id, await tell(context, kind.parse(frame))))
+
+    return Route(kind, handle)
+
+
 def handled(kind: type[R], handle: Callable[[Context, int, R], None]) -> Route:
     """Leave the answer to a function, which gets the request's id."""
-    return Route(kind, lambda context, frame: handle(context, frame[1], kind.parse(frame)))
+
+    def hand_on(context: Context, frame: Frame) -> None:
+        context.connection.turn.left -= REQUEST_WORK
+        handle(context, frame[1], kind.parse(frame))
+
+    return Route(kind, hand_on)
 
 
 def framed(kind: type[Request], handle: Handler) -> Route:
@@ -128,4 +156,6 @@ def _reply(request_id: int, result: Any) -> bytes:
         return encode_reply(request_id)
     if type(result) is Log:
         return encode_pieces(request_id, result.head, result.pieces)
+    if type(result) is Packed:
+        return encode_packed(request_id, *result.fields)
     return encode_reply(request_id, *(result if isinstance(result, tuple) else (result,)))
