@@ -19,7 +19,7 @@ from sandq.broker.turns import TURN_WORK, Turn
 from sandq.model.caller import NODE, Caller
 from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
-from sandq.protocol.frames import Frame, FrameReader, encode_error
+from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.sender import Sender
 
@@ -353,7 +353,7 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
-        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES)
+        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._memory.requests
         more = False
         while True:
@@ -401,17 +401,18 @@ class Connection:
             if reader.buffered_bytes:
                 await self._expect(reader)
 
-    async def _handle(self, frames: list[Frame], came_at: float) -> None:
+    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
         session, stats, turn, kind, mark = self._session, self._stats, self.turn, -1, None
         handle, most_bytes = session.handle, self._most_bytes
-        for frame in frames:
+        for one in frames:
             if turn.left <= 0 or self._out_bytes > most_bytes:
                 session.handled()
                 if self._out_bytes > most_bytes:
                     await self._until_sent()
                 await turn.end()
             turn.left -= 1
+            frame = await self._decode(one) if isinstance(one, LargeFrame) else one
             if frame[0] != kind:
                 kind = frame[0]
                 mark = stats.mark(kind, came_at)
@@ -426,6 +427,18 @@ class Connection:
             except SandqError as error:
                 self.refuse(frame[1], error)
         session.handled()
+
+    async def _decode(self, large: LargeFrame) -> Frame:
+        """Decode a large frame in turns."""
+        self._session.handled()  # what came before it need not wait
+        steps = large.decode()
+        while True:
+            try:
+                work = next(steps)
+            except StopIteration as end:
+                frame: Frame = end.value
+                return frame
+            await self.turn.spend(work)
 
     async def _until_sent(self) -> None:
         """Not read, not answered: the client that does not read its answers waits for itself."""

@@ -25,6 +25,7 @@ from sandq.model.piece import Piece
 from sandq.protocol.frames import Frame, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
+from sandq.protocol.requests import Produce
 from sandq.server.connection import Connection
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
@@ -48,10 +49,19 @@ class Context:
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(
             lambda request, requests, done: broker.produce(request, caller, done, requests=requests),
+            self._produce_large,
+            self._spend,
             connection.reply_each,
             connection.refuse,
         )
         self.subscriptions = Subscriptions(broker, connection)
+
+    async def _produce_large(self, request: Produce, done: Done) -> None:
+        checked = await self.broker.check_large(request)
+        self.broker.produce(request, self.caller, done, checked=checked)
+
+    def _spend(self, work: int) -> None:
+        self.connection.turn.left -= work
 
 
 Handler = Callable[[Context, Frame], Awaitable[None] | None]
@@ -104,15 +114,20 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
         connection, request_id = context.connection, frame[1]
 
         def done(result: Any) -> None:
-            if isinstance(result, SandqError):
-                connection.send_error(request_id, result)
-            else:
-                connection.reply(request_id, encode_reply(request_id, result))
+            reply_to(connection, request_id, result)
 
         connection.turn.left -= REQUEST_WORK
         submit(context, kind.parse(frame), done)
 
     return Route(kind, handle)
+
+
+def reply_to(connection: Connection, request_id: int, result: Any) -> None:
+    """Answer with what an applied command gave."""
+    if isinstance(result, SandqError):
+        connection.send_error(request_id, result)
+    else:
+        connection.reply(request_id, encode_reply(request_id, result))
 
 
 def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
