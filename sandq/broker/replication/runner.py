@@ -231,12 +231,15 @@ class Runner:
 
     # -- calls into threads ---------------------------------------------------------------------------------------
 
-    async def ask(self, call: Callable[[], T], *, patient: bool = True) -> T:
+    async def ask(
+        self, call: Callable[[], T], *, patient: bool = True, late: Callable[[T], None] = lambda result: None
+    ) -> T:
         """Run on the apply thread, after everything submitted so far. `patient`: wait also while that stands still;
-        otherwise it raises Unavailable then, and may run later."""
+        otherwise it raises Unavailable then, and may run later. `late`: gets a result that nobody waits for any
+        more."""
         if self._apply_ended is not None:
             raise self._apply_ended
-        reply: _Reply[T] = _Reply()
+        reply: _Reply[T] = _Reply(late)
         waiting = self._asking if patient else self._impatient
         waiting.add(reply)
         self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle))
@@ -285,21 +288,29 @@ class Runner:
 
 
 class _Reply(Generic[T]):
-    """What a thread answers."""
+    """What a thread answers. `late`: gets a result that comes when nobody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: Callable[[T], None] = lambda result: None) -> None:
+        self._late = late
         self._event = trio.Event()
         self._outcome: outcome.Outcome[T]
+        self._is_given_up = False
 
     def settle(self, result: outcome.Outcome[T]) -> None:
         """The first time it counts."""
-        if self._event.is_set():
+        if self._event.is_set() or self._is_given_up:
+            if isinstance(result, outcome.Value):
+                self._late(result.value)
             return
         self._outcome = result
         self._event.set()
 
     async def wait(self) -> T:
-        await self._event.wait()
+        try:
+            await self._event.wait()
+        except BaseException:
+            self._is_given_up = True
+            raise
         return self._outcome.unwrap()
 
 
