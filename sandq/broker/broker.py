@@ -202,7 +202,8 @@ class Broker:
         )
         await open_group(deliveries, request.group, request.start)
         await read_all([delivery.host for delivery in deliveries])
-        lost_pushes = await self._runner.ask(partial(held_by, deliveries, request, self.limits), patient=False)
+        look = partial(held_by, deliveries, request, self.limits)  # at what `read_all` waited for: in any lane
+        lost_pushes = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if deliveries != self.led(request.topic):

@@ -237,7 +237,7 @@ class _Visit:
         self._asked = asked
 
     async def made_by(self, runner: Runner) -> list[_Answer]:
-        return await runner.ask(self._make, patient=False, late=_drop)
+        return await runner.ask(self._make, group=self._host.number, patient=False, late=_drop)
 
     def _make(self) -> list[_Answer]:
         replica = self._host.replica

@@ -72,6 +72,7 @@ def runner(thread: Thread) -> Runner:
 
 
 class Host:
+    number = 7
     replica = object.__new__(PartitionReplica)
 
     async def read(self) -> None:
