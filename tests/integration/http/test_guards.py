@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -229,6 +230,55 @@ async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
     await stream.aclose()
     with trio.fail_after(PATIENCE_S):
         await ended.wait()
+
+
+async def test_what_a_client_sent_behind_its_lease_is_dropped_when_it_is_gone(
+    web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert web_node.http is not None
+    await web.post("/topics", {"name": "t"}, 201)
+    asked: list[str] = []
+    ended, run, call = trio.Event(), connections._Connection.run, guards.Guard.__call__
+
+    async def run_to_its_end(connection: connections._Connection) -> None:
+        await run(connection)
+        ended.set()
+
+    async def noted(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await call(guard, scope, receive, send)
+
+    monkeypatch.setattr(connections._Connection, "run", run_to_its_end)
+    monkeypatch.setattr(guards.Guard, "__call__", noted)
+    stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+    body = b'{"wait": "60s"}'
+    head = f"POST /topics/t/groups/g/lease HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    others = 500 * b"GET /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    await stream.send_all(head.encode() + body + others)
+    await until_holds(lambda: _has_group(web_node))
+    await stream.aclose()
+    with trio.fail_after(PATIENCE_S):
+        await ended.wait()
+    assert asked == ["/topics/t/groups/g/lease"]
+
+
+async def test_requests_one_behind_the_other_are_answered_in_their_order(web: Web, web_node: Serving) -> None:
+    assert web_node.http is not None
+    stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+    count = 60
+    await stream.send_all(
+        b"".join(
+            b"GET /nope%d HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: r%d.\r\n\r\n" % (n, n) for n in range(count)
+        )
+    )
+    got = b""
+    with trio.fail_after(PATIENCE_S):
+        while got.count(b"x-request-id") < count:
+            got += await stream.receive_some(1 << 16)
+    assert [got.index(b"x-request-id: r%d.\r\n" % n) for n in range(count)] == sorted(
+        got.index(b"x-request-id: r%d.\r\n" % n) for n in range(count)
+    )
+    await stream.aclose()
 
 
 def _has_group(node: Serving) -> bool:
