@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import httpx
 import pytest
 import trio
 
+import sandq
 from sandq.errors import StartupError
 from sandq.node import Serving, run_node
-from sandq.server.http import connections, guards, strict
+from sandq.server.http import connections, guards, routes_messages, strict
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -421,3 +423,28 @@ async def test_the_node(web: Web) -> None:
     assert [node["node"] for node in (await web.get("/cluster/nodes"))["nodes"]] == ["node1"]
     assert (await web.get("/cluster/clock"))["alarm"] is False
     assert (await web.post("/cluster/clock/accept"))["drift_ms"] == 0
+
+
+async def test_many_messages_are_read_in_a_thread_and_sent_in_parts(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, read, parts = threading.get_ident(), [], []
+    read_large, produce_many = strict._read_large, sandq.Client.produce_many
+
+    def noted(*args: Any) -> Any:
+        read.append(threading.get_ident())
+        return read_large(*args)
+
+    async def counted(client: sandq.Client, topic: str, messages: Any) -> Any:
+        parts.append(len(messages))
+        return await produce_many(client, topic, messages)
+
+    monkeypatch.setattr(strict, "_read_large", noted)
+    monkeypatch.setattr(sandq.Client, "produce_many", counted)
+    await web.post("/topics", {"name": "t"}, 201)
+    texts = [f"{number} {'ü' * 20}" for number in range(1500)]
+    answer = await web.post("/topics/t", {"messages": [{"text": text} for text in texts]}, 201)
+    assert (answer["stored"], answer["failed"]) == (1500, 0)
+    assert read and read[0] != loop and sum(parts) == 1500 and max(parts) <= routes_messages.SENT_AT_ONCE
+    for at in (0, 700, 1499):
+        assert (await web.get(f"/topics/t/messages/{answer['results'][at]['id']}"))["text"] == texts[at]
+    wrong = await web.post("/topics/t", {"messages": [{"text": text} for text in texts] + [{"txt": "x"}]}, 400)
+    assert "1500" in str(wrong)
