@@ -17,7 +17,7 @@ from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import held_by, open_group
+from sandq.broker.delivery.subscribe import held_by, known_to, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -201,8 +201,9 @@ class Broker:
             request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended
         )
         await open_group(deliveries, request.group, request.start)
+        known = await known_to(request)
         await read_all([delivery.host for delivery in deliveries])
-        look = partial(held_by, deliveries, request, self.limits)  # at what `read_all` waited for: in any lane
+        look = partial(held_by, deliveries, request, known, self.limits)  # at what `read_all` waited for: in any lane
         lost_pushes = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
