@@ -141,8 +141,8 @@ class FrameReader:
         first_frame_bytes: int | None = None,
         defer_bytes: int = sys.maxsize,
     ) -> None:
-        """`first_frame_bytes`: what the first frame may have, if that is less. `defer_bytes`: a frame of more comes as
-        a `LargeFrame`."""
+        """`first_frame_bytes`: what the first frame may have, if that is less. `defer_bytes`: a frame of more, and
+        of more than `ITEMS_MAX`, comes as a `LargeFrame`."""
         self._defer_bytes = defer_bytes
         self._max_frame_bytes = max_frame_bytes
         self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes
@@ -188,16 +188,16 @@ class FrameReader:
                     self._wanted = _LENGTH_BYTES + length
                     break
                 body = view[start + _LENGTH_BYTES : stop]
-                if length > self._defer_bytes:
-                    add(LargeFrame(body, self._control_bytes))
-                    start = stop
-                    most -= 1
-                    if not most:
-                        break
-                    continue
                 try:
                     if length <= ITEMS_MAX:
                         frame = unpack(body)  # msgpack's own bound: no array has more items than the frame bytes
+                    elif length > self._defer_bytes:
+                        add(LargeFrame(body, self._control_bytes))
+                        start = stop
+                        most -= 1
+                        if not most:
+                            break
+                        continue
                     else:
                         if length > self._control_bytes:
                             _check_control_bytes(body, self._control_bytes)

@@ -412,7 +412,7 @@ class Connection:
                     await self._until_sent()
                 await turn.end()
             turn.left -= 1
-            frame = await self._decode(one) if isinstance(one, LargeFrame) else one
+            frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
             if frame[0] != kind:
                 kind = frame[0]
                 mark = stats.mark(kind, came_at)

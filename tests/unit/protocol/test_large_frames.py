@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from sandq.model.errors import FrameTooLarge, ProtocolError, SandqError
-from sandq.protocol.frames import CONTROL_BYTES, PIECE_BYTES, FrameReader, LargeFrame
+from sandq.protocol.frames import CONTROL_BYTES, FrameReader, LargeFrame
 
 LARGE = {
     "bytes": [3, 1, "t", bytes(300_000), None],
@@ -17,7 +17,7 @@ LARGE = {
     "many arrays": [9, 1, 5, 0, [[number, None] for number in range(50_000)]],
     "ranges within an item": [9, 1, 5, 0, [[5, [[bytes(16), 1]] * 20_000], [6, None]]],
     "a map": [3, 1, {str(number): [number] for number in range(40_000)}],
-    "nested": [3, 1, [[[[[[[[[[[*range(9000)], "x" * 20_000]]]]]]]]]]],
+    "nested": [3, 1, [[[[[[[[[[[*range(40_000)], "x" * 20_000]]]]]]]]]]],
 }
 
 
@@ -79,15 +79,15 @@ def test_so_many_at_a_time() -> None:
     [
         (msgpack.packb([3, 1, [[number] for number in range(70_000)]]), ProtocolError),
         (msgpack.packb([3, 1, *(CONTROL_BYTES // 50_000 + 1) * ["x" * 50_000]]), FrameTooLarge),
-        (msgpack.packb([3, 1, bytes(2000)]) + b"\0", ProtocolError),
-        (b"\x93\x03\x01\xdc\xff\xff" + bytes(40_000), ProtocolError),
-        (b"\xdd\xff\xff\xff\xff" + bytes(40_000), ProtocolError),
-        (b"\x91" * 60_000, ProtocolError),
-        (b"\xc1" * 60_000, ProtocolError),
-        (msgpack.packb([[*range(2000)], 1]), ProtocolError),
-        (msgpack.packb("x" * 2000), ProtocolError),
-        (msgpack.packb([300, 1, bytes(2000)]), ProtocolError),
-        (msgpack.packb([3, -1, bytes(PIECE_BYTES)]), ProtocolError),
+        (msgpack.packb([3, 1, bytes(80_000)]) + b"\0", ProtocolError),
+        (b"\x93\x03\x01\xdc\xff\xff" + bytes(80_000), ProtocolError),
+        (b"\xdd\xff\xff\xff\xff" + bytes(80_000), ProtocolError),
+        (b"\x91" * 80_000, ProtocolError),
+        (b"\xc1" * 80_000, ProtocolError),
+        (msgpack.packb([[*range(60_000)], 1]), ProtocolError),
+        (msgpack.packb("x" * 80_000), ProtocolError),
+        (msgpack.packb([300, 1, bytes(80_000)]), ProtocolError),
+        (msgpack.packb([3, -1, bytes(80_000)]), ProtocolError),
     ],
 )
 def test_what_is_wrong_is_a_protocol_error(body: bytes, kind: type[SandqError]) -> None:
