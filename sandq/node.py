@@ -64,6 +64,7 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.tcp import ClientServer, listen
+from sandq.server.topic_records import TopicRecords
 from sandq.storage import identity
 from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 from sandq.storage.known_peers import KnownPeers
@@ -387,6 +388,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
+            TopicRecords(broker.routes),
         )
 
         def session(connection: Connection) -> ClientSession:

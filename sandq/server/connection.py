@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -14,10 +15,11 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.turns import TURN_WORK, Turn
 from sandq.model.caller import NODE, Caller
 from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
-from sandq.protocol.frames import Frame, FrameReader, encode_error
+from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.sender import Sender
 
@@ -39,11 +41,16 @@ GRANTED_BYTES = 4096
 """A frame that every connection may have half sent, whatever others have."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
-"""A frame has so long to come whole, and a second more for so many bytes of it."""
+"""A frame has so long to come whole, and a second more for so many bytes of it; what waits for its turn here is not
+counted."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
 CONNECTION_SHARE = 1 / 8
 """What a connection may have of all answers."""
+UNIT_BITS = 10
+"""An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
+REFUSAL_WORK = 4
+"""Of an answer that says why not."""
 LAST_WORDS_S = 1.0
 
 
@@ -56,12 +63,13 @@ class Session(Protocol):
 
     greeted: bool
 
-    def handle(self, frame: Frame) -> None:
-        """Start what a frame asks for. Raises SandqError: the request failed (ProtocolError: the connection)."""
+    def handle(self, frame: Frame) -> Awaitable[None] | None:
+        """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
+        Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
     def handled(self) -> None:
-        """Everything that one receive brought was handled."""
+        """Everything that came in one turn was handled."""
         ...
 
     def drained(self) -> None:
@@ -100,6 +108,8 @@ class Connection:
         self._stats = stats if stats is not None else ClientStats()
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
+        self.turn = Turn()
+        """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
         # What is answered is answered in other tasks, too.
@@ -196,8 +206,10 @@ class Connection:
             if not self._out and not self._writing:
                 self._sender.add(self)
             self._out.append(frame)
-            self._out_bytes += len(frame)
-            self._answers.taken += len(frame)
+            size = len(frame)
+            self._out_bytes += size
+            self._answers.taken += size
+            self.turn.left -= size >> UNIT_BITS
 
     def _sent_out(self, size: int) -> None:
         """So many bytes have left this node."""
@@ -246,6 +258,7 @@ class Connection:
             self._stats.failures[mark[1], error.code] += 1
         elif not request_id:
             self._stats.errors[error.code] += 1
+        self.turn.left -= REFUSAL_WORK
         self._tell(request_id, mark, error)
         self.add_hint(error)
         self.send(encode_error(request_id, error))
@@ -340,41 +353,42 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
-        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES)
-        handle, stats, incoming = self._session.handle, self._stats, self._memory.requests
+        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
+        stats, incoming = self._stats, self._memory.requests
+        more = False
         while True:
             try:
-                await trio.lowlevel.wait_readable(self._fd)
-                data = os.read(self._fd, RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES)
+                if more:
+                    # There is more, most often, and it waits for its turn here: that is not the client's time.
+                    with self._not_counted():
+                        await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._fd)
+                self.turn.begin()
+                size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
+                data = os.read(self._fd, size)
             except BlockingIOError:
+                more = False
                 continue
             except OSError:
                 return
             if not data:
                 return
+            more = len(data) == size
             stats.received_bytes += len(data)
             if self._gate is not None:
-                await self._gate()
-            came_at, kind, mark = time.perf_counter(), -1, None
+                with self._not_counted():
+                    await self._gate()
+            came_at = time.perf_counter()
             try:
-                frames = reader.feed(data)
+                frames = reader.feed(data, TURN_WORK)
                 if self._is_half and frames:
                     self._came_whole()
-                for frame in frames:
-                    if self._out_bytes > self._most_bytes:
-                        await self._until_sent()
-                    if frame[0] != kind:
-                        kind = frame[0]
-                        mark = stats.mark(kind, came_at)
-                    if mark is not None:
-                        self._requests[frame[1]] = mark
-                    try:
-                        handle(frame)
-                    except ProtocolError:
-                        raise
-                    except SandqError as error:
-                        self.refuse(frame[1], error)
-                self._session.handled()
+                while True:
+                    await self._handle(frames, came_at)
+                    if len(frames) < TURN_WORK:
+                        break
+                    frames = reader.feed(b"", TURN_WORK)
             except WrongPort as error:
                 self._wrong_port(error)
                 return
@@ -387,13 +401,60 @@ class Connection:
             if reader.buffered_bytes:
                 await self._expect(reader)
 
+    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float) -> None:
+        """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
+        session, stats, turn, kind, mark = self._session, self._stats, self.turn, -1, None
+        handle, most_bytes = session.handle, self._most_bytes
+        for one in frames:
+            if turn.left <= 0 or self._out_bytes > most_bytes:
+                session.handled()
+                if self._out_bytes > most_bytes:
+                    await self._until_sent()
+                await turn.end()
+            turn.left -= 1
+            frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
+            if frame[0] != kind:
+                kind = frame[0]
+                mark = stats.mark(kind, came_at)
+            if mark is not None:
+                self._requests[frame[1]] = mark
+            try:
+                rest = handle(frame)
+                if rest is not None:
+                    await rest
+            except ProtocolError:
+                raise
+            except SandqError as error:
+                self.refuse(frame[1], error)
+        session.handled()
+
+    async def _decode(self, large: LargeFrame) -> Frame:
+        """Decode a large frame in turns."""
+        self._session.handled()  # what came before it need not wait
+        steps = large.decode()
+        while True:
+            try:
+                work = next(steps)
+            except StopIteration as end:
+                frame: Frame = end.value
+                return frame
+            await self.turn.spend(work)
+
     async def _until_sent(self) -> None:
         """Not read, not answered: the client that does not read its answers waits for itself."""
+        with self._not_counted():
+            while self.congested:
+                await self._sent.wait()
+
+    @contextmanager
+    def _not_counted(self) -> Iterator[None]:
+        """What half a frame waits for here is not taken off the time that its rest has to come."""
         deadline_s, self._reading.deadline = self._reading.deadline, math.inf
         began_s = trio.current_time()
-        while self.congested:
-            await self._sent.wait()
-        self._reading.deadline = deadline_s + trio.current_time() - began_s
+        try:
+            yield
+        finally:
+            self._reading.deadline = deadline_s + trio.current_time() - began_s
 
     async def _expect(self, reader: FrameReader) -> None:
         """A part of a frame has come: there must be room for all of it, and its rest must come in time."""

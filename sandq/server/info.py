@@ -4,19 +4,46 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.replication.replica import MetadataView
+from sandq.broker.turns import Turn
 from sandq.gossip import tags
-from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
+from sandq.server.topic_records import TopicRecords
+
+
+class PlacedReplicas:
+    """How many replicas each node is to hold, counted once for each state of the metadata."""
+
+    def __init__(self) -> None:
+        self.by_node: Mapping[str, int] = {}
+        """Those that are, or may still be, on each."""
+        self.moving = 0
+        """Partitions that are on their way between nodes."""
+        self._view: MetadataView | None = None
+        """That they are of."""
+
+    async def count(self, view: MetadataView, turn: Turn) -> None:
+        """Count them, in turns, unless it was done for this very state."""
+        if view is self._view:
+            return
+        held: Counter[str] = Counter()
+        moving = 0
+        for topic in view.topics.values():
+            for partition in topic.partitions:
+                moving += partition.moving
+                held.update({node_of(member) for member in (*partition.members, *partition.former)})
+                await turn.spend(1)
+        self._view, self.by_node, self.moving = view, held, moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +69,8 @@ class ServerInfo:
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
+    topics: TopicRecords
+    placed: PlacedReplicas = field(default_factory=PlacedReplicas)
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""
@@ -68,11 +97,13 @@ class ServerInfo:
                 if node_id == named:
                     error.details.update(host=host, port=port)
 
-    def cluster(self) -> dict[str, Any]:
+    async def cluster(self, turn: Turn) -> dict[str, Any]:
+        """What CLUSTER_INFO tells; made in turns."""
         broker = self.broker
+        if self.waiting() is None:
+            await self.placed.count(broker.metadata, turn)
         waiting = self.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
-        moving = 0 if waiting is not None else sum(partition.moving for partition in self._partitions())
         return {
             "cluster": self.cluster_name,
             "cluster_uuid": self.cluster_uuid,
@@ -82,10 +113,10 @@ class ServerInfo:
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "feature_level": None if waiting is not None else broker.metadata.feature_level,
-            "moving": moving,
+            "moving": self.placed.moving if waiting is None else 0,
             "nodes": nodes,
             "others": others,
-            "topics": len(broker.topics()),
+            "topics": len(broker.catalog.topics),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
@@ -124,7 +155,7 @@ class ServerInfo:
                 others.append({**row, "cluster_uuid": member.tags.get(tags.CLUSTER_UUID)})
         nodes = []
         sick = self.health.sick()
-        held = self._held() if registered else {}
+        held = self.placed.by_node if registered else {}
         voting = {node_of(member) for member in self.broker.metadata_host.members.voters} if registered else ()
         for _, node in sorted(registered.items()):
             known = {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in up, **node.addresses}
@@ -140,16 +171,6 @@ class ServerInfo:
             }
             nodes.append({**known, **believed.get(node.node_id, {"member": None, "since_ms": None}), **written})
         return nodes, sorted(others, key=lambda row: row["node"])
-
-    def _held(self) -> Counter[str]:
-        """Replicas that are, or may still be, on each node."""
-        held: Counter[str] = Counter()
-        for partition in self._partitions():
-            held.update({node_of(member) for member in (*partition.members, *partition.former)})
-        return held
-
-    def _partitions(self) -> list[Partition]:
-        return [partition for topic in self.broker.metadata.topics.values() for partition in topic.partitions]
 
 
 class NodeState:

@@ -149,7 +149,7 @@ class KvWatches:
             del self._watchers[host]
 
     async def _visit(self, host: RaftGroup, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
-        found = await self._runner.ask(lambda: _look(host, asked), patient=False)
+        found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
             watcher.looked(one, index, now_s)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.protocol import requests as r
 from sandq.protocol import requests_admin as admin
@@ -51,6 +52,7 @@ class Door:
         self.caller = CALLER
         self.congested = False
         self.room = 100
+        self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
@@ -82,7 +84,9 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
     try:
-        session.handle(decode(name))
+        rest = session.handle(decode(name))
+        if rest is not None:
+            await rest
         session.handled()
         for work in door.begun:
             await work()
