@@ -385,6 +385,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
+            parts.node_log.memory,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -567,7 +568,9 @@ async def _serving_http(
         str(Address(reached, clients.port)),
         sandq.__version__,
     )
-    async with serve_http(listeners, settings, broker.limits, node, metrics.http_request):
+    async with serve_http(
+        listeners, settings, broker.limits, node, metrics.http_request, broker.node_log.memory.http
+    ):
         yield
 
 

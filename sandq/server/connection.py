@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -14,8 +15,8 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.model.caller import NODE, Caller, host_of
+from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import Frame, FrameReader, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
@@ -43,7 +44,13 @@ FRAME_BYTES_PER_S = 512 << 10
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
 CONNECTION_SHARE = 1 / 8
-"""What a connection may have of all answers."""
+"""What a connection may have of all answers ..."""
+CONNECTION_REQUESTS_SHARE = 1 / 4
+"""... and of all requests that are not answered."""
+REQUEST_BYTES = 512
+"""What a request that is worked on takes, about, beside the bytes of its frame."""
+WAITING_BYTES = 4096
+"""What a request that waits for something to happen takes, about, beside what it names."""
 LAST_WORDS_S = 1.0
 
 
@@ -107,11 +114,18 @@ class Connection:
         self._limits = limits
         self._http_address = http_address
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
-        self._memory = memory
-        self._answers = memory.answers
-        self._most_bytes = min(
-            limits.in_flight_bytes_per_connection, int(CONNECTION_SHARE * memory.answers.share_bytes)
-        )
+        address = host_of(caller)
+        self._answers = memory.answers.of(address)
+        self._incoming = memory.requests.of(address)
+        self._waiting = memory.watchers.of(address)
+        most = limits.in_flight_bytes_per_connection
+        self._most_bytes = min(most, int(CONNECTION_SHARE * memory.answers.share_bytes))
+        self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
+        self._unanswered_bytes = 0
+        """Of requests, with what they take beside ..."""
+        self._charged_bytes = 0
+        """... and what of that is counted for all clients: what goes beyond `GRANTED_BYTES`."""
+        self._answered = trio.Event()
         self._reserved_bytes = 0
         """For the frame of which a part has come."""
         self._is_half = False
@@ -162,7 +176,7 @@ class Connection:
     def hold(self, size: int) -> None:
         """So much was read for this client. On the apply thread."""
         self._read_bytes += size
-        self._answers.read += size
+        self._answers.hold(size)
 
     def take(self, size: int) -> None:
         """So much was read for this client. On the loop."""
@@ -197,7 +211,7 @@ class Connection:
                 self._sender.add(self)
             self._out.append(frame)
             self._out_bytes += len(frame)
-            self._answers.taken += len(frame)
+            self._answers.take(len(frame))
 
     def _sent_out(self, size: int) -> None:
         """So many bytes have left this node."""
@@ -227,15 +241,18 @@ class Connection:
         mark = self._requests.pop(request_id, None)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
+            self._count_unanswered(-mark[3])
         self.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
         """Answer several requests."""
-        now_s = time.perf_counter()
+        now_s, answered_bytes = time.perf_counter(), 0
         for request_id in request_ids:
             mark = self._requests.pop(request_id, None)
             if mark is not None:
                 mark[0].observe(now_s - mark[2])
+                answered_bytes += mark[3]
+        self._count_unanswered(-answered_bytes)
         self.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
@@ -244,6 +261,7 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             self._stats.failures[mark[1], error.code] += 1
+            self._count_unanswered(-mark[3])
         elif not request_id:
             self._stats.errors[error.code] += 1
         self._tell(request_id, mark, error)
@@ -264,6 +282,48 @@ class Connection:
             self._log.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
             self._log.warning("a request failed", **fields, not_logged_before=held_back)
+
+    # -- what its requests take ------------------------------------------------------------------------------
+
+    def _count_unanswered(self, size: int) -> None:
+        """So many bytes of requests came, or (less than 0) are answered."""
+        self._unanswered_bytes += size
+        charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
+        self._charged_bytes += charge
+        if charge > 0:
+            self._incoming.take(charge)
+        elif charge < 0:
+            self._incoming.give_back(-charge)
+        if size < 0 and not self._answered.is_set():
+            self._answered.set()
+
+    @property
+    def _asks_too_much(self) -> bool:
+        """So much is not answered yet that nothing more should be read."""
+        most = GRANTED_BYTES if self._incoming.is_full else self._most_unanswered_bytes
+        return self._unanswered_bytes > most
+
+    async def _until_answered(self) -> None:
+        """Not read: the client that asks for more than is answered waits for its answers."""
+        while self._asks_too_much:
+            self._answered = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_first, nursery, self._answered.wait)
+                if self._incoming.is_full:
+                    nursery.start_soon(_first, nursery, self._incoming.until_room)
+
+    @contextmanager
+    def waits(self, size: int) -> Iterator[None]:
+        """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
+        Overloaded."""
+        if self._waiting.is_full:
+            raise Overloaded("too many wait for messages or changes here; ask again in a moment")
+        size += WAITING_BYTES
+        self._waiting.take(size)
+        try:
+            yield
+        finally:
+            self._waiting.give_back(size)
 
     @property
     def room(self) -> int:
@@ -332,7 +392,9 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes + self._charged_bytes)
+            self._reserved_bytes = self._charged_bytes = self._unanswered_bytes = 0
+            self._requests.clear()
             self._answers.give_back(self._out_bytes)
             self._out_bytes = 0
             self._notify_sent()
@@ -341,7 +403,7 @@ class Connection:
 
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES)
-        handle, stats, incoming = self._session.handle, self._stats, self._memory.requests
+        handle, stats, incoming, requests = self._session.handle, self._stats, self._incoming, self._requests
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._fd)
@@ -355,9 +417,13 @@ class Connection:
             stats.received_bytes += len(data)
             if self._gate is not None:
                 await self._gate()
-            came_at, kind, mark = time.perf_counter(), -1, None
+            came_at, kind, mark, unasked = time.perf_counter(), -1, None, 0
+            came_bytes = reader.buffered_bytes + len(data)
             try:
                 frames = reader.feed(data)
+                # Each of those that one receive completed counts as much as the others.
+                size = (came_bytes - reader.buffered_bytes) // (len(frames) or 1) + REQUEST_BYTES
+                self._count_unanswered(size * len(frames))
                 if self._is_half and frames:
                     self._came_whole()
                 for frame in frames:
@@ -365,9 +431,15 @@ class Connection:
                         await self._until_sent()
                     if frame[0] != kind:
                         kind = frame[0]
-                        mark = stats.mark(kind, came_at)
-                    if mark is not None:
-                        self._requests[frame[1]] = mark
+                        mark = stats.mark(kind, came_at, size)
+                    if mark is None:
+                        unasked += 1
+                    elif frame[1] in requests:
+                        unasked += 1
+                        self.send(encode_error(frame[1], Conflict(f"request {frame[1]} is not answered yet")))
+                        continue
+                    else:
+                        requests[frame[1]] = mark
                     try:
                         handle(frame)
                     except ProtocolError:
@@ -382,17 +454,28 @@ class Connection:
                 # What a client said on its connection concerns that connection only.
                 self.send_error(0, error)
                 return
+            if unasked:
+                self._count_unanswered(-unasked * size)
             if self.congested:
                 await self._until_sent()
+            if self._asks_too_much:
+                await self._unhurried(self._until_answered)
             if reader.buffered_bytes:
                 await self._expect(reader)
 
     async def _until_sent(self) -> None:
         """Not read, not answered: the client that does not read its answers waits for itself."""
-        deadline_s, self._reading.deadline = self._reading.deadline, math.inf
-        began_s = trio.current_time()
+        await self._unhurried(self._until_taken)
+
+    async def _until_taken(self) -> None:
         while self.congested:
             await self._sent.wait()
+
+    async def _unhurried(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait for what keeps us from reading: the time of half a frame does not run meanwhile."""
+        deadline_s, self._reading.deadline = self._reading.deadline, math.inf
+        began_s = trio.current_time()
+        await wait()
         self._reading.deadline = deadline_s + trio.current_time() - began_s
 
     async def _expect(self, reader: FrameReader) -> None:
@@ -401,7 +484,7 @@ class Connection:
         is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
         if is_large:
             self._reading.deadline = math.inf
-            await self._memory.requests.reserve(wanted)
+            await self._incoming.reserve(wanted)
             self._reserved_bytes = wanted
         if is_large or not self._is_half:
             self._is_half = True
@@ -412,7 +495,7 @@ class Connection:
         self._is_half = False
         self._reading.deadline = math.inf
         if self._reserved_bytes:
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
 
     async def _greeting_deadline(self) -> None:
@@ -478,6 +561,12 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
+    """Wait for one of several things."""
+    await wait()
+    nursery.cancel_scope.cancel()
 
 
 def _next_of(frames: deque[bytes | memoryview]) -> bytes | memoryview:
