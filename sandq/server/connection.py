@@ -18,7 +18,7 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import NODE, Caller, host_of
 from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
-from sandq.protocol.frames import Frame, FrameReader, encode_error
+from sandq.protocol.frames import Frame, FrameReader, Type, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.sender import Sender
 
@@ -48,10 +48,13 @@ CONNECTION_SHARE = 1 / 8
 CONNECTION_REQUESTS_SHARE = 1 / 4
 """... and of all requests that are not answered."""
 REQUEST_BYTES = 512
-"""What a request that is worked on takes, about, beside the bytes of its frame."""
+"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
+PARSED_COPIES = 8
+"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
 WAITING_BYTES = 4096
 """What a request that waits for something to happen takes, about, beside what it names."""
 LAST_WORDS_S = 1.0
+_PRODUCE = int(Type.PRODUCE)
 
 
 Gate = Callable[[], Awaitable[None]]
@@ -417,13 +420,12 @@ class Connection:
             stats.received_bytes += len(data)
             if self._gate is not None:
                 await self._gate()
-            came_at, kind, mark, unasked = time.perf_counter(), -1, None, 0
+            came_at, kind, mark, size, unasked_bytes = time.perf_counter(), -1, None, 0, 0
             came_bytes = reader.buffered_bytes + len(data)
             try:
                 frames = reader.feed(data)
-                # Each of those that one receive completed counts as much as the others.
-                size = (came_bytes - reader.buffered_bytes) // (len(frames) or 1) + REQUEST_BYTES
-                self._count_unanswered(size * len(frames))
+                produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes - reader.buffered_bytes)
+                self._count_unanswered(all_bytes)
                 if self._is_half and frames:
                     self._came_whole()
                 for frame in frames:
@@ -431,11 +433,12 @@ class Connection:
                         await self._until_sent()
                     if frame[0] != kind:
                         kind = frame[0]
+                        size = produce_bytes if kind == _PRODUCE else other_bytes
                         mark = stats.mark(kind, came_at, size)
                     if mark is None:
-                        unasked += 1
+                        unasked_bytes += size
                     elif frame[1] in requests:
-                        unasked += 1
+                        unasked_bytes += size
                         self.send(encode_error(frame[1], Conflict(f"request {frame[1]} is not answered yet")))
                         continue
                     else:
@@ -454,8 +457,8 @@ class Connection:
                 # What a client said on its connection concerns that connection only.
                 self.send_error(0, error)
                 return
-            if unasked:
-                self._count_unanswered(-unasked * size)
+            if unasked_bytes:
+                self._count_unanswered(-unasked_bytes)
             if self.congested:
                 await self._until_sent()
             if self._asks_too_much:
@@ -561,6 +564,21 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+def _sizes(frames: Sequence[Frame], came_bytes: int) -> tuple[int, int, int]:
+    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
+
+    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
+    for a first one none has more than one receive.
+    """
+    if not frames:
+        return 0, 0, 0
+    each_bytes = came_bytes // len(frames)
+    produces = [frame[0] for frame in frames].count(_PRODUCE)
+    parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
+    produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
+    return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes
 
 
 async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:

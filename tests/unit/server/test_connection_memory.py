@@ -16,7 +16,7 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Overloaded
 from sandq.model.limits import DEFAULT
-from sandq.protocol.frames import FrameReader
+from sandq.protocol.frames import FrameReader, Type
 from sandq.server import connection as connection_module
 from sandq.server.connection import HELLO_BYTES, WAITING_BYTES, Connection
 from sandq.server.sender import Sender
@@ -76,8 +76,8 @@ async def connected(
             nursery.cancel_scope.cancel()
 
 
-def frame_of(size: int, number: int = 1) -> bytes:
-    body = msgpack.packb([3, number, bytes(size)])
+def frame_of(size: int, number: int = 1, kind: Type = Type.PRODUCE) -> bytes:
+    body = msgpack.packb([int(kind), number, bytes(size)])
     return struct.pack(">I", len(body)) + body
 
 
@@ -140,6 +140,21 @@ async def test_requests_count_until_they_are_answered(memory: MemoryBudget) -> N
         await client.send_all(frame_of(LARGE, 6))
         await until_holds(lambda: len(session.frames) == 6 and memory.requests.bytes > LARGE // 2)
     assert memory.requests.bytes == 0, "the connection has gone"
+
+
+async def test_what_frames_say_counts_for_more_than_batches(memory: MemoryBudget) -> None:
+    session = Session()
+    session.answers = False
+    async with connected(memory, session) as (connection, client):
+        await client.send_all(frame_of(1, 1))
+        await until_holds(lambda: len(session.frames) == 1)
+        await client.send_all(frame_of(20_000, 2))
+        await until_holds(lambda: len(session.frames) == 2)
+        batch_bytes = memory.requests.bytes
+        connection.reply(2, b"")
+        await client.send_all(frame_of(20_000, 3, Type.KV_GET))
+        await until_holds(lambda: len(session.frames) == 3)
+        assert memory.requests.bytes > 7 * batch_bytes > 7 * 15_000
 
 
 async def test_a_number_that_is_in_use_is_refused(memory: MemoryBudget) -> None:
