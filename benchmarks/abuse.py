@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from benchmarks.driver import TOGETHER_S, Load
@@ -74,7 +74,8 @@ class _Highest:
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_S):
-            self._bytes = max(self._bytes, memory_bytes(self._pid)["anonymous"])
+            with suppress(OSError, KeyError):  # it is about to end
+                self._bytes = max(self._bytes, memory_bytes(self._pid)["anonymous"])
 
     def stop(self) -> int:
         self._ended.set()

@@ -60,6 +60,7 @@ def victim(port: int, seconds: float) -> Ready:
     wire.call(request.frame)
 
     def run(began_s: float) -> Done:
+        nonlocal seconds
         taken: list[float] = []
         refused = 0
         while (now := time.perf_counter()) < began_s + seconds:
@@ -67,6 +68,9 @@ def victim(port: int, seconds: float) -> Ready:
                 wire.call(request.frame)
             except SandqError:
                 refused += 1
+            except OSError:  # not answered, or closed
+                refused += 1
+                seconds = 0
             taken.append(time.perf_counter() - now)
             time.sleep(PAUSE_S)
         wire.close()

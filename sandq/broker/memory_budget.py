@@ -161,12 +161,12 @@ class AddressShare(_Counted):
         return self._has_waiters or self._account.is_waited_for
 
     def take(self, size: int) -> None:
-        super().take(size)
-        self._account.take(size)
+        self.taken += size
+        self._account.taken += size
 
     def hold(self, size: int) -> None:
-        super().hold(size)
-        self._account.hold(size)
+        self.read += size
+        self._account.read += size
 
     def give_back(self, size: int) -> None:
         super().give_back(size)
