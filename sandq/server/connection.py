@@ -292,10 +292,11 @@ class Connection:
         """So many bytes of requests came, or (less than 0) are answered."""
         self._unanswered_bytes += size
         charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
-        self._charged_bytes += charge
         if charge > 0:
+            self._charged_bytes += charge
             self._incoming.take(charge)
-        elif charge < 0:
+        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # not for each small one
+            self._charged_bytes += charge
             self._incoming.give_back(-charge)
         if size < 0 and not self._answered.is_set():
             self._answered.set()
