@@ -20,6 +20,7 @@ GROUPS = {
     "replicas": "Replicas, and what a cluster does",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
+    "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }
 INTENDED = "from intended send"

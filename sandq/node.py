@@ -389,6 +389,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             lambda: this_node.cluster_uuid,
             cluster.init,
             TopicRecords(broker.routes),
+            parts.node_log.memory,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -571,7 +572,9 @@ async def _serving_http(
         str(Address(reached, clients.port)),
         sandq.__version__,
     )
-    async with serve_http(listeners, settings, broker.limits, node, metrics.http_request):
+    async with serve_http(
+        listeners, settings, broker.limits, node, metrics.http_request, broker.node_log.memory.http
+    ):
         yield
 
 

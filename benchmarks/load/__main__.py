@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import client, consume, keys, lateness, produce, small
+from benchmarks.load import abuse, client, consume, keys, lateness, produce, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -26,6 +26,8 @@ WORKS: dict[str, Work] = {
     "kv_scan": keys.scan,
     "kv_client": keys.client,
     "kv_watch": keys.watch,
+    "abuse": abuse.abuse,
+    "victim": abuse.victim,
     "client_produce": client.produce,
     "client_consume": client.consume,
     "client_notice": client.notice,

@@ -82,7 +82,7 @@ class Broker:
         self.reconciler = reconciler
         self.administration = administration
         self.reads = LinearizableReads(runner, nursery)
-        self.kv_watches = KvWatches(runner, nursery, node_log.memory.watchers)
+        self.kv_watches = KvWatches(runner, nursery)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers

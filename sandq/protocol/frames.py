@@ -246,6 +246,10 @@ class FrameReader:
 _NO_FRAME: Final = "a frame must be an array that begins with two numbers: type, request id"
 
 
+_HEAD_BYTES: Final = {0xDC: 3, 0xDD: 5}
+"""Of an array with 16 items or more."""
+
+
 class LargeFrame:
     """A frame that is whole, and takes long to decode."""
 
@@ -254,6 +258,11 @@ class LargeFrame:
     def __init__(self, body: memoryview, control_bytes: int) -> None:
         self._body = body
         self._control_bytes = control_bytes
+
+    @property
+    def kind(self) -> int:
+        """Its type, if that is a small one, without decoding it."""
+        return self._body[_HEAD_BYTES.get(self._body[0], 1)]
 
     def decode(self) -> Generator[int, None, Frame]:
         """Decode it in steps; yields how many items, or pieces of bytes, each was. Raises as `FrameReader.feed`."""

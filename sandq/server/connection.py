@@ -16,10 +16,10 @@ import trio
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import TURN_WORK, Turn
-from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.model.caller import NODE, Caller, host_of
+from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
-from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, encode_error
+from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.sender import Sender
 
@@ -46,12 +46,21 @@ counted."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
 CONNECTION_SHARE = 1 / 8
-"""What a connection may have of all answers."""
+"""What a connection may have of all answers ..."""
+CONNECTION_REQUESTS_SHARE = 1 / 4
+"""... and of all requests that are not answered."""
+REQUEST_BYTES = 512
+"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
+PARSED_COPIES = 8
+"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
+WAITING_BYTES = 4096
+"""What a request that waits for something to happen takes, about, beside what it names."""
 UNIT_BITS = 10
 """An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
 REFUSAL_WORK = 4
 """Of an answer that says why not."""
 LAST_WORDS_S = 1.0
+_PRODUCE = int(Type.PRODUCE)
 
 
 Gate = Callable[[], Awaitable[None]]
@@ -117,11 +126,18 @@ class Connection:
         self._limits = limits
         self._http_address = http_address
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
-        self._memory = memory
-        self._answers = memory.answers
-        self._most_bytes = min(
-            limits.in_flight_bytes_per_connection, int(CONNECTION_SHARE * memory.answers.share_bytes)
-        )
+        address = host_of(caller)
+        self._answers = memory.answers.of(address)
+        self._incoming = memory.requests.of(address)
+        self._waiting = memory.watchers.of(address)
+        most = limits.in_flight_bytes_per_connection
+        self._most_bytes = min(most, int(CONNECTION_SHARE * memory.answers.share_bytes))
+        self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
+        self._unanswered_bytes = 0
+        """Of requests, with what they take beside ..."""
+        self._charged_bytes = 0
+        """... and what of that is counted for all clients: what goes beyond `GRANTED_BYTES`."""
+        self._answered = trio.Event()
         self._reserved_bytes = 0
         """For the frame of which a part has come."""
         self._is_half = False
@@ -172,7 +188,7 @@ class Connection:
     def hold(self, size: int) -> None:
         """So much was read for this client. On the apply thread."""
         self._read_bytes += size
-        self._answers.read += size
+        self._answers.hold(size)
 
     def take(self, size: int) -> None:
         """So much was read for this client. On the loop."""
@@ -208,7 +224,7 @@ class Connection:
             self._out.append(frame)
             size = len(frame)
             self._out_bytes += size
-            self._answers.taken += size
+            self._answers.take(size)
             self.turn.left -= size >> UNIT_BITS
 
     def _sent_out(self, size: int) -> None:
@@ -239,15 +255,18 @@ class Connection:
         mark = self._requests.pop(request_id, None)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
+            self._count_unanswered(-mark[3])
         self.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
         """Answer several requests."""
-        now_s = time.perf_counter()
+        now_s, answered_bytes = time.perf_counter(), 0
         for request_id in request_ids:
             mark = self._requests.pop(request_id, None)
             if mark is not None:
                 mark[0].observe(now_s - mark[2])
+                answered_bytes += mark[3]
+        self._count_unanswered(-answered_bytes)
         self.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
@@ -256,6 +275,7 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             self._stats.failures[mark[1], error.code] += 1
+            self._count_unanswered(-mark[3])
         elif not request_id:
             self._stats.errors[error.code] += 1
         self.turn.left -= REFUSAL_WORK
@@ -277,6 +297,49 @@ class Connection:
             self._log.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
             self._log.warning("a request failed", **fields, not_logged_before=held_back)
+
+    # -- what its requests take ------------------------------------------------------------------------------
+
+    def _count_unanswered(self, size: int) -> None:
+        """So many bytes of requests came, or (less than 0) are answered."""
+        self._unanswered_bytes += size
+        charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
+        if charge > 0:
+            self._charged_bytes += charge
+            self._incoming.take(charge)
+        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # not for each small one
+            self._charged_bytes += charge
+            self._incoming.give_back(-charge)
+        if size < 0 and not self._answered.is_set():
+            self._answered.set()
+
+    @property
+    def _asks_too_much(self) -> bool:
+        """So much is not answered yet that nothing more should be read."""
+        most = GRANTED_BYTES if self._incoming.is_full else self._most_unanswered_bytes
+        return self._unanswered_bytes > most
+
+    async def _until_answered(self) -> None:
+        """Not read: the client that asks for more than is answered waits for its answers."""
+        while self._asks_too_much:
+            self._answered = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_first, nursery, self._answered.wait)
+                if self._incoming.is_full:
+                    nursery.start_soon(_first, nursery, self._incoming.until_room)
+
+    @contextmanager
+    def waits(self, size: int) -> Iterator[None]:
+        """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
+        Overloaded."""
+        if self._waiting.is_full:
+            raise Overloaded("too many wait for messages or changes here; ask again in a moment")
+        size += WAITING_BYTES
+        self._waiting.take(size)
+        try:
+            yield
+        finally:
+            self._waiting.give_back(size)
 
     @property
     def room(self) -> int:
@@ -345,7 +408,9 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes + self._charged_bytes)
+            self._reserved_bytes = self._charged_bytes = self._unanswered_bytes = 0
+            self._requests.clear()
             self._answers.give_back(self._out_bytes)
             self._out_bytes = 0
             self._notify_sent()
@@ -354,7 +419,7 @@ class Connection:
 
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
-        stats, incoming = self._stats, self._memory.requests
+        stats, incoming = self._stats, self._incoming
         more = False
         while True:
             try:
@@ -379,15 +444,16 @@ class Connection:
             if self._gate is not None:
                 with self._not_counted():
                     await self._gate()
-            came_at = time.perf_counter()
+            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
             try:
                 frames = reader.feed(data, TURN_WORK)
                 if self._is_half and frames:
                     self._came_whole()
                 while True:
-                    await self._handle(frames, came_at)
+                    await self._handle(frames, came_at, came_bytes - reader.buffered_bytes)
                     if len(frames) < TURN_WORK:
                         break
+                    came_bytes = reader.buffered_bytes
                     frames = reader.feed(b"", TURN_WORK)
             except WrongPort as error:
                 self._wrong_port(error)
@@ -398,13 +464,19 @@ class Connection:
                 return
             if self.congested:
                 await self._until_sent()
+            if self._asks_too_much:
+                with self._not_counted():
+                    await self._until_answered()
             if reader.buffered_bytes:
                 await self._expect(reader)
 
-    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float) -> None:
+    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
-        session, stats, turn, kind, mark = self._session, self._stats, self.turn, -1, None
+        session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
         handle, most_bytes = session.handle, self._most_bytes
+        kind, mark, size, unasked_bytes = -1, None, 0, 0
+        produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
+        self._count_unanswered(all_bytes)
         for one in frames:
             if turn.left <= 0 or self._out_bytes > most_bytes:
                 session.handled()
@@ -415,9 +487,16 @@ class Connection:
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
             if frame[0] != kind:
                 kind = frame[0]
-                mark = stats.mark(kind, came_at)
-            if mark is not None:
-                self._requests[frame[1]] = mark
+                size = produce_bytes if kind == _PRODUCE else other_bytes
+                mark = stats.mark(kind, came_at, size)
+            if mark is None:
+                unasked_bytes += size
+            elif frame[1] in requests:
+                unasked_bytes += size
+                self.send(encode_error(frame[1], Conflict(f"request {frame[1]} is not answered yet")))
+                continue
+            else:
+                requests[frame[1]] = mark
             try:
                 rest = handle(frame)
                 if rest is not None:
@@ -427,6 +506,8 @@ class Connection:
             except SandqError as error:
                 self.refuse(frame[1], error)
         session.handled()
+        if unasked_bytes:
+            self._count_unanswered(-unasked_bytes)
 
     async def _decode(self, large: LargeFrame) -> Frame:
         """Decode a large frame in turns."""
@@ -462,7 +543,7 @@ class Connection:
         is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
         if is_large:
             self._reading.deadline = math.inf
-            await self._memory.requests.reserve(wanted)
+            await self._incoming.reserve(wanted)
             self._reserved_bytes = wanted
         if is_large or not self._is_half:
             self._is_half = True
@@ -473,7 +554,7 @@ class Connection:
         self._is_half = False
         self._reading.deadline = math.inf
         if self._reserved_bytes:
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
 
     async def _greeting_deadline(self) -> None:
@@ -539,6 +620,27 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+def _sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
+    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
+
+    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
+    for a first one none has more than one receive.
+    """
+    if not frames:
+        return 0, 0, 0
+    each_bytes = came_bytes // len(frames)
+    produces = [one[0] if type(one) is list else one.kind for one in frames].count(_PRODUCE)  # type: ignore[union-attr]
+    parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
+    produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
+    return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes
+
+
+async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
+    """Wait for one of several things."""
+    await wait()
+    nursery.cancel_scope.cancel()
 
 
 def _next_of(frames: deque[bytes | memoryview]) -> bytes | memoryview:

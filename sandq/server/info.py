@@ -11,6 +11,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
@@ -70,6 +71,7 @@ class ServerInfo:
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
     topics: TopicRecords
+    memory: MemoryBudget
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
 
     def nodes(self) -> list[list[Any]]:
@@ -123,7 +125,13 @@ class ServerInfo:
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
             "different": [] if waiting is not None else self._different(),
+            "memory": self._memory(),
         }
+
+    def _memory(self) -> list[dict[str, Any]]:
+        """What each account of the memory budget holds, and how much it may."""
+        accounts = self.memory.accounts.items()
+        return [{"account": name, "bytes": held.bytes, "limit": int(held.share_bytes)} for name, held in accounts]
 
     def _different(self) -> list[dict[str, Any]]:
         """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""

@@ -29,6 +29,7 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
+from sandq.broker.memory_budget import Account
 from sandq.server.http.guards import NO_PLACE
 from sandq.server.http.places import Places
 
@@ -36,7 +37,9 @@ log = structlog.get_logger("sandq.http")
 
 SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
+"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+CROWDED_STALL_S = 2.0
+"""... and for so long, while others wait because there is too much that is not taken."""
 HEAD_S = 10.0
 """The rest of a request's head has so long to come after its first bytes."""
 HEADERS_MOST: Final = 100
@@ -56,14 +59,16 @@ _FULL = (
 class _Stream:
     """A client's socket, as Hypercorn uses it."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, account: Account) -> None:
+        """`account`: of what answers take."""
         self.socket = stream.socket
         self._stream = stream
+        self._account = account
 
     async def send_all(self, data: bytes) -> None:
         view = memoryview(data)
         for start in range(0, len(data), SEND_BYTES):
-            with trio.move_on_after(SEND_STALL_S) as scope:
+            with trio.move_on_after(CROWDED_STALL_S if self._account.is_waited_for else SEND_STALL_S) as scope:
                 await self._stream.send_all(view[start : start + SEND_BYTES])
             if scope.cancelled_caught:
                 log.warning("a client takes nothing of its answer: its connection is closed")
@@ -227,7 +232,8 @@ class _Connection(TCPServer):
 class HttpServer:
     """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: Any, config: Config, connections: int) -> None:
+    def __init__(self, app: Any, config: Config, connections: int, account: Account) -> None:
+        self._account = account
         self._app = wrap_app(app, 0, "asgi")
         self._config = config
         self._places = Places(connections)
@@ -268,7 +274,7 @@ class HttpServer:
         if places is None:
             await _refuse(accepted)
             return
-        stream = _Stream(accepted)
+        stream = _Stream(accepted, self._account)
 
         def on_idle(is_idle: bool) -> None:
             self._idle.pop(stream, None)

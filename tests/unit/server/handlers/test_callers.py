@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,9 @@ class Twin:
         self.administration = self
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
+    def topic(self, name: str) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(partitions=[None]))
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(request: Any, caller: Any, *rest: Any, **more: Any) -> Any:
             self._came.append((request, caller))
@@ -54,6 +58,9 @@ class Door:
         self.room = 100
         self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
+
+    def waits(self, size: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
         self.begun.append(work)
