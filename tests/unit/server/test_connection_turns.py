@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import TURN_WORK
 from sandq.model.limits import DEFAULT
-from sandq.protocol.frames import FrameReader, encode_reply
+from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
 from sandq.server.connection import FRAME_S, RECEIVE_FEW_BYTES, UNIT_BITS, Connection
 from sandq.server.sender import Sender
@@ -79,7 +79,7 @@ async def connected(
 
 
 def frames_of(count: int, size: int = 0) -> bytes:
-    body = msgpack.packb([3, 1, bytes(size)])
+    body = msgpack.packb([int(Type.CREDIT), 0, bytes(size)])  # which nobody answers
     return count * (struct.pack(">I", len(body)) + body)
 
 
