@@ -68,6 +68,7 @@ class Session:
         self.node_id = node_id
         self.target = target
         self.held = 0
+        self.is_retired = False  # the node seems to lead nothing of the topic
         self.ready = False  # the node has accepted the subscription
         self.scope = anyio.CancelScope()
         self._subscription = subscription
@@ -157,7 +158,7 @@ class Session:
         To unsubscribe would give back what is held of the node, and what seems so may be wrong: its leaders may only
         not be known for a moment. A node that ceases to lead ends the subscription itself.
         """
-        self.target = 0
+        self.target, self.is_retired = 0, True
         if self._connection is not None:
             return False
         self.scope.cancel()

@@ -266,8 +266,9 @@ class Subscription:
 
     def _give_credit(self) -> None:
         """Let each session have its share of what may be held now."""
-        for session in self._sessions.values():
-            session.target = self._share(len(self._sessions))
+        sessions = [session for session in self._sessions.values() if not session.is_retired]
+        for session in sessions:
+            session.target = self._share(len(sessions))
             session.top_up()
 
     def _share(self, sessions: int) -> int:
@@ -363,7 +364,7 @@ class Subscription:
                 session = self._sessions[node_id] = Session(self, node_id, share)
                 self._tasks.start_soon(session.run)
             elif session.target != share:
-                session.target = share
+                session.target, session.is_retired = share, False
                 session.top_up()
 
     def _tend(self, now: float) -> float:
