@@ -272,6 +272,10 @@ class Runner:
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)
 
+    def hand_to_maintenance(self, call: Callable[[], None]) -> None:
+        """Have it run there some time, unless the node ends before; it must not raise."""
+        self._maintenance.submit(call)
+
     async def on_wal(self, call: Callable[[], T]) -> T:
         """Run on the WAL thread. Waits for room where the disk is full. Raises StorageFailed."""
         waits = False
