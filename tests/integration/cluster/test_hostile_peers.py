@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
+from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.peers.links import PeerLinks
 from sandq.protocol.peer import PeerFrame
@@ -50,7 +50,7 @@ async def test_frames_that_make_no_sense_from_a_proved_peer(tmp_path: Path, seed
             if not links.send(to, kind, body):
                 await until_holds(lambda: {*others} <= {*links.up})  # the link has ended, and comes again
             if at % AT_ONCE == 0:
-                await trio.sleep(0.02)
+                await wait_all_tasks_blocked()  # what was sent has come, and been looked at
         await until_holds(lambda: {*others} <= {*links.up})
         await nodes.until_led()
         await client.produce("t", b"after")

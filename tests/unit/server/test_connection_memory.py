@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgpack
@@ -15,12 +14,12 @@ from trio.testing import wait_all_tasks_blocked
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Overloaded
-from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type
 from sandq.server import connection as connection_module
 from sandq.server.connection import HELLO_BYTES, WAITING_BYTES, Connection
 from sandq.server.sender import Sender
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.nodes.one_connection import one_connection
+from tests.support.waiting import until_holds
 
 LARGE = 1 << 20
 
@@ -57,23 +56,14 @@ def memory() -> MemoryBudget:
     return MemoryBudget(8 * 2 * LARGE)  # requests have an eighth: two large frames
 
 
-@asynccontextmanager
-async def connected(
+def connected(
     memory: MemoryBudget, session: Session, host: str = "10.0.0.1"
-) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
-    stream = await listener.accept()
-    await listener.aclose()
-    sender = Sender()
-    connection = Connection(stream, sender, DEFAULT, "", caller=Caller(ANONYMOUS, f"{host}:1"), memory=memory)
-    session.connection = connection
-    with trio.fail_after(PATIENCE_S):
-        async with client, trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run, lambda _: session)
-            nursery.start_soon(sender.run)
-            yield connection, client
-            nursery.cancel_scope.cancel()
+) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    def make_session(connection: Connection) -> Session:
+        session.connection = connection
+        return session
+
+    return one_connection(make_session, caller=Caller(ANONYMOUS, f"{host}:1"), memory=memory)
 
 
 def frame_of(size: int, number: int = 1, kind: Type = Type.PRODUCE) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgpack
@@ -19,8 +19,7 @@ from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
 from sandq.server.connection import FRAME_S, RECEIVE_FEW_BYTES, UNIT_BITS, Connection
-from sandq.server.sender import Sender
-from tests.support.waiting import PATIENCE_S
+from tests.support.nodes.one_connection import one_connection
 
 Handle = Callable[[Connection, Any], Awaitable[None] | None]
 
@@ -60,22 +59,10 @@ async def steps() -> AsyncIterator[Steps]:
     trio.lowlevel.remove_instrument(steps)
 
 
-@asynccontextmanager
-async def connected(
+def connected(
     handle: Handle, *, memory: MemoryBudget | None = None
-) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
-    stream = await listener.accept()
-    await listener.aclose()
-    sender = Sender()
-    connection = Connection(stream, sender, DEFAULT, "", memory=memory)
-    with trio.fail_after(PATIENCE_S):
-        async with client, trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run, lambda _: Session(connection, handle))
-            nursery.start_soon(sender.run)
-            yield connection, client
-            nursery.cancel_scope.cancel()
+) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    return one_connection(lambda connection: Session(connection, handle), memory=memory)
 
 
 def frames_of(count: int, size: int = 0) -> bytes:
