@@ -291,7 +291,8 @@ class Administration:
         """Let a node drop its replica of a partition, and get it anew from the others. Returns when the others go on
         without it and it is written down that it comes anew. Raises UnknownTopic, UnknownPartition; InvalidRequest when
         the node does not hold it, or nobody else; Conflict when the others are not all there; TimedOut when it is not
-        dropped in time: then it stays as it is."""
+        dropped in time: then it stays as it is; and when this node ceases to lead in between: whoever leads then sees
+        to it that there are as many again."""
         topic, partition, node = request.topic, request.partition, request.node
         self._check_ready()
 
@@ -308,7 +309,15 @@ class Administration:
                         f"partition {partition} of {topic!r} has not let {node} go within {DROP_WAIT_S:g} s: it keeps "
                         "its replica; see that all nodes are there, and ask again"
                     )
-                await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
+                try:
+                    await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
+                except (NotLeader, Unavailable, Conflict) as error:
+                    # To be asked again elsewhere means that nothing was done.
+                    raise TimedOut(
+                        f"{node} was to drop its replica of partition {partition} of {topic!r}, and to get it anew; "
+                        "another node leads the metadata now, which gives the partition as many replicas as before, "
+                        f"this one or a new one: if they differ still, ask again ({error.message})"
+                    ) from None
             finally:
                 self._rebuilding.discard(placed.group)
             log.info("a replica is made anew", topic=topic, partition=partition, on=node)

@@ -98,7 +98,9 @@ class Admin:
 
     async def list_topics(self) -> list[TopicRecord]:
         """All topics, by name."""
+        asked = self._cluster.forgotten
         reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
+        self._cluster.learn_all(reply.topics, asked)
         return sorted(reply.topics, key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> TopicRecord:
@@ -109,8 +111,10 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages."""
         check_name("topic", name)
-        await call(self._cluster, TopicDelete(name), idempotent=False)
-        self._cluster.forget(name)
+        try:
+            await call(self._cluster, TopicDelete(name), idempotent=False)
+        finally:
+            self._cluster.forget(name)  # also if somebody else was first
 
     async def update_topic(
         self, /, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
