@@ -41,7 +41,10 @@ class View:
         """All stored rows from one key to another, that `get_ahead` read since the last drain."""
 
     def __len__(self) -> int:
-        return len(self._changes)
+        """Rows in memory: changed ones, and those that were read ahead."""
+        return (
+            len(self._changes) + sum([len(known) for _, _, known in self._ahead]) if self._ahead else len(self._changes)
+        )
 
     def put(self, key: bytes, value: bytes) -> None:
         self._change(key, value)

@@ -1,4 +1,4 @@
-"""Applies committed entries, publishes what came of them, then writes the rows.
+"""Applies committed entries, publishes what came of them, and writes the rows: those of many small runs together.
 
 Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it.
 """
@@ -8,10 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
 from sandq.storage.stores import Stores, StoresSnapshot
+
+WRITE_ENTRIES: Final = 64
+WRITE_BYTES: Final = 64 << 10
+"""Of commands ..."""
+WRITE_ROWS: Final = 1000
+"""... and what they changed in one replica: with so much of any of them rows are written at once; with less once
+nothing has come for a moment (`rest`), as a write costs about as much as to apply a small entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Ask:
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """It comes behind what was submitted for that group; None: behind everything."""
+    """It comes behind what was submitted for that group; None: behind everything, the rows of which are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +73,21 @@ class Applier:
         on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None,
         after_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them. `after_entry`:
-        called after each of them."""
+        """`on_applied` is told of each run: entries, and the seconds it took to apply them and to write rows, 0 if none
+        were. `after_entry`: called after each of them."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
         """Rises with everything that is done: who looks from outside sees that it goes on."""
         self._unwritten: dict[int, Replica] = {}
+        """By group: what was applied since its rows were written last, ..."""
+        self._entries = self._bytes = 0
+        """... how many entries, and bytes of them."""
         self._on_applied = on_applied
         self._after_entry = after_entry
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
+        """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
         began = time.perf_counter()
         entries = size = 0
         results: list[tuple[int, int, list[Any]]] = []
@@ -98,13 +108,30 @@ class Applier:
                     views += self._views(task)
                 self._after_entry()
             else:
+                if task.group is None:
+                    self.write()
                 answers.append((task.answered, task.call()))
         statuses = {group: replica.status() for group, replica in changed.items()}
         self._publish(Published(results, statuses, answers, size, views))
         applied = time.perf_counter()
         self.steps += 1
+        self._entries += entries
+        self._bytes += size
+        if self._is_much(changed.values()):
+            self.write()
+            self._on_applied(entries, applied - began, time.perf_counter() - applied)
+        else:
+            self._on_applied(entries, applied - began, 0.0)
+
+    def rest(self) -> None:
+        """Nothing has come for a moment: write what is left."""
         self.write()
-        self._on_applied(entries, applied - began, time.perf_counter() - applied)
+
+    def _is_much(self, changed: Iterable[Replica]) -> bool:
+        """Whether rows are to be written before anything else is applied."""
+        if self._entries >= WRITE_ENTRIES or self._bytes >= WRITE_BYTES:
+            return True
+        return any(replica.unwritten >= WRITE_ROWS for replica in changed)
 
     def _views(self, task: Apply) -> list[DigestView]:
         """Its rows as of this very entry, for each digest that it asks for."""
@@ -118,5 +145,6 @@ class Applier:
         """Write every change of the entries applied so far, with their applied indices, in one batch."""
         changes = [change for replica in self._unwritten.values() for change in replica.drain()]
         self._unwritten.clear()
+        self._entries = self._bytes = 0
         if changes:
             self._stores.write(changes)

@@ -64,6 +64,11 @@ class Replica(Protocol):
         """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
         ...
 
+    @property
+    def unwritten(self) -> int:
+        """How many rows it keeps in memory until the next `drain`, about."""
+        ...
+
     def drain(self) -> list[Change]:
         """Changes of whole entries, absolute keys, with the applied index that they imply."""
         ...
@@ -135,6 +140,10 @@ class PartitionReplica:
                 # A later command of the same entry may have ended it already.
                 results[at] = [self._delivery(lease) for lease in result if lease.live]
         return results
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._view)
 
     def drain(self) -> list[Change]:
         self.machine.write_state(self._view)
@@ -244,6 +253,10 @@ class MetadataReplica:
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         self._changes[self._prefix + key] = value
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._changes)
 
     def drain(self) -> list[Change]:
         self.state.write_state(self._put)

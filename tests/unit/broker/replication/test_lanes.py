@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from sandq.broker.replication.lanes import Lanes
-from sandq.broker.replication.worker import TURN_ITEMS, FairWorker
+from sandq.broker.replication.worker import REST_S, TURN_ITEMS, FairWorker
 from tests.support.waiting import PATIENCE_S
 
 
@@ -65,6 +65,10 @@ def test_any_order(seed: int) -> None:
         assert before.issuperset(wanted)
 
 
+def rest() -> None:
+    """Nothing was put off."""
+
+
 def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
     began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     done: list[str] = []
@@ -83,7 +87,7 @@ def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
         batches.append(count)
 
     crashes: list[BaseException] = []
-    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item))
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item), rest)
     worker.submit("a")
     assert began.wait(PATIENCE_S)
     for _ in range(5 * TURN_ITEMS):
@@ -107,12 +111,40 @@ def test_a_worker_ends_what_is_queued_and_a_crash_is_told() -> None:
                 raise KeyError(item)
             done.append(item)
 
-    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7)
+    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7, rest)
     for item in range(1000):
         worker.submit(item)
     assert worker.close(PATIENCE_S)
     assert sorted(done) == [*range(1000)] and not crashes
-    worker = FairWorker("t", handle, crashes.append, lambda item: None)
+    worker = FairWorker("t", handle, crashes.append, lambda item: None, rest)
     worker.submit(-1)
     assert worker.close(PATIENCE_S)
+    assert [type(crash) for crash in crashes] == [KeyError]
+
+
+def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> None:
+    done: list[str] = []
+    put_off, rested = threading.Event(), threading.Semaphore(0)
+    crashes: list[BaseException] = []
+
+    def handle(items: Iterable[str]) -> None:
+        done.extend(items)
+        put_off.set()
+
+    def rest() -> None:
+        done.append("rest")
+        rested.release()
+        if done.count("rest") == 3:
+            raise KeyError("the disk")
+
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: None, rest)
+    for item in "ab":
+        worker.submit(item)
+        assert rested.acquire(timeout=PATIENCE_S)
+        assert put_off.is_set()
+    # Once is enough, however long nothing comes.
+    assert not rested.acquire(timeout=3 * REST_S)
+    assert done == ["a", "rest", "b", "rest"]
+    worker.submit("c")
+    assert rested.acquire(timeout=PATIENCE_S) and worker.close(PATIENCE_S)
     assert [type(crash) for crash in crashes] == [KeyError]

@@ -1,0 +1,96 @@
+"""The applier tells at once what came of entries, and writes the rows of many small runs together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.broker.replication.applier import WRITE_BYTES, WRITE_ENTRIES, WRITE_ROWS, Applier, Apply, Ask, Published
+from sandq.partition.view import Change
+from sandq.storage.stores import MemoryStores
+
+
+class Counter:
+    """A replica that puts so many rows as an entry is long."""
+
+    def __init__(self, number: int) -> None:
+        self.store = number
+        self.digests_asked: list[int] = []
+        self.applied_index = 0
+        self._rows: dict[bytes, bytes] = {}
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        self.applied_index = index
+        self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
+        return [index]
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._rows)
+
+    def drain(self) -> list[Change]:
+        rows, self._rows = self._rows, {}
+        return [*rows.items(), (b"%d applied" % self.store, b"%d" % self.applied_index)]
+
+    def status(self) -> int:
+        return self.applied_index
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.stores = MemoryStores()
+        self.told: list[Published] = []
+        self.writes: list[bool] = []
+        self.applier = Applier(
+            self.stores, self.told.append, lambda entries, apply_s, write_s: self.writes.append(write_s > 0)
+        )
+        self.replicas = [Counter(0), Counter(1)]
+
+    def entry(self, group: int = 0, size: int = 1) -> Apply:
+        replica = self.replicas[group]
+        return Apply(group, replica, replica.applied_index + 1, b"x" * size, True)
+
+    def written(self, group: int = 0) -> int:
+        return int(self.stores.get(b"%d applied" % group) or 0)
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def test_what_came_of_an_entry_is_told_before_anything_is_written(bed: Bed) -> None:
+    bed.applier.run([bed.entry()])
+    assert [(told.results, told.statuses) for told in bed.told] == [([(0, 1, [1])], {0: 1})]
+    assert (bed.written(), bed.writes) == (0, [False])
+    bed.applier.rest()
+    assert bed.written() == 1
+
+
+def test_many_entries_are_written_at_once(bed: Bed) -> None:
+    for _ in range(WRITE_ENTRIES):
+        assert bed.written() == 0
+        bed.applier.run([bed.entry()])
+    assert bed.written() == WRITE_ENTRIES
+    bed.applier.run([bed.entry()])
+    assert bed.written() == WRITE_ENTRIES, "it counts anew"
+
+
+def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
+    bed.applier.run([Apply(0, bed.replicas[0], 1, b"x" * (WRITE_ROWS - 1), True)])
+    assert bed.written() == 0
+    bed.applier.run([Apply(0, bed.replicas[0], 2, b"x", True)])
+    assert bed.written() == 2
+    bed.replicas[1].apply = lambda index, command, wanted: []  # type: ignore[method-assign]
+    bed.applier.run([Apply(1, bed.replicas[1], 1, b"x" * WRITE_BYTES, True)])
+    assert bed.stores.get(b"1 applied") is not None
+
+
+def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
+    found: list[int] = []
+    bed.applier.run([bed.entry(0), bed.entry(1)])
+    bed.applier.run([Ask(lambda: bed.written(), found.append, 0)])
+    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0]
+    bed.applier.run([Ask(lambda: bed.written(0) + bed.written(1), found.append)])
+    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0, 2]
