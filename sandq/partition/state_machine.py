@@ -12,6 +12,7 @@ Invariants (the first three carry the promise "never skipped, never early, never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,6 +231,9 @@ class TimerPartition:
         self.log.counts.advance(self.now_ms, view)
         place = grants = 0
         results: list[Result] = []
+        targets = _targets(entry.commands)
+        if targets:
+            self.pending.look_ahead(targets, view)
         for command in entry.commands:
             try:
                 match command:
@@ -361,3 +365,14 @@ class TimerPartition:
             self._trim_schedule.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
+
+
+def _targets(commands: Sequence[c.Command]) -> list[c.Target]:
+    """What the commands of an entry are to cancel or move."""
+    targets: list[c.Target] = []
+    for command in commands:
+        if isinstance(command, c.Cancel):
+            targets += command.targets
+        elif isinstance(command, c.Move):
+            targets += [target for target, _, _ in command.items]
+    return targets

@@ -21,7 +21,7 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import Change, Row, View
+from sandq.partition.view import Bounds, Change, Row, View
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores
 
@@ -44,6 +44,10 @@ class StoreRows:
         prefix, cut = self.prefix, len(self.prefix)
         found = self._stores.scan(prefix + start, prefix + stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
         return [(key[cut:], value) for key, value in found]
+
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        prefix = self.prefix
+        return self._stores.vacant([(prefix + start, prefix + stop) for start, stop in ranges])
 
 
 class Replica(Protocol):

@@ -19,7 +19,7 @@ from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.rows import LogEntry, Range
-from sandq.partition.view import Row, View
+from sandq.partition.view import Bounds, Row, View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
@@ -256,8 +256,7 @@ class LogReader:
 
 def row_holding(view: View, offset: bytes) -> Row | None:
     """The log row that the message at this offset was stored in."""
-    key = rows.log_key(offset)
-    start, stop = rows.entry_start(offset), rows.after(key)
+    start, stop = holding_bounds(offset)
     # Forwards: what was before is often deleted, and a step back would walk over all of that.
     near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
     if near and _is_in(near[-1], offset):
@@ -266,6 +265,11 @@ def row_holding(view: View, offset: bytes) -> Row | None:
         return None  # that was the last one before it
     found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     return found[0] if found and _is_in(found[0], offset) else None
+
+
+def holding_bounds(offset: bytes) -> Bounds:
+    """Bounds of the log rows that may hold the message at this offset."""
+    return rows.entry_start(offset), rows.after(rows.log_key(offset))
 
 
 def _is_in(row: Row, offset: bytes) -> bool:

@@ -17,7 +17,7 @@ from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
 from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
-from sandq.partition.jobs import jobs, redrive
+from sandq.partition.jobs import jobs, pending, redrive
 from sandq.partition.log import counts, reader, trim
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
@@ -35,6 +35,7 @@ SMALL = (
     (trim, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "HEAD_ENTRIES", 2),
+    (pending, "AHEAD_FROM", 1),
     (jobs, "STEP_MESSAGES", STEP),
     (redrive, "WAITING_RANGES", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),

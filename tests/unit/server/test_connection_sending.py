@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 import trio.lowlevel
+import trio.testing
 
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
