@@ -54,6 +54,8 @@ FLAG_EXTRA = 1
 INLINE_BYTES = 4096
 LOG_HEADER = struct.Struct("<BB2xIq")
 RANGE_BYTES = 20
+SHARED_BYTES = 12
+"""Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
 _ALL = 1 << 40
 
 Fields = dict[int, Any]
@@ -140,7 +142,7 @@ def tag_bounds(tag: bytes) -> tuple[bytes, bytes]:
 
 def entry_start(offset: bytes) -> bytes:
     """The lowest log key that a row holding `offset` can have: a row never spans Raft entries or delivery times."""
-    return LOG + offset[:12] + bytes(4)
+    return LOG + offset[:SHARED_BYTES] + bytes(4)
 
 
 def all_rows(view: View, tag: bytes) -> list[Row]:

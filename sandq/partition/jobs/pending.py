@@ -48,11 +48,14 @@ class Pending:
         self._groups = groups
         self._log = log
         self._unique = unique
+        self._inside: list[bytes] = []
+        """Those of the messages of the entry that is being applied which may be in a row of others."""
 
     def look_ahead(self, targets: Sequence[c.Target], view: View) -> None:
         """Find out at once which of many messages are nowhere. It changes no answer: beside a large row the store takes
         as long to say that there is none as to read that row, once more for each row that a message might have."""
         view.forget_vacant()
+        self._inside = []
         named = {bytes(name) for kind, name in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
@@ -61,7 +64,19 @@ class Pending:
         # there, and of those that are there, only a `get` or two is saved: those are left to it.
         held = [holding_bounds(one) for one in ids]
         vacant = view.note_vacant(sorted(held + [_bounds(rows.LOG, one) for one in ids]))
-        ids = [one for one, bounds in zip(ids, held, strict=True) if bounds in vacant]
+        self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
+        self._note_vacant([one for one, bounds in zip(ids, held, strict=True) if bounds in vacant], view)
+
+    def _look_into_gap(self, view: View) -> None:
+        """The same of those that the log has not, beside a large row of their entry: that is known once it was read."""
+        low, high = self._log.gap
+        found = [one for one in self._inside if low < one < high]
+        if found:
+            self._inside = [one for one in self._inside if not low < one < high]
+            self._note_vacant(found, view)
+
+    def _note_vacant(self, ids: Sequence[bytes], view: View) -> None:
+        """These messages have no log row: find out at once which of their other rows there are."""
         if len(ids) < AHEAD_FROM:
             return
         prefixes = [rows.MOVED, rows.TOMBSTONE]
@@ -95,6 +110,8 @@ class Pending:
         message_id = self.id_of(target, now_ms, view)
         if message_id is None:
             return None, None, ["not_found", None]
+        if self._inside and self._log.gap[1]:
+            self._look_into_gap(view)
         if self._shared.level < OWNERSHIP:
             found, refusal = self._find_pending(message_id, applied_index, now_ms, floor_ms, view)
             return found, None, refusal

@@ -35,11 +35,11 @@ from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
-from sandq.partition.log.reader import row_holding
+from sandq.partition.log.reader import gap_around, look_for_row
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
+from sandq.partition.view import Bounds, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
@@ -136,6 +136,9 @@ class MessageLog:
         self._batch_row: Found | None = None
         """The first message of the batch whose row was found last: what is cancelled or moved together is most often
         of one batch, whose row may be large."""
+        self.gap: Bounds = b"", b""
+        """Between two log rows of an entry, the first of them large, where a message was looked for last. Nothing is
+        there, and nothing comes there but with that very entry: so nobody has to read that row again."""
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -285,6 +288,7 @@ class MessageLog:
 
     def _added(self, entries: list[LogEntry]) -> None:
         """`entries`: in the order of the log."""
+        self.gap = b"", b""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
         if entries:
@@ -306,8 +310,12 @@ class MessageLog:
             key = rows.log_key(offset)
             value = view.get(key)
             if value is None:
-                row = row_holding(view, offset)
+                if self.gap[0] < offset < self.gap[1]:
+                    return None
+                row, size = look_for_row(view, offset)
                 if row is None:
+                    if size >= LARGE_ROW_BYTES:
+                        self.gap = gap_around(view, offset)
                     return None
                 key, value = row
             if value[0] == rows.KIND_MESSAGE:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
+from sandq.model.batch import Column, encode
 from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.jobs import pending
+from sandq.partition.log.message_log import LARGE_ROW_BYTES
 from sandq.partition.view import Bounds, Row, View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, by_id
@@ -78,6 +80,38 @@ def test_many_absent_ids_are_a_few_reads(level: int, how: str) -> None:
         outcomes = [each[0] for each in bench.apply(20, *[c.Cancel([by_id(one)]) for one in ids])]
     assert {outcome[0] for outcome in outcomes} <= {"not_found", "too_late"}
     assert stores.reads < 40
+
+
+@pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
+@pytest.mark.parametrize("how", ["rising", "falling", "mixed"])
+def test_absent_ids_behind_a_large_batch_are_a_few_reads(level: int, how: str) -> None:
+    """They are of its entry, so that only its row can tell that it does not hold them."""
+    bench, stores = partition(level)
+    row = b"x" * LARGE_ROW_BYTES
+    (stored,) = bench.apply(5, c.Append(encode({Column.VALUE: [row, row]})))
+    base = stored[0]
+    ids = [offsets.shift(base, 2 + number) for number in range(ABSENT)]
+    if how == "mixed":
+        random.Random(2).shuffle(ids)
+    elif how == "falling":
+        ids.reverse()
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in [*ids, base]]))[0]
+    assert {outcome[0] for outcome in outcomes[:-1]} <= {"not_found", "too_late"}
+    assert outcomes[-1][0] == "cancelled" and stores.reads < 60
+    # What comes there with the same entry is found.
+    made = bench.index + 1
+    new = [offsets.pack(T + 40, made, number, 0) for number in range(4)]
+    many = [by_id(offsets.pack(T + 40, made, number, 0)) for number in range(4, 20)]
+    first, *rest = bench.apply(
+        40,
+        c.Append(encode({Column.VALUE: [row, row]})),
+        c.Cancel([*map(by_id, new[2:]), *many]),
+        c.Append(encode({Column.VALUE: [b"a", b"b"]})),
+        c.Cancel([*map(by_id, new), *many]),
+    )
+    assert first[0] == new[0] and rest[1][0] == new[2]
+    assert [outcome[0] for outcome in rest[2][:4]] == ["cancelled"] * 4
 
 
 @pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
