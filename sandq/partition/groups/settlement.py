@@ -113,6 +113,22 @@ class LeaseSettlement:
         self._shared.totals.released += released
         return released
 
+    def give_back_all(self, now_ms: int, view: View) -> None:
+        """Make ready at once what all consumers hold, the attempts not counted: the time that leases and messages have
+        is no longer that of the partition."""
+        for group in self._groups.by_id.values():
+            for lease in list(group.leases.values()):
+                lease.revoked = True
+                for ranges, history in self._with_history(lease, lease.live, None, None, now_ms):
+                    places = PackedRanges(ranges)
+                    again = Waiting(
+                        now_ms, 0, lease.attempt - 1, None, places, lease.since_ms, lease.kept, history=history
+                    )
+                    self._waiting.add(group, again, view)
+                lease.left |= lease.live
+                self._leases.store_progress(lease, view)
+            group.generation += 1
+
     def _retry_or_bury(
         self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
     ) -> None:
@@ -184,6 +200,10 @@ class LeaseSettlement:
             return count - waiting.ranges.messages
         head = group.reader.head(view)
         assert head is not None
+        if head.first in group.gaps:
+            group.reader.pass_head()
+            self._groups.store(group, view)
+            return 0
         self._unique.mark_delivered(group, head, now_ms, view)
         group.reader.pass_head()
         self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
