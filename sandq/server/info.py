@@ -17,6 +17,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
+from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,15 @@ class ServerInfo:
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
+            "floors_ahead": self._floors_ahead(),
             "different": [] if waiting is not None else self._different(),
         }
+
+    def _floors_ahead(self) -> int:
+        """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""
+        latest_ms = self.broker.clock.now_ms() + FLOOR_AHEAD_MS
+        led = [leader for topic in self.broker.topics() for leader in topic.led().values()]
+        return sum([leader.host.status.floor_ms >= latest_ms for leader in led])
 
     def _different(self) -> list[dict[str, Any]]:
         """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""

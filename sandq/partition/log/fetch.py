@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.errors import Conflict
 from sandq.model.piece import Piece
+from sandq.partition.clock_reset import LEAST_MS
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
@@ -49,7 +51,9 @@ def fetch(
     max_bytes: int,
     pending: bool = False,
 ) -> Fetched:
-    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`."""
+    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`. Raises Conflict
+    when `start` is of before a clock reset."""
+    _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
     reader = LogReader(max(cursor_before(start), trimmed))
     reader.rows_read = {}
@@ -69,8 +73,9 @@ def measure(
 
     A second that is counted in part, at either end, may count as a whole one. Only in the one that `most` divides are
     messages counted one by one, `FETCH_MESSAGES` of them: the answer may end there with fewer than `most`, but never
-    with none, and is to be asked on from `next`.
+    with none, and is to be asked on from `next`. Raises as `fetch`.
     """
+    _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
     until_ms = _until_ms(machine, end, pending)
     reader = LogReader(max(cursor_before(start), trimmed))
@@ -90,6 +95,18 @@ def measure(
             return Extent(head.first, following, counted + more, closed_ms, trimmed)
         counted += messages
     return Extent(head.first, None, counted, closed_ms, trimmed)
+
+
+def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
+    """Refuse a start beyond the time of a partition whose clock was set back: who goes on from there would miss what
+    is stored until that time comes."""
+    if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_MS:
+        return
+    raise Conflict(
+        f"offset {offsets.to_text(start)} is beyond the time of the partition, whose clock was set back: who read up "
+        "to there begins anew from the instant of the reset, and may meet messages again that were placed anew",
+        clock_epoch=machine.clock_epoch,
+    )
 
 
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.metadata.records import Topic
-from sandq.protocol.requests_admin import Hold, TopicCreate, TopicDelete, TopicStats, TopicUpdate
+from sandq.protocol.requests_admin import ClockReset, Hold, TopicCreate, TopicDelete, TopicStats, TopicUpdate
 from sandq.server.handlers.routes import Context, answered
 
 
@@ -40,5 +40,6 @@ ROUTES = (
     answered(TopicUpdate, _update),
     answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
     answered(TopicStats, lambda at, request: at.queries.topic_stats(request, at.caller)),
+    answered(ClockReset, lambda at, request: at.queries.reset_clock(request, at.caller)),
     answered(Hold, lambda at, request: at.queries.hold(request, at.caller)),
 )
