@@ -33,7 +33,8 @@ STILL_S = 10.0
 
 
 @contextlib.contextmanager
-def _node(setting: Setting, **settings: str) -> Iterator[MeteredNode]:
+def node_with_keys(setting: Setting, **settings: str) -> Iterator[MeteredNode]:
+    """A new node with a compacted topic."""
     with running(setting.where, setting.name) as node:
         wire = Wire(node.port)
         wire.call(TopicCreate(TOPIC, "compacted", 1, 1, dict(settings)).frame)
@@ -44,19 +45,19 @@ def _node(setting: Setting, **settings: str) -> Iterator[MeteredNode]:
 def operate(do: str, size: int, window: int, operations: int, setting: Setting) -> Measured:
     """Puts or gets over raw connections, `size` a request."""
     count = max(4, setting.count(operations, 10_000) // size // CONNECTIONS)
-    with _node(setting) as node:
+    with node_with_keys(setting) as node:
         return measure(node.metered, do, port=node.port, connections=CONNECTIONS, size=size, count=count, window=window)
 
 
 def scan(setting: Setting) -> Measured:
     """All keys again and again."""
-    with _node(setting) as node:
+    with node_with_keys(setting) as node:
         return measure(node.metered, "kv_scan", port=node.port, page=PAGE, rounds=setting.count(50, 2), window=2)
 
 
 def client(kind: str, setting: Setting) -> Measured:
     """What a Python program gets of `put_many`, `get_many` and `scan`."""
-    with _node(setting) as node:
+    with node_with_keys(setting) as node:
         return measure(
             node.metered, "kv_client", address=node.address, port=node.port, kind=kind, rounds=setting.count(20, 2)
         )
@@ -66,7 +67,7 @@ def watch(replicas: int, setting: Setting) -> Measured:
     """From when a put was to be begun until who watches has it: p99."""
     spec: dict[str, Any] = {"changes": setting.count(2000, 100)}
     if replicas == 1:
-        with _node(setting) as node:
+        with node_with_keys(setting) as node:
             measured = measure(node.metered, "kv_watch", addresses=[node.address], **spec)
     else:
         with cluster(setting) as nodes:
@@ -81,7 +82,7 @@ def disk(setting: Setting) -> Measured:
     """What `stores.level` holds once compaction has nothing more to do; the write-ahead log is not counted."""
     batches = setting.count(OVERWRITES, 200_000) // OVERWRITE_BATCH
     count = min(200, batches)
-    with _node(setting, history="0s") as node:
+    with node_with_keys(setting, history="0s") as node:
         measured = measure(
             node.metered, "kv_put", port=node.port, connections=1, size=OVERWRITE_BATCH, count=count, window=8,
             again=batches // count,

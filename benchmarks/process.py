@@ -99,6 +99,10 @@ class Meter:
         cpu_s = self._cpu() - self._cpu_s  # first: to be asked for metrics costs the node something
         return Used(cpu_s, self._count() - self._fsyncs)
 
+    def cpu_s(self) -> float:
+        """Of the processor alone: nodes are not asked."""
+        return self._cpu() - self._cpu_s
+
     def _cpu(self) -> float:
         return sum(cpu_s(node.pid) for node, _ in self._nodes if node.pid is not None)
 

@@ -13,12 +13,14 @@ from benchmarks.process import Used, Where
 GROUPS = {
     "produce": "Producing",
     "consume": "Consuming",
+    "small": "One thing at a time",
     "lateness": "Lateness",
     "pending": "Messages that wait",
     "held": "One request, by what is held besides",
     "replicas": "Replicas, and what a cluster does",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
+    "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }
 INTENDED = "from intended send"

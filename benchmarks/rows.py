@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from benchmarks import cluster, cluster_moves, consume, held, keys, lateness, pending, produce, shape, spark
+from benchmarks import (
+    abuse,
+    cluster,
+    cluster_moves,
+    consume,
+    held,
+    keys,
+    lateness,
+    pending,
+    produce,
+    shape,
+    small,
+    spark,
+)
 from benchmarks.result import Row
 
 MEASURES: dict[str, Row] = {
     row.name: row
-    for module in (produce, consume, lateness, pending, held, cluster, cluster_moves, shape, keys, spark)
+    for module in (produce, consume, small, lateness, pending, held, cluster, cluster_moves, shape, keys, abuse, spark)
     for row in module.ROWS
 }
 ALIASES = {"memory": "pending_1m"}

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -159,8 +160,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     import trio
 
     from sandq.model.config import load_config
-    from sandq.node import SWITCH_INTERVAL_S, run_node
+    from sandq.node import SWITCH_INTERVAL_S, Serving, run_node
     from sandq.server import logs, open_files
+    from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
 
     config = load_config(config_file, os.environ)
@@ -176,26 +178,24 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         logs.finish()
         os._exit(EXIT_AT_ONCE)  # what hangs in the disk would keep the process, too
 
-    async def serve(stop: trio.Event, starting: trio.CancelScope) -> None:
-        with starting:
-            async with run_node(config, abandon=abandon) as serving:
-                clients, http = f"{serving.client_host}:{serving.client_port}", None
-                say(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
-                say(f"clients: {clients}")
-                if serving.http is not None:
-                    host, port = serving.http
-                    http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-                    say(f"HTTP: {http}")
-                log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
-                started.append(True)
-                await stop.wait()
+    def on_ready(serving: Serving) -> None:
+        clients, http = f"{serving.client_host}:{serving.client_port}", None
+        say(f"sandq {sandq.__version__}: node {config.node.id}, data in {serving.data_dir}")
+        say(f"clients: {clients}")
+        if serving.http is not None:
+            host, port = serving.http
+            http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            say(f"HTTP: {http}")
+        log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
+        started.append(True)
 
     async def run() -> None:
         stop, starting = trio.Event(), trio.CancelScope()
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(until_told, signals, stop, starting)
-                await serve(stop, starting)
+                with starting:
+                    await serve_until(stop, partial(run_node, config, abandon=abandon), on_ready)
                 nursery.cancel_scope.cancel()
 
     async def until_told(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:

@@ -64,6 +64,7 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.tcp import ClientServer, listen
+from sandq.server.topic_records import TopicRecords
 from sandq.storage import identity
 from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 from sandq.storage.known_peers import KnownPeers
@@ -89,6 +90,8 @@ class Serving:
     broker: Broker
     metrics: Metrics
     digests: ReplicaDigests
+    restart: trio.Event
+    """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
 
 @contextlib.asynccontextmanager
@@ -385,6 +388,8 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
+            TopicRecords(broker.routes),
+            parts.node_log.memory,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -403,7 +408,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
-            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests)
+            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart)
             await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
@@ -567,7 +572,9 @@ async def _serving_http(
         str(Address(reached, clients.port)),
         sandq.__version__,
     )
-    async with serve_http(listeners, settings, broker.limits, node, metrics.http_request):
+    async with serve_http(
+        listeners, settings, broker.limits, node, metrics.http_request, broker.node_log.memory.http
+    ):
         yield
 
 

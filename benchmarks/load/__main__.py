@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import client, consume, keys, lateness, produce
+from benchmarks.load import abuse, client, consume, keys, lateness, produce, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -26,9 +26,15 @@ WORKS: dict[str, Work] = {
     "kv_scan": keys.scan,
     "kv_client": keys.client,
     "kv_watch": keys.watch,
+    "abuse": abuse.abuse,
+    "victim": abuse.victim,
     "client_produce": client.produce,
     "client_consume": client.consume,
     "client_notice": client.notice,
+    "small_produce": small.produce,
+    "small_kv_get": small.kv_get,
+    "small_consume": small.consume,
+    "small_post": small.post,
 }
 
 

@@ -17,7 +17,7 @@ from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import held_by, open_group
+from sandq.broker.delivery.subscribe import held_by, known_to, open_group
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -41,7 +41,7 @@ from sandq.model.limits import Limits
 from sandq.model.names import check_name
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
-from sandq.partition.produce_validation import check_batch
+from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import Ack, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
+ITEM_BYTES = 256
+"""What one item, or range, of an ack takes until it is applied, about; an entry has 4,096 of them."""
 REQUEST_BYTES = 64
 """Roughly what a request takes until it is answered, beside what it brings."""
 
@@ -80,10 +82,11 @@ class Broker:
         self.reconciler = reconciler
         self.administration = administration
         self.reads = LinearizableReads(runner, nursery)
-        self.kv_watches = KvWatches(runner, nursery, node_log.memory.watchers)
+        self.kv_watches = KvWatches(runner, nursery)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
+        self._checking = trio.CapacityLimiter(1)
         self._turn = 0
         self._producers_counted_s = -math.inf
         """When it was looked last whether there are too many ..."""
@@ -130,16 +133,28 @@ class Broker:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def produce(self, request: Produce, caller: Caller, done: Done, *, requests: int = 1) -> None:
-        """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer."""
+    def produce(
+        self, request: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
+    ) -> None:
+        """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer.
+        `checked`: what `check_large` found."""
         batch = request.batch
         delivery = self.partition(request.topic, request.partition)
-        where = self.catalog.topics[request.topic].places[request.partition]
-        messages, split = check_batch(batch, self.clock.now_ms(), self.limits, where)
+        messages, split = checked if checked is not None else self._checks(request)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
+
+    async def check_large(self, request: Produce) -> Checked:
+        """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
+        self.partition(request.topic, request.partition)
+        return await trio.to_thread.run_sync(self._checks(request), limiter=self._checking)
+
+    def _checks(self, request: Produce) -> Callable[[], Checked]:
+        """What checks a batch, on any thread."""
+        where = self.catalog.topics[request.topic].places[request.partition]
+        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where)
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""
@@ -186,8 +201,10 @@ class Broker:
             request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended
         )
         await open_group(deliveries, request.group, request.start)
+        known = await known_to(request)
         await read_all([delivery.host for delivery in deliveries])
-        lost_pushes = await self._runner.ask(partial(held_by, deliveries, request, self.limits), patient=False)
+        look = partial(held_by, deliveries, request, known, self.limits)  # at what `read_all` waited for: in any lane
+        lost_pushes = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if deliveries != self.led(request.topic):
@@ -265,7 +282,7 @@ def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     """Roughly what a command takes until it is applied, in bytes."""
     size = 64
     for item in command.items:
-        size += 64
+        size += ITEM_BYTES
         if isinstance(item[1], list):
-            size += sum([64 + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in item[1]])
+            size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in item[1]])
     return size

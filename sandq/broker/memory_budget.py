@@ -6,9 +6,9 @@ answers: replicas with other budgets stay the same.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -21,6 +21,9 @@ REQUESTS_SHARE: Final = 1 / 8
 ANSWERS_SHARE: Final = 1 / 4
 WATCHERS_SHARE: Final = 1 / 32
 PRODUCERS_SHARE: Final = 1 / 16
+HTTP_SHARE: Final = 5 / 32
+ADDRESS_SHARE: Final = 3 / 4
+"""Of an account that clients fill, what those of one address may have."""
 GO_ON_AT: Final = 7 / 8
 """Of its share a full account must have come down to, before those who wait for it go on."""
 
@@ -35,8 +38,8 @@ class Held(Protocol):
     def share_bytes(self) -> float: ...
 
 
-class Account:
-    """One use of memory that is counted as it is taken and given back; on the event loop, unless it says otherwise."""
+class _Counted:
+    """Memory that is counted as it is taken and given back; on the event loop, unless it says otherwise."""
 
     def __init__(self, share_bytes: float) -> None:
         self.share_bytes = share_bytes
@@ -44,9 +47,8 @@ class Account:
         """What the loop has taken and not given back; ..."""
         self.read = 0
         """... what the apply thread has taken, ever: a number that two threads change would lose changes."""
-        self._queue: deque[_Place] = deque()
         self._room = trio.Event()
-        self._is_waited_for = False
+        self._has_waiters = False
 
     @property
     def bytes(self) -> int:
@@ -58,60 +60,141 @@ class Account:
         """Whether nothing more should be taken. For any thread."""
         return self.taken + self.read >= self.share_bytes
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether somebody waits for room."""
-        return self._is_waited_for or bool(self._queue)
-
     def take(self, size: int) -> None:
         """Count what there is, whether there is room or not."""
         self.taken += size
 
+    def hold(self, size: int) -> None:
+        """The same on the apply thread."""
+        self.read += size
+
     def give_back(self, size: int) -> None:
         """It is there no more; whoever waits for room may have it."""
         self.taken -= size
-        if self._is_waited_for and self.bytes <= GO_ON_AT * self.share_bytes:
-            self._is_waited_for = False
+        if self._has_waiters and self.bytes <= GO_ON_AT * self.share_bytes:
+            self._has_waiters = False
             self._room.set()
             self._room = trio.Event()
-        while self._queue and self._fits(self._queue[0].size):
-            place = self._queue.popleft()
-            self.taken += place.size
-            place.granted.set()
 
     async def until_room(self) -> None:
         """Wait until it is not full."""
         while self.is_full:
-            self._is_waited_for = True
+            self._has_waiters = True
             await self._room.wait()
 
-    async def reserve(self, size: int) -> None:
-        """Take so much once there is room for all of it, in the order of those who ask. What is larger than the share
-        gets it when nobody else has anything."""
-        if not self._queue and self._fits(size):
-            self.taken += size
-            return
-        place = _Place(size)
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so much. What is larger than the share has room when there is nothing else."""
+        return not self.bytes or self.bytes + size <= self.share_bytes
+
+
+class Account(_Counted):
+    """One use of memory, by the clients of all addresses."""
+
+    def __init__(self, share_bytes: float) -> None:
+        super().__init__(share_bytes)
+        self._queue: list[_Place] = []
+        self._shares: WeakValueDictionary[str, AddressShare] = WeakValueDictionary()
+
+    def of(self, address: str) -> AddressShare:
+        """What the clients of an address have of it; as long as somebody keeps it."""
+        share = self._shares.get(address)
+        if share is None:
+            share = self._shares[address] = AddressShare(self)
+        return share
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for room."""
+        return self._has_waiters or bool(self._queue)
+
+    def give_back(self, size: int) -> None:
+        super().give_back(size)
+        if self._queue:
+            self._grant()
+
+    async def reserve(self, size: int, share: AddressShare | None = None) -> None:
+        """Take so much once there is room for all of it, in the order of those who ask; of an address that has its
+        share after others."""
+        place = _Place(size, share)
         self._queue.append(place)
+        self._grant()
         try:
             await place.granted.wait()
         except BaseException:
             if place.granted.is_set():
-                self.give_back(size)
+                (self if share is None else share).give_back(size)
             else:
                 self._queue.remove(place)
-                self.give_back(0)  # it may have kept smaller ones behind it
+                self._grant()  # it may have kept smaller ones behind it
             raise
 
-    def _fits(self, size: int) -> bool:
-        return not self.bytes or self.bytes + size <= self.share_bytes
+    def _grant(self) -> None:
+        at = 0
+        while at < len(self._queue):
+            size, share = self._queue[at].size, self._queue[at].share
+            if share is not None and not share.fits(size):
+                at += 1  # it waits for its own address; others need not
+            elif not self.fits(size):
+                break
+            else:
+                (self if share is None else share).take(size)
+                self._queue.pop(at).granted.set()
+
+
+class AddressShare(_Counted):
+    """What the clients of one address have of an account: three quarters of it at most.
+
+    So those of one address alone never take what others need. Who is behind a proxy has the proxy's address.
+    """
+
+    def __init__(self, account: Account) -> None:
+        super().__init__(ADDRESS_SHARE * account.share_bytes)
+        self._account = account
+
+    @property
+    def is_full(self) -> bool:
+        return super().is_full or self._account.is_full
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for room that clients of this address have."""
+        return self._has_waiters or self._account.is_waited_for
+
+    def take(self, size: int) -> None:
+        self.taken += size
+        self._account.taken += size
+
+    def hold(self, size: int) -> None:
+        self.read += size
+        self._account.read += size
+
+    def give_back(self, size: int) -> None:
+        super().give_back(size)
+        self._account.give_back(size)
+
+    async def until_room(self) -> None:
+        while self.is_full:
+            if self._account.is_full:
+                await self._account.until_room()
+            else:
+                self._has_waiters = True
+                await self._room.wait()
+
+    async def reserve(self, size: int) -> None:
+        """Take so much once there is room for all of it, here and in the account."""
+        await self._account.reserve(size, self)
+
+    def has_room(self, size: int) -> bool:
+        """Whether there is room for so much, here and in the account."""
+        return self.fits(size) and self._account.fits(size)
 
 
 class _Place:
     """Somebody who waits for so many bytes."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, share: AddressShare | None) -> None:
         self.size = size
+        self.share = share
         self.granted = trio.Event()
 
 
@@ -135,16 +218,19 @@ class MemoryBudget:
         self.look_aheads = LookAheads(limit_bytes * LOOK_AHEADS_SHARE)
         """What groups have read ahead in the log."""
         self.requests = Account(limit_bytes * REQUESTS_SHARE)
-        """Frames of which a part has come."""
+        """Frames of which a part has come, and requests that are not answered."""
         self.answers = Account(limit_bytes * ANSWERS_SHARE)
         """What was read for clients, or is queued for them, and has not left this node."""
         self.watchers = Account(limit_bytes * WATCHERS_SHARE)
-        """Requests that wait for changes of keys."""
+        """Requests that wait for messages, or for changes of keys."""
+        self.http = Account(limit_bytes * HTTP_SHARE)
+        """Requests of HTTP: their bodies and what is made of them, pages, answers that have not left this node."""
         self._accounts: dict[str, Held] = {
             "look_aheads": self.look_aheads,
             "requests": self.requests,
             "answers": self.answers,
             "watchers": self.watchers,
+            "http": self.http,
         }
 
     @property

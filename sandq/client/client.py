@@ -120,23 +120,16 @@ class Client:
         subscription:`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
-        (each gets at least one); 10, and 10,000 for who iterates over `subscription.batches()`. `lease`: how long a
-        message is held (None: the topic's setting); `auto_extend` renews it as long as the message is not settled.
-        `start` of a group that is new: "earliest", "latest", an instant, or the offset to begin with (in its partition;
-        the others begin at its time).
+        (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
+        `subscription.batches()`. `lease`: how long a message is held (None: the topic's setting); `auto_extend`
+        renews it as long as the message is not settled. `start` of a group that is new: "earliest", "latest", an
+        instant, or the offset to begin with (in its partition; the others begin at its time).
         """
+        return self._subscribe(topic, group, credit=credit, lease=lease, start=start, auto_extend=auto_extend)
+
+    def _subscribe(self, topic: str, group: str, **options: Any) -> Subscription:
         self._check_open()
-        return Subscription(
-            self._cluster,
-            self._tasks,
-            self.name,
-            check_name("topic", topic),
-            group,
-            credit=credit,
-            lease=lease,
-            start=start,
-            auto_extend=auto_extend,
-        )
+        return Subscription(self._cluster, self._tasks, self.name, check_name("topic", topic), group, **options)
 
     async def run(
         self,
@@ -157,8 +150,9 @@ class Client:
         lease is extended for as long as it works; `message.is_held` tells it whether that still goes well.
 
         An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
-        there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, so that none
-        waits here while another consumer is idle. `lease` and `start` are those of `subscribe`.
+        there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, and those
+        that will be begun in a moment; none waits here for long while another consumer is idle. `lease` and `start`
+        are those of `subscribe`.
 
         Cancelled, it begins nothing more and gives running handlers `grace` to end. Their acks are confirmed; those
         that take longer are cancelled (a thread is left to itself), and their messages given back without counting the
@@ -167,9 +161,8 @@ class Client:
         """
         self._check_open()
         check_options(handler, concurrency)
-        subscription = self.subscribe(
-            topic, group=group, credit=concurrency if credit is None else credit, lease=lease, start=start
-        )
+        options = {"credit": credit, "lease": lease, "start": start, "auto_extend": True, "worked_on": concurrency}
+        subscription = self._subscribe(topic, group, **options)
         await Runner(subscription, handler, concurrency, grace).run()
 
     def kv(self, topic: str) -> Keys:

@@ -68,7 +68,8 @@ def next_changes(
     reassign_after_ms: int,
 ) -> list[c.Command]:
     """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
-    whenever there are other nodes than the last time. `led`: the groups that have a leader."""
+    whenever there are other nodes than the last time; from the first move after that nothing counts as even, so that a
+    node that is back before the others are even gets its share. `led`: the groups that have a leader."""
     there = candidates(nodes, now_ms, reassign_after_ms)
     halted = too_many_failed(nodes)
     if halted:
@@ -79,12 +80,14 @@ def next_changes(
     moving = sum(p.moving and group in led and set(p.nodes) <= set(spread) for group, p in partitions.items())
     if moving >= MOVES_MOST:
         return []
-    even = spread != sorted(balanced) and not halted
+    others = spread != sorted(balanced)
+    even = others and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
         # What has no leader at present could not be looked at.
         return [c.Balance(spread)] if partitions.keys() <= set(led) else []
-    return [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
+    assigns: list[c.Command] = [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
+    return [c.Balance([]), *assigns] if assigns and others and balanced else assigns
 
 
 def next_voters(nodes: Mapping[str, NodeRecord], voting: Collection[str], most: int, lost: Collection[str]) -> set[str]:

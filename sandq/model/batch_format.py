@@ -153,6 +153,11 @@ def count_of(raw: bytes) -> int:
     return int.from_bytes(raw[12:16], "little")
 
 
+def plain_bytes_of(raw: bytes) -> int:
+    """What the body has when it is not compressed, as the header says."""
+    return int.from_bytes(raw[20:24], "little")
+
+
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
     """Little-endian int32 or int64; struct.error when one does not fit. Measured: quicker than array's."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)

@@ -21,5 +21,10 @@ class Caller:
     address: str
 
 
+def host_of(caller: Caller) -> str:
+    """The machine that a connection comes from."""
+    return caller.address.rpartition(":")[0] or caller.address
+
+
 NODE: Final = Caller("node", "local")
 """The node itself, and what runs within it."""

@@ -11,7 +11,7 @@ level  since    what it adds
 1      v0.2.0   everything that v0.2.0 has
 2      v0.3.0   RAISE_LEVEL, by which partitions come to newer rules (ADR 19)
 3      v0.3.0   TAKE_DIGEST and DIGEST, by which replicas are compared (ADR 21)
-4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 23)
+4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
 =====  =======  ===========================================================
 """
 

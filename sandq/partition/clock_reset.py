@@ -1,4 +1,4 @@
-"""A clock reset: the way out of a floor that a wrong clock put far ahead, an operator's command (ADR 23).
+"""A clock reset: the way out of a floor that a wrong clock put far ahead, an operator's command (ADR 24).
 
 From its entry on nothing is leased and nothing stored, until `Upkeep` has gone through all that stands between the new
 time and the old floor, a bounded part at a time. Nothing of it is in memory alone: who is restarted goes on with the

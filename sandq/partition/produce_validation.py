@@ -7,10 +7,11 @@ that must not change, or replicas of several versions would come apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
+from sandq.model.batch_format import HEADER_BYTES, count_of, plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.partitioning import partition_for
@@ -44,6 +45,17 @@ class Checked(NamedTuple):
 
 
 PLAIN_SINGLE = Checked(1, False)
+
+MUCH_MESSAGES: Final = 4096
+MUCH_BYTES: Final = 2 << 20
+"""Of a batch that takes long to check."""
+
+
+def is_much(raw: bytes) -> bool:
+    """Whether checking a batch takes so long that it is better done where nobody waits for it."""
+    if len(raw) < HEADER_BYTES:
+        return False
+    return len(raw) > MUCH_BYTES or count_of(raw) > MUCH_MESSAGES or plain_bytes_of(raw) > MUCH_BYTES
 
 
 def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:

@@ -23,7 +23,8 @@ values within maps: it lifts the bound.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+import sys
+from collections.abc import Generator, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -39,6 +40,13 @@ ITEMS_MAX: Final = 65_536
 CONTROL_BYTES: Final = 4 * 1024 * 1024
 """Everything in a request but the bin fields of its outermost array."""
 
+LARGE_BYTES: Final = 256 << 10
+"""A larger frame is decoded in steps, where its reader has others to look after."""
+PIECE_BYTES: Final = 16 << 10
+"""Of a large frame, decoded in one step."""
+_STEP_ITEMS: Final = 256
+_STEP_DEPTH: Final = 8
+
 Frame = list[Any]
 """A decoded body; the first two items are ints: type and request id."""
 
@@ -47,6 +55,7 @@ _LENGTH_BYTES = 4
 _PREFIX_MAX_ITEMS = 14  # a fixarray has at most 15 items, and a tail is one of them
 _METHODS = (b"GET ", b"POST", b"PUT ", b"DELE", b"HEAD", b"OPTI", b"PATC", b"PRI ")
 _TLS_HANDSHAKE = b"\x16\x03"
+_ARRAY_CODES = frozenset((0xDC, 0xDD))
 _BIN_CODES = frozenset((0xC4, 0xC5, 0xC6))
 
 
@@ -116,15 +125,26 @@ class FrameReader:
     `max_frame_bytes` at most.
     """
 
-    __slots__ = ("_control_bytes", "_first_frame_bytes", "_kept", "_max_frame_bytes", "_started", "_wanted")
+    __slots__ = (
+        "_control_bytes",
+        "_defer_bytes",
+        "_first_frame_bytes",
+        "_kept",
+        "_max_frame_bytes",
+        "_started",
+        "_wanted",
+    )
 
     def __init__(
         self,
         max_frame_bytes: int = DEFAULT.frame_bytes,
         control_bytes: int = CONTROL_BYTES,
         first_frame_bytes: int | None = None,
+        defer_bytes: int = sys.maxsize,
     ) -> None:
-        """`first_frame_bytes`: what the first frame may have, if that is less."""
+        """`first_frame_bytes`: what the first frame may have, if that is less. `defer_bytes`: a frame of more, and
+        of more than `ITEMS_MAX`, comes as a `LargeFrame`."""
+        self._defer_bytes = defer_bytes
         self._max_frame_bytes = max_frame_bytes
         self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes
         self._control_bytes = control_bytes
@@ -142,16 +162,17 @@ class FrameReader:
         """Bytes that the incomplete frame will have, as far as is known."""
         return self._wanted
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that `data` completes, in order (often none, often many)."""
+    def feed(self, data: bytes | bytearray | memoryview, most: int = sys.maxsize) -> list[Any]:
+        """The frames that `data` completes, in order (often none, often many). When there are `most` of them, more may
+        be there: `feed(b"", most)` goes on."""
         kept = self._kept
         if kept:
             kept += data
             if len(kept) < self._wanted:
                 return []
-            data = bytes(kept)
-            kept.clear()
-        frames: list[Frame] = []
+            data = kept
+            self._kept = kept = bytearray()
+        frames: list[Any] = []
         add, unpack, length_at = frames.append, msgpack.unpackb, LENGTH.unpack_from
         end, start = len(data), 0
         limit = self._max_frame_bytes if self._started else self._first_frame_bytes
@@ -171,6 +192,13 @@ class FrameReader:
                 try:
                     if length <= ITEMS_MAX:
                         frame = unpack(body)  # msgpack's own bound: no array has more items than the frame bytes
+                    elif length > self._defer_bytes:
+                        add(LargeFrame(body, self._control_bytes))
+                        start = stop
+                        most -= 1
+                        if not most:
+                            break
+                        continue
                     else:
                         if length > self._control_bytes:
                             _check_control_bytes(body, self._control_bytes)
@@ -181,11 +209,14 @@ class FrameReader:
                 except Exception as error:  # msgpack raises a dozen kinds: not msgpack, or over a bound
                     raise _undecodable(length, error) from None
                 if type(frame) is not list or type(kind) is not int or type(request_id) is not int:
-                    raise ProtocolError("a frame must be an array that begins with two numbers: type, request id")
+                    raise ProtocolError(_NO_FRAME)
                 if request_id < 0 or not 0 <= kind <= 255:
                     raise ProtocolError(f"type {kind} or request id {request_id} of a frame is out of range")
                 add(frame)
                 start = stop
+                most -= 1
+                if not most:
+                    break
             if start < end:
                 kept += view[start:]
         return frames
@@ -213,6 +244,75 @@ class FrameReader:
         )
 
 
+_NO_FRAME: Final = "a frame must be an array that begins with two numbers: type, request id"
+
+
+_HEAD_BYTES: Final = {0xDC: 3, 0xDD: 5}
+"""Of an array with 16 items or more."""
+
+
+class LargeFrame:
+    """A frame that is whole, and takes long to decode."""
+
+    __slots__ = ("_body", "_control_bytes")
+
+    def __init__(self, body: memoryview, control_bytes: int) -> None:
+        self._body = body
+        self._control_bytes = control_bytes
+
+    @property
+    def kind(self) -> int:
+        """Its type, if that is a small one, without decoding it."""
+        return self._body[_HEAD_BYTES.get(self._body[0], 1)]
+
+    def decode(self) -> Generator[int, None, Frame]:
+        """Decode it in steps; yields how many items, or pieces of bytes, each was. Raises as `FrameReader.feed`."""
+        try:
+            frame = yield from _decode(self._body, 0, self._control_bytes)
+            kind, request_id = frame[0], frame[1]
+        except SandqError:
+            raise
+        except Exception as error:
+            raise _undecodable(len(self._body), error) from None
+        if type(frame) is not list or type(kind) is not int or type(request_id) is not int:
+            raise ProtocolError(_NO_FRAME)
+        if request_id < 0 or not 0 <= kind <= 255:
+            raise ProtocolError(f"type {kind} or request id {request_id} of a frame is out of range")
+        return frame
+
+
+def _decode(body: memoryview, depth: int, control_bytes: int) -> Generator[int, None, Any]:
+    """What one value says. `control_bytes`: what an outermost array may have beside its bin fields."""
+    code = body[0]
+    if len(body) <= PIECE_BYTES or depth == _STEP_DEPTH or not (code >> 4 == 0x9 or code in _ARRAY_CODES):
+        yield 1 + len(body) // PIECE_BYTES
+        return msgpack.unpackb(body, max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
+    walker = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
+    walker.feed(body)
+    count = walker.read_array_header()
+    if count > ITEMS_MAX:
+        raise ValueError(f"an array of {count} items; {ITEMS_MAX} is the limit")
+    values: list[Any] = []
+    control = 0
+    for number in range(1, count + 1):
+        start = walker.tell()
+        walker.skip()
+        stop = walker.tell()
+        if not depth and body[start] not in _BIN_CODES:
+            control += stop - start
+            if control > control_bytes:
+                raise _too_much_control(control, control_bytes)
+        if stop - start > PIECE_BYTES:
+            values.append((yield from _decode(body[start:stop], depth + 1, control_bytes)))
+        else:
+            values.append(msgpack.unpackb(body[start:stop], max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX))
+        if not number % _STEP_ITEMS:
+            yield _STEP_ITEMS
+    if walker.tell() != len(body):
+        raise ValueError("there is more behind its end")
+    return values
+
+
 def _undecodable(length: int, error: Exception) -> ProtocolError:
     why = str(error)[:200] or type(error).__name__
     return ProtocolError(f"a frame of {length} bytes cannot be decoded: {why}")
@@ -232,15 +332,20 @@ def _check_control_bytes(body: memoryview, limit: int) -> None:
     except Exception as error:
         raise _undecodable(len(body), error) from None
     if control_bytes > limit:
-        raise FrameTooLarge(
-            f"a frame has {control_bytes} bytes beside its batches: {limit} is the limit",
-            limit="control_bytes",
-            maximum=limit,
-            size=control_bytes,
-        )
+        raise _too_much_control(control_bytes, limit)
+
+
+def _too_much_control(size: int, limit: int) -> FrameTooLarge:
+    return FrameTooLarge(
+        f"a frame has {size} bytes or more beside its batches: {limit} is the limit",
+        limit="control_bytes",
+        maximum=limit,
+        size=size,
+    )
 
 
 _pack = msgpack.Packer(autoreset=True).pack
+_pack_header = msgpack.Packer(autoreset=True).pack_array_header
 _pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
 
 
@@ -263,6 +368,17 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
 def encode_reply(request_id: int, *fields: Any) -> bytes:
     """The answer to a request that was done."""
     return encode_frame(0, request_id, *fields)
+
+
+def encode_packed(request_id: int, *fields: bytes) -> bytes:
+    """The answer to a request whose fields are encoded already."""
+    body = b"".join((_pack_header(2 + len(fields)), _pack(0), _pack(request_id), *fields))
+    return LENGTH.pack(len(body)) + body
+
+
+def pack_array(items: Sequence[bytes]) -> bytes:
+    """An array of items that are encoded already."""
+    return b"".join((_pack_header(len(items)), *items))
 
 
 def encode_replies(replies: Iterable[tuple[int, Any, Any]]) -> bytes:

@@ -14,7 +14,7 @@ from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
-from sandq.protocol.frames import ITEMS_MAX, PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
+from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 from sandq.protocol.request import U32, U48, Bounds, Offset, Partition, Request, characters, choice, each, row_of
 
 EARLIEST: Final = "earliest"
@@ -25,6 +25,7 @@ IGNORE: Final = 2
 LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
+RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
 Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
@@ -195,8 +196,8 @@ class Ping(Request, type=Type.PING):
 def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list[Any]]:
     """`what` of an ACK's or NACK's item, with ranges that follow one another made one: who names each message by itself
     names runs, most often. Raises unless it is an array of `[offset, count | bitmap]`."""
-    if type(what) is not list or not 1 <= len(what) <= ITEMS_MAX:
-        raise cls.wrong("items", f"item {item}: what must be nil or an array of one or more ranges")
+    if type(what) is not list or not 1 <= len(what) <= RANGES_MAX:
+        raise cls.wrong("items", f"item {item}: what must be nil or an array of 1 to {RANGES_MAX} ranges")
     ranges: list[list[Any]] = []
     add, number_of = ranges.append, int.from_bytes
     behind = -1

@@ -1,6 +1,6 @@
 """Commit for all groups of a node in passes: take messages in, tick dirty groups, write one WAL pass, then count it.
 
-Pure of I/O: `tick` returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
+Pure of I/O: a tick returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
 `synced`, and only then sends what `take_outgoing` gives. A group is never ticked between the two: its leader would
 count entries that are not on disk yet, and so would a follower's answer. Nor is a committed entry handed out before the
 pass that wrote it is synced (an only voter commits its first no-op within the tick that elects it).
@@ -9,6 +9,7 @@ pass that wrote it is synced (an only voter commits its first no-op within the t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ log = structlog.get_logger("sandq.raft")
 SCAN_S, SCAN_MOST_S = 0.05, 1.0
 """The election deadlines are looked at when the first of them is over, at this interval at least and at most."""
 
+TICKED_AT_ONCE = 64
+"""Groups, before others on the loop may have a turn."""
 ARRIVED_BYTES, ARRIVED_FRAMES = 64 << 20, 1024
 """What peers have sent and no pass has taken in yet: no more is read beyond either."""
 
@@ -58,6 +61,8 @@ class GroupCommit:
         self._takes_entries = takes_entries
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
+        self._ticking: deque[Group] = deque()
+        """Those of this pass that are yet to be ticked."""
         self._touched: dict[Group, None] = {}
         """Groups of this pass: only they may have written something."""
         self._ticked: list[tuple[Group, int]] = []
@@ -191,20 +196,37 @@ class GroupCommit:
     # -- a pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Committed]]:
-        """Take in what arrived, then tick every dirty group once.
+        """A tick in one go: `begin_tick`, `tick_some` as often as it wants, `end_tick`."""
+        self.begin_tick()
+        while self.tick_some():
+            pass
+        return self.end_tick()
 
-        Returns the records to be synced before anything else happens, and the entries that are committed and on
-        disk already: they may be applied while the records are written.
-        """
+    def begin_tick(self) -> None:
+        """Take in what arrived. Every group that is dirty by now is to be ticked once."""
         self._take_in()
-        dirty, self._dirty = self._dirty, {}
-        for group in dirty:
+        self._ticking.extend(self._dirty)
+        self._dirty = {}
+
+    def tick_some(self) -> bool:
+        """Tick some of those; whether there are more. Others may have a turn in between: what they bring is for the
+        next pass."""
+        for _ in range(min(TICKED_AT_ONCE, len(self._ticking))):
+            group = self._ticking.popleft()
+            if self.groups.get(group.number) is not group:
+                continue  # it was removed meanwhile
             self._before_tick[group.number]()
             group.tick()
+            self._touched[group] = None
             self._look_at(group.deadline_s)
             if group.has_more:
                 self._dirty[group] = None
-        touched, self._touched = self._touched | dirty, {}
+        return bool(self._ticking)
+
+    def end_tick(self) -> tuple[list[Record], list[Committed]]:
+        """Return the records to be synced before anything else happens, and the entries that are committed and on
+        disk already: they may be applied while the records are written."""
+        touched, self._touched = self._touched, {}
         self._ticked = [(group, group.journal.last_index) for group in touched if group.journal.is_new]
         records = self.records[:]
         self.records.clear()  # in place: the journals hold on to this list

@@ -19,8 +19,8 @@ OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut
 _NO_REPLY = frozenset({Type.CREDIT})
 _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.REPLY, Type.DELIVER, Type.ERROR)}
 
-Mark = tuple[Histogram, str, float]
-"""Of a request under way: where its duration goes, its type, when it came."""
+Mark = tuple[Histogram, str, float, int]
+"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes."""
 
 
 class Seldom:
@@ -75,7 +75,7 @@ class ClientStats:
         """By type and error code."""
         self.warnings = Seldom(LOGGED_PER_S)
 
-    def mark(self, kind: int, at: float) -> Mark | None:
+    def mark(self, kind: int, at: float, size: int) -> Mark | None:
         """For a request that came now; None: it gets no answer."""
         if kind in _NO_REPLY:
             return None
@@ -83,4 +83,4 @@ class ClientStats:
         durations = self.durations.get(name)
         if durations is None:
             durations = self.durations[name] = Histogram(SECONDS)
-        return durations, name, at
+        return durations, name, at, size

@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -14,10 +15,11 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.broker.turns import TURN_WORK, Turn
+from sandq.model.caller import NODE, Caller, host_of
+from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
-from sandq.protocol.frames import Frame, FrameReader, encode_error
+from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.sender import Sender
 
@@ -39,12 +41,26 @@ GRANTED_BYTES = 4096
 """A frame that every connection may have half sent, whatever others have."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
-"""A frame has so long to come whole, and a second more for so many bytes of it."""
+"""A frame has so long to come whole, and a second more for so many bytes of it; what waits for its turn here is not
+counted."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
 CONNECTION_SHARE = 1 / 8
-"""What a connection may have of all answers."""
+"""What a connection may have of all answers ..."""
+CONNECTION_REQUESTS_SHARE = 1 / 4
+"""... and of all requests that are not answered."""
+REQUEST_BYTES = 512
+"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
+PARSED_COPIES = 8
+"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
+WAITING_BYTES = 4096
+"""What a request that waits for something to happen takes, about, beside what it names."""
+UNIT_BITS = 10
+"""An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
+REFUSAL_WORK = 4
+"""Of an answer that says why not."""
 LAST_WORDS_S = 1.0
+_PRODUCE = int(Type.PRODUCE)
 
 
 Gate = Callable[[], Awaitable[None]]
@@ -56,12 +72,13 @@ class Session(Protocol):
 
     greeted: bool
 
-    def handle(self, frame: Frame) -> None:
-        """Start what a frame asks for. Raises SandqError: the request failed (ProtocolError: the connection)."""
+    def handle(self, frame: Frame) -> Awaitable[None] | None:
+        """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
+        Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
     def handled(self) -> None:
-        """Everything that one receive brought was handled."""
+        """Everything that came in one turn was handled."""
         ...
 
     def drained(self) -> None:
@@ -100,6 +117,8 @@ class Connection:
         self._stats = stats if stats is not None else ClientStats()
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
+        self.turn = Turn()
+        """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
         # What is answered is answered in other tasks, too.
@@ -107,11 +126,18 @@ class Connection:
         self._limits = limits
         self._http_address = http_address
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
-        self._memory = memory
-        self._answers = memory.answers
-        self._most_bytes = min(
-            limits.in_flight_bytes_per_connection, int(CONNECTION_SHARE * memory.answers.share_bytes)
-        )
+        address = host_of(caller)
+        self._answers = memory.answers.of(address)
+        self._incoming = memory.requests.of(address)
+        self._waiting = memory.watchers.of(address)
+        most = limits.in_flight_bytes_per_connection
+        self._most_bytes = min(most, int(CONNECTION_SHARE * memory.answers.share_bytes))
+        self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
+        self._unanswered_bytes = 0
+        """Of requests, with what they take beside ..."""
+        self._charged_bytes = 0
+        """... and what of that is counted for all clients: what goes beyond `GRANTED_BYTES`."""
+        self._answered = trio.Event()
         self._reserved_bytes = 0
         """For the frame of which a part has come."""
         self._is_half = False
@@ -162,7 +188,7 @@ class Connection:
     def hold(self, size: int) -> None:
         """So much was read for this client. On the apply thread."""
         self._read_bytes += size
-        self._answers.read += size
+        self._answers.hold(size)
 
     def take(self, size: int) -> None:
         """So much was read for this client. On the loop."""
@@ -196,8 +222,10 @@ class Connection:
             if not self._out and not self._writing:
                 self._sender.add(self)
             self._out.append(frame)
-            self._out_bytes += len(frame)
-            self._answers.taken += len(frame)
+            size = len(frame)
+            self._out_bytes += size
+            self._answers.take(size)
+            self.turn.left -= size >> UNIT_BITS
 
     def _sent_out(self, size: int) -> None:
         """So many bytes have left this node."""
@@ -227,15 +255,18 @@ class Connection:
         mark = self._requests.pop(request_id, None)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
+            self._count_unanswered(-mark[3])
         self.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
         """Answer several requests."""
-        now_s = time.perf_counter()
+        now_s, answered_bytes = time.perf_counter(), 0
         for request_id in request_ids:
             mark = self._requests.pop(request_id, None)
             if mark is not None:
                 mark[0].observe(now_s - mark[2])
+                answered_bytes += mark[3]
+        self._count_unanswered(-answered_bytes)
         self.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
@@ -244,8 +275,10 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             self._stats.failures[mark[1], error.code] += 1
+            self._count_unanswered(-mark[3])
         elif not request_id:
             self._stats.errors[error.code] += 1
+        self.turn.left -= REFUSAL_WORK
         self._tell(request_id, mark, error)
         self.add_hint(error)
         self.send(encode_error(request_id, error))
@@ -264,6 +297,49 @@ class Connection:
             self._log.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
             self._log.warning("a request failed", **fields, not_logged_before=held_back)
+
+    # -- what its requests take ------------------------------------------------------------------------------
+
+    def _count_unanswered(self, size: int) -> None:
+        """So many bytes of requests came, or (less than 0) are answered."""
+        self._unanswered_bytes += size
+        charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
+        if charge > 0:
+            self._charged_bytes += charge
+            self._incoming.take(charge)
+        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # not for each small one
+            self._charged_bytes += charge
+            self._incoming.give_back(-charge)
+        if size < 0 and not self._answered.is_set():
+            self._answered.set()
+
+    @property
+    def _asks_too_much(self) -> bool:
+        """So much is not answered yet that nothing more should be read."""
+        most = GRANTED_BYTES if self._incoming.is_full else self._most_unanswered_bytes
+        return self._unanswered_bytes > most
+
+    async def _until_answered(self) -> None:
+        """Not read: the client that asks for more than is answered waits for its answers."""
+        while self._asks_too_much:
+            self._answered = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_first, nursery, self._answered.wait)
+                if self._incoming.is_full:
+                    nursery.start_soon(_first, nursery, self._incoming.until_room)
+
+    @contextmanager
+    def waits(self, size: int) -> Iterator[None]:
+        """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
+        Overloaded."""
+        if self._waiting.is_full:
+            raise Overloaded("too many wait for messages or changes here; ask again in a moment")
+        size += WAITING_BYTES
+        self._waiting.take(size)
+        try:
+            yield
+        finally:
+            self._waiting.give_back(size)
 
     @property
     def room(self) -> int:
@@ -332,7 +408,9 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes + self._charged_bytes)
+            self._reserved_bytes = self._charged_bytes = self._unanswered_bytes = 0
+            self._requests.clear()
             self._answers.give_back(self._out_bytes)
             self._out_bytes = 0
             self._notify_sent()
@@ -340,41 +418,43 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
-        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES)
-        handle, stats, incoming = self._session.handle, self._stats, self._memory.requests
+        reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
+        stats, incoming = self._stats, self._incoming
+        more = False
         while True:
             try:
-                await trio.lowlevel.wait_readable(self._fd)
-                data = os.read(self._fd, RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES)
+                if more:
+                    # There is more, most often, and it waits for its turn here: that is not the client's time.
+                    with self._not_counted():
+                        await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._fd)
+                self.turn.begin()
+                size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
+                data = os.read(self._fd, size)
             except BlockingIOError:
+                more = False
                 continue
             except OSError:
                 return
             if not data:
                 return
+            more = len(data) == size
             stats.received_bytes += len(data)
             if self._gate is not None:
-                await self._gate()
-            came_at, kind, mark = time.perf_counter(), -1, None
+                with self._not_counted():
+                    await self._gate()
+            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
             try:
-                frames = reader.feed(data)
+                frames = reader.feed(data, TURN_WORK)
                 if self._is_half and frames:
                     self._came_whole()
-                for frame in frames:
-                    if self._out_bytes > self._most_bytes:
-                        await self._until_sent()
-                    if frame[0] != kind:
-                        kind = frame[0]
-                        mark = stats.mark(kind, came_at)
-                    if mark is not None:
-                        self._requests[frame[1]] = mark
-                    try:
-                        handle(frame)
-                    except ProtocolError:
-                        raise
-                    except SandqError as error:
-                        self.refuse(frame[1], error)
-                self._session.handled()
+                while True:
+                    await self._handle(frames, came_at, came_bytes - reader.buffered_bytes)
+                    if len(frames) < TURN_WORK:
+                        break
+                    came_bytes = reader.buffered_bytes
+                    frames = reader.feed(b"", TURN_WORK)
             except WrongPort as error:
                 self._wrong_port(error)
                 return
@@ -384,16 +464,78 @@ class Connection:
                 return
             if self.congested:
                 await self._until_sent()
+            if self._asks_too_much:
+                with self._not_counted():
+                    await self._until_answered()
             if reader.buffered_bytes:
                 await self._expect(reader)
 
+    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
+        """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
+        session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
+        handle, most_bytes = session.handle, self._most_bytes
+        kind, mark, size, unasked_bytes = -1, None, 0, 0
+        produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
+        self._count_unanswered(all_bytes)
+        for one in frames:
+            if turn.left <= 0 or self._out_bytes > most_bytes:
+                session.handled()
+                if self._out_bytes > most_bytes:
+                    await self._until_sent()
+                await turn.end()
+            turn.left -= 1
+            frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
+            if frame[0] != kind:
+                kind = frame[0]
+                size = produce_bytes if kind == _PRODUCE else other_bytes
+                mark = stats.mark(kind, came_at, size)
+            if mark is None:
+                unasked_bytes += size
+            elif frame[1] in requests:
+                unasked_bytes += size
+                self.send(encode_error(frame[1], Conflict(f"request {frame[1]} is not answered yet")))
+                continue
+            else:
+                requests[frame[1]] = mark
+            try:
+                rest = handle(frame)
+                if rest is not None:
+                    await rest
+            except ProtocolError:
+                raise
+            except SandqError as error:
+                self.refuse(frame[1], error)
+        session.handled()
+        if unasked_bytes:
+            self._count_unanswered(-unasked_bytes)
+
+    async def _decode(self, large: LargeFrame) -> Frame:
+        """Decode a large frame in turns."""
+        self._session.handled()  # what came before it need not wait
+        steps = large.decode()
+        while True:
+            try:
+                work = next(steps)
+            except StopIteration as end:
+                frame: Frame = end.value
+                return frame
+            await self.turn.spend(work)
+
     async def _until_sent(self) -> None:
         """Not read, not answered: the client that does not read its answers waits for itself."""
+        with self._not_counted():
+            while self.congested:
+                await self._sent.wait()
+
+    @contextmanager
+    def _not_counted(self) -> Iterator[None]:
+        """What half a frame waits for here is not taken off the time that its rest has to come."""
         deadline_s, self._reading.deadline = self._reading.deadline, math.inf
         began_s = trio.current_time()
-        while self.congested:
-            await self._sent.wait()
-        self._reading.deadline = deadline_s + trio.current_time() - began_s
+        try:
+            yield
+        finally:
+            self._reading.deadline = deadline_s + trio.current_time() - began_s
 
     async def _expect(self, reader: FrameReader) -> None:
         """A part of a frame has come: there must be room for all of it, and its rest must come in time."""
@@ -401,7 +543,7 @@ class Connection:
         is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
         if is_large:
             self._reading.deadline = math.inf
-            await self._memory.requests.reserve(wanted)
+            await self._incoming.reserve(wanted)
             self._reserved_bytes = wanted
         if is_large or not self._is_half:
             self._is_half = True
@@ -412,7 +554,7 @@ class Connection:
         self._is_half = False
         self._reading.deadline = math.inf
         if self._reserved_bytes:
-            self._memory.requests.give_back(self._reserved_bytes)
+            self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
 
     async def _greeting_deadline(self) -> None:
@@ -478,6 +620,27 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+def _sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
+    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
+
+    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
+    for a first one none has more than one receive.
+    """
+    if not frames:
+        return 0, 0, 0
+    each_bytes = came_bytes // len(frames)
+    produces = [one[0] if type(one) is list else one.kind for one in frames].count(_PRODUCE)  # type: ignore[union-attr]
+    parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
+    produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
+    return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes
+
+
+async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
+    """Wait for one of several things."""
+    await wait()
+    nursery.cancel_scope.cancel()
 
 
 def _next_of(frames: deque[bytes | memoryview]) -> bytes | memoryview:

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.replication.replica import MetadataView
+from sandq.broker.turns import Turn
 from sandq.gossip import tags
-from sandq.metadata.records import Partition
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
+from sandq.server.topic_records import TopicRecords
+
+
+class PlacedReplicas:
+    """How many replicas each node is to hold, counted once for each state of the metadata."""
+
+    def __init__(self) -> None:
+        self.by_node: Mapping[str, int] = {}
+        """Those that are, or may still be, on each."""
+        self.moving = 0
+        """Partitions that are on their way between nodes."""
+        self._view: MetadataView | None = None
+        """That they are of."""
+
+    async def count(self, view: MetadataView, turn: Turn) -> None:
+        """Count them, in turns, unless it was done for this very state."""
+        if view is self._view:
+            return
+        held: Counter[str] = Counter()
+        moving = 0
+        for topic in view.topics.values():
+            for partition in topic.partitions:
+                moving += partition.moving
+                held.update({node_of(member) for member in (*partition.members, *partition.former)})
+                await turn.spend(1)
+        self._view, self.by_node, self.moving = view, held, moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +71,9 @@ class ServerInfo:
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
+    topics: TopicRecords
+    memory: MemoryBudget
+    placed: PlacedReplicas = field(default_factory=PlacedReplicas)
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""
@@ -69,11 +100,14 @@ class ServerInfo:
                 if node_id == named:
                     error.details.update(host=host, port=port)
 
-    def cluster(self) -> dict[str, Any]:
+    async def cluster(self, turn: Turn) -> dict[str, Any]:
+        """What CLUSTER_INFO tells; made in turns."""
         broker = self.broker
+        if self.waiting() is None:
+            await self.placed.count(broker.metadata, turn)
+        floors_ahead = await self._floors_ahead(turn)
         waiting = self.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
-        moving = 0 if waiting is not None else sum(partition.moving for partition in self._partitions())
         return {
             "cluster": self.cluster_name,
             "cluster_uuid": self.cluster_uuid,
@@ -83,24 +117,34 @@ class ServerInfo:
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "feature_level": None if waiting is not None else broker.metadata.feature_level,
-            "moving": moving,
+            "moving": self.placed.moving if waiting is None else 0,
             "nodes": nodes,
             "others": others,
-            "topics": len(broker.topics()),
+            "topics": len(broker.catalog.topics),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
-            "floors_ahead": self._floors_ahead(),
+            "floors_ahead": floors_ahead,
             "different": [] if waiting is not None else self._different(),
+            "memory": self._memory(),
         }
 
-    def _floors_ahead(self) -> int:
+    async def _floors_ahead(self, turn: Turn) -> int:
         """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""
         latest_ms = self.broker.clock.now_ms() + FLOOR_AHEAD_MS
-        led = [leader for topic in self.broker.topics() for leader in topic.led().values()]
-        return sum([leader.host.status.floor_ms >= latest_ms for leader in led])
+        ahead = 0
+        for topic in self.broker.topics():
+            for leader in topic.led().values():
+                ahead += leader.host.status.floor_ms >= latest_ms
+                await turn.spend(1)
+        return ahead
+
+    def _memory(self) -> list[dict[str, Any]]:
+        """What each account of the memory budget holds, and how much it may."""
+        accounts = self.memory.accounts.items()
+        return [{"account": name, "bytes": held.bytes, "limit": int(held.share_bytes)} for name, held in accounts]
 
     def _different(self) -> list[dict[str, Any]]:
         """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""
@@ -132,7 +176,7 @@ class ServerInfo:
                 others.append({**row, "cluster_uuid": member.tags.get(tags.CLUSTER_UUID)})
         nodes = []
         sick = self.health.sick()
-        held = self._held() if registered else {}
+        held = self.placed.by_node if registered else {}
         voting = {node_of(member) for member in self.broker.metadata_host.members.voters} if registered else ()
         for _, node in sorted(registered.items()):
             known = {"node": node.node_id, "store_uuid": node.store_uuid, "up": node.node_id in up, **node.addresses}
@@ -148,16 +192,6 @@ class ServerInfo:
             }
             nodes.append({**known, **believed.get(node.node_id, {"member": None, "since_ms": None}), **written})
         return nodes, sorted(others, key=lambda row: row["node"])
-
-    def _held(self) -> Counter[str]:
-        """Replicas that are, or may still be, on each node."""
-        held: Counter[str] = Counter()
-        for partition in self._partitions():
-            held.update({node_of(member) for member in (*partition.members, *partition.former)})
-        return held
-
-    def _partitions(self) -> list[Partition]:
-        return [partition for topic in self.broker.metadata.topics.values() for partition in topic.partitions]
 
 
 class NodeState:

@@ -6,21 +6,28 @@ receive brought is all there at once, so that gathering it delays nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
-from sandq.model.batch_format import TYPE_OF
+from sandq.model.batch_format import HEADER_BYTES, TYPE_OF
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.partition.log.message_log import Stored
+from sandq.partition.produce_validation import is_much
 from sandq.protocol.frames import Frame, encode_replies, encode_reply
 from sandq.protocol.requests import Produce
 
 SMALL_BYTES = 4096
 """A larger batch gains nothing from company."""
+ALONE_WORK: Final = 16
+"""Of a batch that does not go with others, beside its bytes."""
+COLUMNS_WORK: Final = 12
+"""Of one that does, and has more than values: its cells are read one by one."""
+_COLUMNS_AT = HEADER_BYTES
+"""Where the low byte of the number of columns stands."""
 _VALUE_AT = len(encode({Column.VALUE: [b""]}))
 """In a batch of one value and nothing else."""
 _CODEC_AND_FLAGS = slice(9, 12)
@@ -46,39 +53,52 @@ class _Gathered:
 class ProduceCoalescer:
     """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order.
 
-    `produce` hands the batch of so many requests to the broker, and raises what refuses it; `reply` sends the answers
-    to requests, in one piece; `refuse` answers a request that failed.
+    `produce` hands the batch of so many requests to the broker, and raises what refuses it; `produce_large` does so
+    with one that takes long to check; `spend` is told of work beyond that of small frames; `reply` sends the answers to
+    requests, in one piece; `refuse` answers a request that failed.
     """
 
     def __init__(
         self,
         produce: Callable[[Produce, int, Done], None],
+        produce_large: Callable[[Produce, Done], Awaitable[None]],
+        spend: Callable[[int], None],
         reply: Callable[[Sequence[int], bytes], None],
         refuse: Callable[[int, SandqError], None],
     ) -> None:
         self._produce = produce
+        self._produce_large = produce_large
+        self._spend = spend
         self._reply = reply
         self._refuse = refuse
         self._gathered: dict[tuple[str, int], _Gathered] = {}
 
-    def add(self, frame: Frame) -> None:
-        """Take a PRODUCE request in, behind those that came before. Raises InvalidRequest."""
+    def add(self, frame: Frame) -> Awaitable[None] | None:
+        """Take a PRODUCE request in, behind those that came before; what is returned is to be awaited before the next
+        one. Raises InvalidRequest."""
         if not _is_small(frame):
             self.flush()
             asked = Produce.parse(frame)
-            self._produce(asked, 1, self._done([frame[1]], [0]))
-            return
+            done = self._done([frame[1]], [0])
+            if is_much(asked.batch):
+                return self._produce_large(asked, done)
+            self._spend(ALONE_WORK + (len(asked.batch) >> 12))
+            self._produce(asked, 1, done)
+            return None
         place, batch = (frame[2], frame[3]), frame[8]
+        if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
+            self._spend(COLUMNS_WORK)
         alike = (frame[2:8], batch[_CODEC_AND_FLAGS])
         gathered = self._gathered.get(place)
         if gathered is not None and gathered.alike == alike:
             gathered.ids.append(frame[1])
             gathered.batches.append(batch)
-            return
+            return None
         if gathered is not None:
             self.flush()
         Produce.parse(frame)  # checks the fields, once for all that are alike
         self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
+        return None
 
     def flush(self) -> None:
         """Hand on what has gathered."""

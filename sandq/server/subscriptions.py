@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import trio
 
 from sandq.broker.broker import Broker
@@ -15,6 +17,8 @@ from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
 from sandq.server.connection import Connection
 
 TAKEN_KEPT = 1000
+LISTENING_BYTES = 256
+"""What a LEASE request that waits takes for each partition, about."""
 
 
 class Subscriptions:
@@ -101,7 +105,7 @@ class Subscriptions:
         async def work() -> bytes:
             taken: list[Delivery] = []
             try:
-                with scope:
+                with self._waits(request), scope:
                     taken = await self._broker.take(
                         request, self._connection.caller, lambda: self._connection.congested
                     )
@@ -121,6 +125,13 @@ class Subscriptions:
         except SandqError:
             del self._takes[request_id]
             raise
+
+    def _waits(self, request: Lease) -> AbstractContextManager[None]:
+        """Count a request that may wait: it listens to every partition. Raises UnknownTopic, Overloaded."""
+        if not request.wait_ms:
+            return nullcontext()
+        partitions = self._broker.topic(request.topic).record.partitions
+        return self._connection.waits(LISTENING_BYTES * len(partitions))
 
     def unsubscribe(self, request_id: int, request: Unsubscribe) -> None:
         take = self._takes.get(request.subscription_id)

@@ -32,6 +32,8 @@ from sandq.storage.files import DIRECTORY_MODE, flock, sync_directory
 
 WRITE_BUFFER_BYTES = 16 << 20
 LOCK = "SANDQ-LOCK"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What LevelDB says of a full disk, in words."""
 _LOG_REMOVAL_S = 30.0
 """How long LevelDB may take to delete a log after the flush that made it needless (it does so before it
 returns)."""
@@ -48,7 +50,7 @@ class LevelStores:
                 raise Corruption(f"the stores {self.path} are missing", file=str(self.path))
             self.path.mkdir(DIRECTORY_MODE, parents=True)
             sync_directory(self.path.parent)
-        self._failure: str | None = None
+        self._failure: SandqError | None = None
         self._closed = False
         self._snapshots: weakref.WeakSet[LevelSnapshot] = weakref.WeakSet()
         self._snapshots_lock = threading.Lock()
@@ -155,7 +157,7 @@ class LevelStores:
         except (plyvel.Error, OSError) as error:
             raise self._write_error("flush", error) from error
         except StorageFailed as error:
-            self._failure = self._failure or error.message
+            self._failure = self._failure or error
             raise
 
     def _wait_for_removal(self, logs: list[int]) -> None:
@@ -196,11 +198,13 @@ class LevelStores:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise StorageFailed(f"the stores in {self.path} do not take anything any more: {self._failure}")
+            why = self._failure.message
+            message = f"the stores in {self.path} do not take anything any more: {why}"
+            raise StorageFailed(message, **self._failure.details)
 
     def _failed(self, operation: str, error: Exception) -> StorageFailed:
         text = _text(error)
-        code = "ENOSPC" if os.strerror(errno.ENOSPC) in text else "EIO"
+        code = next((errno.errorcode[number] for number in FULL if os.strerror(number) in text), "EIO")
         message = f"cannot {operation} {self.path}: {text}"
         return StorageFailed(message, operation=operation, file=str(self.path), errno=code)
 
@@ -218,7 +222,7 @@ class LevelStores:
         failure: SandqError
         damaged = isinstance(error, plyvel.CorruptionError)
         failure = self._corrupt(error) if damaged else self._failed(operation, error)
-        self._failure = self._failure or failure.message
+        self._failure = self._failure or failure
         return failure
 
 

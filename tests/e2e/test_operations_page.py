@@ -175,6 +175,9 @@ def test_forming_by_hand(tmp_path: Path) -> None:
         uuid = json.loads(shell(f"{founded} -o json"))["cluster_uuid"]
         assert uuid in shell(again)
         wait_until(lambda: shell(listed).count("alive") == 2 and shell(f"{listed} -o json").count('"store_uuid"') == 2)
+        # The first has it registered before it tells it: until then the other says of itself that it joins.
+        joined = f"sandctl -s {nodes[1].address} cluster info -o json"
+        wait_until(lambda: json.loads(shell(joined))["cluster_uuid"] == uuid)
         assert uuid in shell.run(f"sandctl -s {nodes[1].address} cluster init --yes").err
         nodes[0].kill()
         nodes[0].start()

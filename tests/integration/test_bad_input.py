@@ -160,6 +160,27 @@ async def test_a_connection_has_so_many_subscriptions(tmp_path: Path, dial: Dial
         assert (await (await dial(node)).subscribe())[0] == 0, "another one has its own"
 
 
+async def test_what_waits_to_be_stored_is_bounded(node: Serving, client: RawClient) -> None:
+    await client.create()
+    backlog = node.broker.node_log.backlog
+    backlog.bytes += backlog.limit_bytes
+    refused = await client.produce(b"m")
+    assert (code(refused), refused[4]) == ("OVERLOADED", True)
+    backlog.bytes -= backlog.limit_bytes
+    assert (await client.produce(b"m"))[0] == 0
+
+
+async def test_what_a_subscription_may_say_is_bounded(tmp_path: Path, dial: Dial) -> None:
+    config = small_config(tmp_path, LIMITS__CREDIT_MAX="10", LIMITS__CONSUMER_ID_CHARS="5")
+    async with run_node(config) as node:
+        client = await dial(node)
+        await client.create()
+        for more, said in ({"credit": 11}, "at most 10"), ({"consumer": "abcdef"}, "1 to 5 characters"):
+            refused = await client.subscribe(**more)  # type: ignore[arg-type]
+            assert (code(refused), said in message(refused)) == ("INVALID", True)
+        assert (await client.subscribe(credit=10, consumer="abcde"))[0] == 0
+
+
 async def test_subscribing_to_what_is_not_there(client: RawClient) -> None:
     assert code(await client.subscribe()) == "UNKNOWN_TOPIC"
     await client.create()

@@ -246,7 +246,8 @@ async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> 
     """Also when it has acked the second message of a batch: it was the offset of another partition then."""
     for partitions in (1, 3):
         topic = f"t{partitions}"
-        await api.admin.create_topic(topic, partitions=partitions)
+        # What a seek to the end has passed is acked: it must still be there for the one to the beginning.
+        await api.admin.create_topic(topic, partitions=partitions, delete_on_ack=False)
         for partition in range(partitions):
             async with api.producer(topic) as producer:
                 await producer.send_many([b"a", b"b", b"c"], partition=partition)

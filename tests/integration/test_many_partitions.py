@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 
@@ -14,6 +16,9 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.replication.node_log import NodeLog
 from sandq.errors import TooLarge
 from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from sandq.server.topic_records import TopicRecords
+from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S
@@ -83,3 +88,27 @@ async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> No
         await api.admin.update_topic("b", partitions=2, retention="1h")
         await api.admin.delete_topic("a")
         await api.admin.create_topic("c", partitions=3)
+
+
+async def test_a_topic_that_is_asked_for_again_and_again_is_encoded_once(
+    node: Serving, api: sandq.Client, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    encode = TopicRecords._encode
+
+    async def counted(self: TopicRecords, record: Any, turn: Any) -> bytes:
+        nonlocal made
+        made += 1
+        return await encode(self, record, turn)
+
+    await api.admin.create_topic("t", partitions=PARTITIONS)
+    await node.broker.routes.until_led([partition.group for partition in node.broker.topic("t").record.partitions])
+    monkeypatch.setattr(TopicRecords, "_encode", counted)
+    client, asked = await dial(node), 500
+    one = await client.call(Type.METADATA, ["t"])
+    assert [row[2] is not None for row in one[3][0]["partitions"]] == PARTITIONS * [True]
+    body = msgpack.packb([Type.METADATA, 9, ["t"]])
+    await client.send_bytes(asked * (struct.pack(">I", len(body)) + body))
+    for _ in range(asked):
+        assert (await client.receive())[2:] == one[2:]
+    assert made <= 1

@@ -85,10 +85,10 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
     batches = reader.read(planned)
     got = values([next(batches)])
     make_anew(node, range(100, 150), size=BYTES)
-    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+    # The page that was on its way may be here as well, or have been asked for while there was no such topic at all.
+    with pytest.raises(UnknownTopic, match=r"there is another one of this name|there is no topic 't'"):
         for batch in batches:
             got += values([batch])
-    # The page that was on its way may be here as well.
     assert got == [*range(len(got))] and len(got) < 50
 
 

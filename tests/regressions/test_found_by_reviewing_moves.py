@@ -23,7 +23,7 @@ from tests.support.nodes.found import found_nodes
 from tests.support.nodes.three import leading
 from tests.support.waiting import until_answer, until_holds
 from tests.unit.broker.controller.test_cluster_controller import Bed
-from tests.unit.metadata.test_planning import AFTER_MS, T, node, registry, topic
+from tests.unit.metadata.test_planning import AFTER_MS, T, assigned, node, registry, topic
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_moves_to_a_node_that_is_lost_do_not_keep_others_from_being_planned(stan
     parts = [Partition(p.group, p.first, p.members, (f"c#{p.group}",), 1, 0) for p in there["t"].partitions]
     topics = {"t": there["t"].__class__("t", 1, "timer", len(parts), 3, {}, T, tuple(parts), {})}
     nodes = registry(node("a"), node("b"), node("c"), node("d", failed=AFTER_MS, standing=standing))
-    found = next_changes(topics, nodes, "abcd", set(range(1, MOVES_MOST + 1)), T, AFTER_MS)
-    assert len(found) == MOVES_MOST and {frozenset(each.nodes) for each in found} == {frozenset("abc")}  # type: ignore[union-attr]
+    found = assigned(next_changes(topics, nodes, "abcd", set(range(1, MOVES_MOST + 1)), T, AFTER_MS))
+    assert len(found) == MOVES_MOST and {frozenset(holders) for holders in found.values()} == {frozenset("abc")}
 
 
 async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:

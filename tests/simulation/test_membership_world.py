@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import pytest
@@ -49,6 +50,18 @@ async def an_hour_ahead(world: MembershipWorld) -> None:
     for machine in world.machines.values():
         machine.go_on()
     await trio.sleep(3)
+
+
+def test_a_world_has_no_threads() -> None:
+    """They would go by real time, and no seed would be the same world twice."""
+    world, before = MembershipWorld(7), set(threading.enumerate())
+
+    async def look() -> None:
+        await trio.sleep(3)
+        assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+
+    world.live(look)
+    assert world.stored
 
 
 @pytest.mark.parametrize("seed", few_of(range(50), 2))

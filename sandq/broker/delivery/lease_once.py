@@ -13,6 +13,7 @@ from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timer, Timers
+from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
 from sandq.partition.groups.group import SEEKING
@@ -71,6 +72,8 @@ class LeaseOnce:
         self._clock = clock
         self._timers = timers
         self._congested = congested
+        self._slices = Turn()
+        """Of thousands of partitions some hundred are looked at in one turn of the loop."""
         self._bell = _Bell()
         self._armed_ms: int | None = None
         """For when a timer is set ..."""
@@ -86,17 +89,18 @@ class LeaseOnce:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
         deadline_ms = self._clock.now_ms() + self._request.wait_ms
         deadline: Timer | None = None
-        for delivery in self._deliveries:
-            delivery.watch(self._request.group, self._look_at)
         try:
-            self._touch()
+            for delivery in self._deliveries:
+                delivery.watch(self._request.group, self._look_at)
+                await self._slices.spend(1)
+            await self._touch()
             deadline = self._timers.at(deadline_ms, self._bell) if self._request.wait_ms else None
             while True:
                 self._bell.event = trio.Event()
                 taken = await self._lease_due()
                 if taken or self._clock.now_ms() >= deadline_ms:
                     break
-                self._set_timer(min(deadline_ms, self._touch()))
+                self._set_timer(min(deadline_ms, await self._touch()))
                 await self._bell.event.wait()
         finally:
             # Many of these end long before their deadlines, or before a message that is due in a year.
@@ -142,9 +146,13 @@ class LeaseOnce:
                 self._armed.cancel()
             self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._bell)
 
-    def _touch(self) -> int:
+    async def _touch(self) -> int:
         """A group that somebody takes from is in use, whether or not there is anything. When to say so again."""
-        return min(delivery.touch(self._request.group) for delivery in self._deliveries)
+        again_ms = []
+        for delivery in self._deliveries:
+            again_ms.append(delivery.touch(self._request.group))
+            await self._slices.spend(1)
+        return min(again_ms)
 
     async def _lease_due(self) -> list[Taken]:
         """What could be leased of the partitions to look at."""
@@ -153,6 +161,7 @@ class LeaseOnce:
         self._changed.update(dict.fromkeys(at for at, due_ms in self._due_ms.items() if due_ms <= now_ms))
         taken: list[Taken] = []
         while self._changed and left > 0 and left_bytes > 0:
+            await self._slices.spend(1)
             delivery = next(iter(self._changed))
             if self._congested():
                 self._due_ms[delivery] = self._clock.now_ms() + RETRY_MS

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
+from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.model.limits import Limits
 from sandq.partition import commands as c
@@ -26,8 +28,21 @@ def start_in(start: c.Position, partition: int) -> c.Position:
     return start
 
 
+Known = Mapping[tuple[int, int], set[int]]
+"""Tokens of leases that a consumer knows of, by group number and partition."""
+
+
+async def known_to(request: Subscribe) -> Known:
+    """The leases that the consumer knows of; there may be many."""
+    turn, known = Turn(), defaultdict[tuple[int, int], set[int]](set)
+    for group, partition, token in request.held:
+        known[group, partition].add(token)
+        await turn.spend(1)
+    return known
+
+
 def held_by(
-    deliveries: Sequence[PartitionLeader], request: Subscribe, limits: Limits
+    deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known, limits: Limits
 ) -> list[tuple[PartitionLeader, Delivery]]:
     """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
 
@@ -38,9 +53,8 @@ def held_by(
     for delivery in deliveries:
         replica = delivery.host.replica
         assert isinstance(replica, PartitionReplica)
-        at = (delivery.host.number, delivery.partition)
-        known = {token for group, partition, token in request.held if (group, partition) == at}
-        for held in replica.held_by(request.group, request.consumer_id, known):
+        tokens = known.get((delivery.host.number, delivery.partition), set())
+        for held in replica.held_by(request.group, request.consumer_id, tokens):
             if left <= 0:
                 return found
             left -= sum(len(piece.batch) for piece in held.pieces)

@@ -13,6 +13,9 @@ and requests need not wait for it, so they are not ended.
 
 A full log is a stalled one that says so. Before it comes to that, no new messages are taken (`storage.reserve_bytes`),
 and nodes that have room lead what they can; but the node works, and is not replaced.
+
+Stores that met a full disk take nothing more, also when there is room again: the node has to be started anew then,
+which is said here (`restart`) and done by the program that runs it.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from sandq.model.errors import StorageFailed
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
+from sandq.storage.files import is_full
 
 log = structlog.get_logger("sandq.health")
 
@@ -86,6 +90,8 @@ class NodeHealth:
         self._free_bytes = free_bytes
         self._reserve_bytes = reserve_bytes
         self._request_timeout_s = request_timeout_s
+        self.restart = trio.Event()
+        """Set when the stores failed for want of room, and there is room again."""
         self._told_s = -TELL_S
         self._handing_over = False
 
@@ -166,6 +172,9 @@ class NodeHealth:
         elif free_bytes >= self._reserve_bytes * ROOM_AGAIN and backlog.no_room is not None:
             backlog.no_room = None
             log.info("there is room again", free_bytes=free_bytes)
+        failed = self._node_log.failed
+        if failed is not None and is_full(failed) and backlog.no_room is None:
+            self.restart.set()
 
     @property
     def no_room(self) -> str | None:

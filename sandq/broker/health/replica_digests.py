@@ -7,7 +7,6 @@ flip, a version may be wrong. So who leads a partition has every replica digest 
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,6 +40,8 @@ LOOK_S: Final = 1.0
 VIEWS_MOST: Final = 4
 """Of others, that wait to be read: each keeps disk space that was freed. Who asks for more is told that it is too
 much."""
+REFUSED_MOST: Final = 64
+"""Of those that are told so, and wait to be closed."""
 STEP_ROWS: Final = 2048
 STEP_BYTES: Final = 1 << 20
 _BODY: Final = ([int, int, int, bytes], [int, int, int, NoneType])
@@ -79,7 +80,7 @@ class ReplicaDigests:
         """By number."""
         self._different: dict[int, tuple[str, ...]] = {}
         self._give, self._take = trio.open_memory_channel[DigestView](VIEWS_MOST)
-        self._refuse, self._refused = trio.open_memory_channel[DigestView](math.inf)
+        self._refuse, self._refused = trio.open_memory_channel[DigestView](REFUSED_MOST)
         self.compared = 0
         """Partitions whose replicas were all heard, again and again."""
 
@@ -171,17 +172,21 @@ class ReplicaDigests:
 
     def on_view(self, view: DigestView) -> None:
         """An entry that asks for a digest was applied here."""
-        if not self._bytes_per_s:
-            self._refuse.send_nowait(view)
-            return
         try:
-            self._give.send_nowait(view)
+            if self._bytes_per_s:
+                self._give.send_nowait(view)
+                return
         except trio.WouldBlock:
+            pass
+        self._answer(view, None)
+        try:
             self._refuse.send_nowait(view)
+        except trio.WouldBlock:
+            # Who made so many has just had LevelDB's lock: it is not held by a disk that hangs.
+            view.rows.close()
 
     async def _refuse_all(self) -> None:
         async for view in self._refused:
-            self._answer(view, None)
             await _close(view)
 
     def _answer(self, view: DigestView, digest: bytes | None) -> None:

@@ -39,6 +39,8 @@ class Routes:
         self._led: dict[int, int] = {}
         self._told: dict[int, tuple[int, str]] = {}
         self._changed = Signal()
+        self.version = 0
+        """Another one whenever some group has another leader."""
 
     def leader(self, group: int) -> str | None:
         """The node that is ready to answer for a group, as far as is known here."""
@@ -70,7 +72,7 @@ class Routes:
         elif self._led.pop(group, None) is None:
             return
         self._tell(None, [(group, term, ready)])
-        self._changed.set()
+        self._note_change()
 
     def up(self, node: str) -> None:
         """A connection was made."""
@@ -78,6 +80,7 @@ class Routes:
 
     def down(self, node: str) -> None:
         self._told = {group: told for group, told in self._told.items() if told[1] != node}
+        self.version += 1
 
     def heard(self, node: str, routes: Sequence[Any]) -> None:
         """What another node says of itself."""
@@ -91,4 +94,8 @@ class Routes:
                 self._told[group] = (term, node)
             elif not leads and known is not None and known[1] == node:
                 del self._told[group]
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.version += 1
         self._changed.set()

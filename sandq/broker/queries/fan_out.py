@@ -1,20 +1,27 @@
-"""Several groups at once: commands, and reads."""
+"""Several groups at once: commands, and reads. Of thousands some hundred are asked in one turn of the loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError
+
+GROUP_WORK: Final = 4
 
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
     """`RaftGroup.read` of all of them, at once."""
-    for host, confirmation in [(host, host.begin_read()) for host in hosts]:
+    turn, begun = Turn(), []
+    for host in hosts:
+        begun.append((host, host.begin_read()))
+        await turn.spend(GROUP_WORK)
+    for host, confirmation in begun:
         await host.finish_read(confirmation)
 
 
@@ -40,7 +47,9 @@ async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
         if not left:
             finished.set()
 
+    turn = Turn()
     for at, (host, command) in enumerate(commands):
+        await turn.spend(GROUP_WORK)
         try:
             host.submit(command, partial(done, at))
         except SandqError as error:

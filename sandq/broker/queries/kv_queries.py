@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.queries.linearizable_reads import Room
+from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
@@ -19,6 +19,10 @@ from sandq.partition.view import Row
 from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch
 
 T = TypeVar("T")
+KEYS_MOST: Final = 2048
+"""Of one answer: the rest is asked for again."""
+KEYS_OF_WORK: Final = 8
+"""That cost as much to look up as one message."""
 
 
 class KvQueries:
@@ -32,7 +36,11 @@ class KvQueries:
         """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
         one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms)."""
         (found, _), stale_ms = await self._ask(
-            requests[0], lambda replica, now_ms: _values(replica, requests, now_ms), itemgetter(1), len(requests)
+            requests[0],
+            lambda replica, now_ms: _values(replica, requests, now_ms),
+            itemgetter(1),
+            1 + sum([len(request.keys) for request in requests]) // KEYS_OF_WORK,
+            len(requests),
         )
         return found, stale_ms
 
@@ -42,6 +50,7 @@ class KvQueries:
             request,
             lambda replica, now_ms: replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms),
             lambda found: sum([len(key) + len(value) for key, value in found[0]]),
+            PAGE_WORK,
         )
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
@@ -57,13 +66,16 @@ class KvQueries:
         request: KvGet | KvScan,
         question: Callable[[PartitionReplica, int], T],
         size: Callable[[T], int],
+        work: int,
         requests: int = 1,
     ) -> tuple[T, int]:
         host, reads, clock, room = self._host(request), self._broker.reads, self._broker.clock, self._room
         if request.stale:
-            return await reads.ask_stale(host, lambda replica: question(replica, clock.now_ms()), requests, room, size)
+            return await reads.ask_stale(
+                host, lambda replica: question(replica, clock.now_ms()), requests, room, size, work
+            )
         await self._time.advance_for_values(host)
-        return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size), 0
+        return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size, work), 0
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
         """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""
@@ -77,13 +89,14 @@ class KvQueries:
 def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
     """The values for the first of these requests, and their bytes."""
     found: list[list[bytes | None]] = []
-    size = 0
+    size, keys_left = 0, KEYS_MOST
     for request in requests:
-        values = replica.values(request.keys, ANSWER_BYTES, now_ms)
+        values = replica.values(request.keys[:keys_left], ANSWER_BYTES, now_ms)
+        keys_left -= len(request.keys)
         found.append(values)
         for value in values:
             if value is not None:
                 size += len(value)
-        if size >= ANSWER_BYTES:
+        if size >= ANSWER_BYTES or keys_left <= 0:
             break
     return found, size

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import outcome
 import trio
 
-from sandq.broker.memory_budget import Account
 from sandq.broker.queries.linearizable_reads import BOUNDLESS, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
@@ -24,10 +23,6 @@ WATCHERS_MOST = 10_000
 VISIT_WATCHERS = 1000
 VISIT_BYTES = 8 << 20
 """What one visit looks at; whoever comes too late in it is looked at first in the next."""
-
-
-WATCHER_BYTES = 4096
-"""What a request that waits takes, about, beside the keys that it names."""
 
 
 class _Watcher:
@@ -72,9 +67,8 @@ class _Watcher:
 
 
 class KvWatches:
-    def __init__(self, runner: Runner, nursery: trio.Nursery, account: Account) -> None:
-        """`nursery` outlives every watcher; `account` is of all of them."""
-        self._account = account
+    def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
+        """`nursery` outlives every watcher."""
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, list[_Watcher]] = {}
@@ -91,18 +85,6 @@ class KvWatches:
         """The next changes; without any, once `wait_s` have passed, how far was looked. `room`: where they go. Raises
         NotLeader, HistoryGone, Overloaded."""
         host.check_ready()
-        size = WATCHER_BYTES + len(watch.start or b"") + len(watch.stop or b"")
-        if self._account.is_full:
-            raise Overloaded("too many wait for changes here; ask again in a moment")
-        self._account.take(size)
-        try:
-            return await self._changes(host, watch, max_messages, max_bytes, wait_s, room)
-        finally:
-            self._account.give_back(size)
-
-    async def _changes(
-        self, host: RaftGroup, watch: Watch, max_messages: int, max_bytes: int, wait_s: float, room: Room
-    ) -> Changes:
         await room.until_room()
         if watch.after is None:
             await host.read()  # what was acknowledged by now is not news
@@ -149,7 +131,7 @@ class KvWatches:
             del self._watchers[host]
 
     async def _visit(self, host: RaftGroup, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
-        found = await self._runner.ask(lambda: _look(host, asked), patient=False)
+        found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
             watcher.looked(one, index, now_s)

@@ -5,8 +5,8 @@ A linearizable answer is at least as late as everything that was acknowledged be
 stale one is what this node knows, whether it leads the group or not, and says how long ago that was certainly all
 there was.
 
-A visit ends with the answer that reaches `VISIT_BYTES`, and what is asked for a client that takes nothing, or while
-there is too much for all clients, waits until there is room.
+A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`, and what is asked for a client that takes
+nothing, or while there is too much for all clients, waits until there is room.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ WAITING_MOST = 10_000
 """Requests that questions of one group are for, and that are not answered yet."""
 VISIT_BYTES = 8 << 20
 """Of the answers of one visit, but for the last."""
+VISIT_WORK: Final = 256
+"""The questions of one visit, for which others wait: each about one message counts as one ..."""
+PAGE_WORK: Final = 128
+"""... and each that looks at many as so many."""
 
 
 class Room(Protocol):
@@ -74,7 +78,8 @@ BOUNDLESS: Final[Room] = _Boundless()
 
 
 class _Asked(Generic[T]):
-    def __init__(self, question: Question[T], requests: int, room: Room, size_of: Size[T]) -> None:
+    def __init__(self, question: Question[T], requests: int, room: Room, size_of: Size[T], work: int) -> None:
+        self.work = work
         self.question = question
         self.requests = requests
         self.room = room
@@ -129,10 +134,11 @@ class LinearizableReads:
         requests: int = 1,
         room: Room = BOUNDLESS,
         size: Size[T] = no_bytes,
+        work: int = 1,
     ) -> T:
-        """The linearizable answer, for so many requests. `size(answer)`: its bytes, which `room` has for it. Raises
-        NotLeader, Overloaded, StorageFailed, and what the question raises."""
-        answer, _ = await self._ask(_Key(host, False), question, requests, room, size)
+        """The linearizable answer, for so many requests. `size(answer)`: its bytes, which `room` has for it; `work`: of
+        a visit. Raises NotLeader, Overloaded, StorageFailed, and what the question raises."""
+        answer, _ = await self._ask(_Key(host, False), question, requests, room, size, work)
         return answer
 
     async def ask_stale(
@@ -142,11 +148,14 @@ class LinearizableReads:
         requests: int = 1,
         room: Room = BOUNDLESS,
         size: Size[T] = no_bytes,
+        work: int = 1,
     ) -> tuple[T, int]:
         """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
-        return await self._ask(_Key(host, True), question, requests, room, size)
+        return await self._ask(_Key(host, True), question, requests, room, size, work)
 
-    async def _ask(self, key: _Key, question: Question[T], requests: int, room: Room, size: Size[T]) -> tuple[T, int]:
+    async def _ask(
+        self, key: _Key, question: Question[T], requests: int, room: Room, size: Size[T], work: int
+    ) -> tuple[T, int]:
         if not room.has_room:
             await room.until_room()
         waiting = self._waiting[key]
@@ -157,7 +166,7 @@ class LinearizableReads:
         if coming is None:
             coming = self._coming[key] = []
             self._nursery.start_soon(self._round, key)
-        asked = _Asked(question, requests, room, size)
+        asked = _Asked(question, requests, room, size, work)
         coming.append(asked)
         return await asked.wait()
 
@@ -226,46 +235,32 @@ class _Visit:
     def __init__(self, host: RaftGroup, asked: list[_Asked[Any]]) -> None:
         self._host = host
         self._asked = asked
-        self._answers: list[_Answer] = []
-        self._is_done = False
-        self._is_given_up = False
-        self._held = [True]
-        """Empty once somebody lets go of what nobody wants."""
 
     async def made_by(self, runner: Runner) -> list[_Answer]:
-        try:
-            return await runner.ask(self._make, patient=False)
-        except BaseException:
-            self._is_given_up = True  # it may be made later all the same, or just now
-            if self._is_done:
-                self._drop(lambda room, size: room.let_go(size))
-            raise
+        return await runner.ask(self._make, group=self._host.number, patient=False, late=_drop)
 
     def _make(self) -> list[_Answer]:
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
-        visited_bytes = 0
+        answers: list[_Answer] = []
+        visited_bytes = work = 0
         for one in self._asked:
             if one.is_given_up or not one.room.has_room:
                 continue
             answer = outcome.capture(one.question, replica)
             size = one.size_of(answer.value) if isinstance(answer, outcome.Value) else 0
-            self._answers.append((one, answer, size))
+            answers.append((one, answer, size))
             if size:
                 one.room.hold(size)
                 visited_bytes += size
-                if visited_bytes >= VISIT_BYTES:
-                    break
-        self._is_done = True
-        if self._is_given_up:
-            self._drop(lambda room, size: room.hold(-size))
-        return self._answers
+            work += one.work
+            if visited_bytes >= VISIT_BYTES or work >= VISIT_WORK:
+                break
+        return answers
 
-    def _drop(self, let_go: Callable[[Room, int], None]) -> None:
-        """Let go of the answers, on whichever thread finds first that nobody wants them."""
-        try:
-            self._held.pop()
-        except IndexError:
-            return
-        for one, _, size in self._answers:
-            let_go(one.room, size)
+
+def _drop(answers: list[_Answer]) -> None:
+    """Let go of what was read when nobody waited for it any more."""
+    for one, _, size in answers:
+        if size:
+            one.room.let_go(size)

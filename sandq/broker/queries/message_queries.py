@@ -10,7 +10,7 @@ import structlog
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
-from sandq.broker.queries.linearizable_reads import Room, no_bytes
+from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model import offsets
@@ -49,6 +49,8 @@ T = TypeVar("T")
 log = structlog.get_logger("sandq.broker")
 
 
+WHY_WORK = 16
+"""Of one message, and every group."""
 ROW_BYTES = 256
 """What a row of an answer takes beside its values, about."""
 
@@ -82,7 +84,7 @@ class MessageQueries:
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
         await self._time.advance_for_states(self._host(request))
-        told = _found(await self._ask(request, lambda queries: queries.why(request.target)))
+        told = _found(await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK))
         delivery = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
@@ -93,23 +95,23 @@ class MessageQueries:
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
         await self._time.advance_for_states(self._host(request))
-        return await self._ask(request, lambda queries: queries.page(*request[2:]), _bytes_of_page)
+        return await self._ask(request, lambda queries: queries.page(*request[2:]), _bytes_of_page, PAGE_WORK)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of dead letters, and where the next one begins."""
-        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page)
+        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page, PAGE_WORK)
 
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
         await self._close_log(request)
         number = self._broker.topic(request.topic).record.number
-        return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched)
+        return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched, PAGE_WORK)
 
     async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
         """The topic's number, and how much there is of what `fetch` gives."""
         await self._close_log(request)
         number = self._broker.topic(request.topic).record.number
-        return number, await self._ask(request, lambda queries: queries.measure(*request[2:]))
+        return number, await self._ask(request, lambda queries: queries.measure(*request[2:]), no_bytes, PAGE_WORK)
 
     async def _close_log(self, request: Fetch | Measure) -> None:
         """Close the log as far as the request reads. Raises InvalidRequest, Overloaded, StorageFailed."""
@@ -167,7 +169,10 @@ class MessageQueries:
         for delivery in self._broker.led(topic):
             partition = delivery.partition
             await self._time.advance_for_states(delivery.host)
-            for row in await self._ask_partition(topic, partition, lambda queries: queries.group_rows()):
+            found = await self._ask_partition(
+                topic, partition, lambda queries: queries.group_rows(), no_bytes, PAGE_WORK
+            )
+            for row in found:
                 lag = row["ready"] + row["leased"] + row["waiting"]
                 rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
         return rows
@@ -257,10 +262,14 @@ class MessageQueries:
         ]
 
     async def _ask(
-        self, request: PartitionRequest, question: Callable[[PartitionQueries], T], size: Callable[[T], int] = no_bytes
+        self,
+        request: PartitionRequest,
+        question: Callable[[PartitionQueries], T],
+        size: Callable[[T], int] = no_bytes,
+        work: int = 1,
     ) -> T:
         """Ask the partition that a request is about."""
-        return await self._ask_partition(request.topic, request.partition, question, size)
+        return await self._ask_partition(request.topic, request.partition, question, size, work)
 
     async def _ask_partition(
         self,
@@ -268,11 +277,12 @@ class MessageQueries:
         partition: int,
         question: Callable[[PartitionQueries], T],
         size: Callable[[T], int] = no_bytes,
+        work: int = 1,
     ) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
-        everything that was acknowledged before. `size(answer)`: its bytes, if they may be many."""
+        everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
         host = self._broker.partition(topic, partition).host
-        return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size)
+        return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
 
 
 def _bytes_fetched(fetched: Fetched) -> int:

@@ -6,7 +6,7 @@ Sync and single-threaded by itself: the node runs it on the apply thread, a simu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Ask:
 
     call: Callable[[], Any]
     answered: Callable[[Any], None]
+    group: int | None = None
+    """It comes behind what was submitted for that group; None: behind everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Applier:
         self._on_applied = on_applied
         self._after_entry = after_entry
 
-    def run(self, tasks: list[Apply | Ask]) -> None:
+    def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
         began = time.perf_counter()
         entries = size = 0

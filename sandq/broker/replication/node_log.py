@@ -353,7 +353,13 @@ class NodeLog:
     # -- a pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Apply]]:
+        """A tick in one go."""
         records, committed = self.group_commit.tick()
+        return records, self._tasks(committed)
+
+    def end_tick(self) -> tuple[list[Record], list[Apply]]:
+        """The end of one that was done in parts, see `GroupCommit`."""
+        records, committed = self.group_commit.end_tick()
         return records, self._tasks(committed)
 
     def commit(self, records: Sequence[Record]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 import outcome
@@ -14,7 +15,7 @@ import trio
 
 from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.replication.worker import Worker
+from sandq.broker.replication.worker import FairWorker, Worker
 from sandq.broker.signals import Signal
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.storage.wal import WalFull
@@ -66,7 +67,9 @@ class Runner:
         """Why nothing gets into the log at present: there is no room. What waits for it goes on once there is."""
         self._passing = False
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
-        self._apply: Worker[Apply | Ask] = Worker("sandq-apply", node_log.applier.run, self._worker_crashed)
+        self._apply: FairWorker[Apply | Ask] = FairWorker(
+            "sandq-apply", node_log.applier.run, self._worker_crashed, attrgetter("group")
+        )
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._prepare()
@@ -118,7 +121,10 @@ class Runner:
         between, self._between = self._between, []
         for call, _ in between:
             call()
-        records, ready = node_log.tick()
+        node_log.group_commit.begin_tick()
+        while node_log.group_commit.tick_some():
+            await trio.lowlevel.checkpoint()
+        records, ready = node_log.end_tick()
         self._ticked.set()
         self._submit(ready)
         if records:
@@ -231,15 +237,23 @@ class Runner:
 
     # -- calls into threads ---------------------------------------------------------------------------------------
 
-    async def ask(self, call: Callable[[], T], *, patient: bool = True) -> T:
-        """Run on the apply thread, after everything submitted so far. `patient`: wait also while that stands still;
-        otherwise it raises Unavailable then, and may run later."""
+    async def ask(
+        self,
+        call: Callable[[], T],
+        *,
+        group: int | None = None,
+        patient: bool = True,
+        late: Callable[[T], None] = lambda result: None,
+    ) -> T:
+        """Run on the apply thread, after everything submitted so far, or what was for one group. `patient`: wait also
+        while that stands still; otherwise it raises Unavailable then, and may run later. `late`: gets a result that
+        nobody waits for any more."""
         if self._apply_ended is not None:
             raise self._apply_ended
-        reply: _Reply[T] = _Reply()
+        reply: _Reply[T] = _Reply(late)
         waiting = self._asking if patient else self._impatient
         waiting.add(reply)
-        self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle))
+        self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle, group))
         try:
             return await reply.wait()
         finally:
@@ -257,6 +271,10 @@ class Runner:
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)
+
+    def hand_to_maintenance(self, call: Callable[[], None]) -> None:
+        """Have it run there some time, unless the node ends before; it must not raise."""
+        self._maintenance.submit(call)
 
     async def on_wal(self, call: Callable[[], T]) -> T:
         """Run on the WAL thread. Waits for room where the disk is full. Raises StorageFailed."""
@@ -285,24 +303,32 @@ class Runner:
 
 
 class _Reply(Generic[T]):
-    """What a thread answers."""
+    """What a thread answers. `late`: gets a result that comes when nobody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: Callable[[T], None] = lambda result: None) -> None:
+        self._late = late
         self._event = trio.Event()
         self._outcome: outcome.Outcome[T]
+        self._is_given_up = False
 
     def settle(self, result: outcome.Outcome[T]) -> None:
         """The first time it counts."""
-        if self._event.is_set():
+        if self._event.is_set() or self._is_given_up:
+            if isinstance(result, outcome.Value):
+                self._late(result.value)
             return
         self._outcome = result
         self._event.set()
 
     async def wait(self) -> T:
-        await self._event.wait()
+        try:
+            await self._event.wait()
+        except BaseException:
+            self._is_given_up = True
+            raise
         return self._outcome.unwrap()
 
 
-def _call_all(calls: list[Callable[[], None]]) -> None:
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
     for call in calls:
         call()

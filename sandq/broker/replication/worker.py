@@ -1,15 +1,22 @@
-"""A thread that runs what is queued for it, in batches, in order."""
+"""Threads that run what is queued for them, in batches: in order, or fairly over groups."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
+
+from sandq.broker.replication.lanes import Lanes
 
 T = TypeVar("T")
 
 BATCH_ITEMS = 4096
+TURN_ITEMS = 128
+"""Of a batch that is made fairly: the loop hears of them in one turn."""
+TURN_S = 0.004
+"""After so long it ends, and what has come meanwhile is looked at. What is applied does not depend on it."""
 
 
 class Worker(Generic[T]):
@@ -20,7 +27,9 @@ class Worker(Generic[T]):
     the order of work is a promise.
     """
 
-    def __init__(self, name: str, handle: Callable[[list[T]], None], on_crash: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, name: str, handle: Callable[[Iterable[T]], None], on_crash: Callable[[BaseException], None]
+    ) -> None:
         self._handle = handle
         self._on_crash = on_crash
         self._turns = 0
@@ -46,19 +55,22 @@ class Worker(Generic[T]):
 
     def _run(self) -> None:
         try:
-            more = True
-            while more:
-                first = self._queue.get()
-                if first is None:
-                    return
-                items = [first]
-                more = self._gather(items)
-                self._turns += 1
-                self._handle(items)
-                self._turns += 1
+            self._run_all()
         except BaseException as crash:  # whatever ends this thread must end the node
             self._turns = 0  # it stands still no more than it goes on
             self._on_crash(crash)
+
+    def _run_all(self) -> None:
+        more = True
+        while more:
+            first = self._queue.get()
+            if first is None:
+                return
+            items = [first]
+            more = self._gather(items)
+            self._turns += 1
+            self._handle(items)
+            self._turns += 1
 
     def _gather(self, items: list[T]) -> bool:
         """Add what is queued already, up to a batch. False: the end was queued."""
@@ -72,3 +84,43 @@ class Worker(Generic[T]):
                 return False
             items.append(item)
         return True
+
+
+class FairWorker(Worker[T]):
+    """One whose items are of groups, see `Lanes`: those of a group are run in order."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[Iterable[T]], None],
+        on_crash: Callable[[BaseException], None],
+        lane_of: Callable[[T], int | None],
+    ) -> None:
+        self._lanes: Lanes[T] = Lanes()
+        self._lane_of = lane_of
+        super().__init__(name, handle, on_crash)
+
+    def _run_all(self) -> None:
+        more = True
+        while more or self._lanes:
+            if not self._lanes:
+                first = self._queue.get()
+                if first is None:
+                    return
+                self._lanes.add(first, self._lane_of(first))
+            if more:
+                gathered: list[T] = []
+                more = self._gather(gathered)
+                for item in gathered:
+                    self._lanes.add(item, self._lane_of(item))
+            self._turns += 1
+            self._handle(self._turn())
+            self._turns += 1
+
+    def _turn(self) -> Iterator[T]:
+        """The next ones, one at least."""
+        until_s = time.perf_counter() + TURN_S
+        for _ in range(TURN_ITEMS):
+            yield self._lanes.pop()
+            if not self._lanes or time.perf_counter() >= until_s:
+                return

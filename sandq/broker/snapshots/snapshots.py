@@ -184,8 +184,7 @@ class Snapshots:
                 answer = await self._offer(view, node_of(member), sending, times)
         finally:
             host.sending.pop(member, None)
-            with trio.CancelScope(shield=True):
-                await self._runner.on_maintenance(view.rows.close)
+            self._let_go(view.rows)
         if answer is None or answer.verdict is Verdict.HELD:
             return
         if answer.verdict is not Verdict.INSTALLED:
@@ -217,17 +216,21 @@ class Snapshots:
         journal, pointer = host.group.journal, self._node_log.pointers.get(host.number)
         term = journal.term_at(index)
         if term is None or pointer is None:
-            rows.close()
+            self._let_go(rows)
             raise Unavailable(f"group {host.number} was truncated or closed while its snapshot was taken")
         exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
         try:
             size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
         except BaseException:
-            rows.close()
+            self._let_go(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
+
+    def _let_go(self, rows: StoresSnapshot) -> None:
+        """Nobody waits for it: who reads of a disk that hangs holds it, and its node has to end all the same."""
+        self._runner.hand_to_maintenance(rows.close)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

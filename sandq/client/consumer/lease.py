@@ -218,12 +218,13 @@ class Chunk(LogPiece):
 
 
 class Arrival:
-    """A chunk that waits to be taken by who iterates, and how far it was."""
+    """A chunk that waits to be taken by who iterates, since when, and how far it was."""
 
-    __slots__ = ("_values", "chunk", "position")
+    __slots__ = ("_values", "chunk", "position", "since")
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: Chunk, since: float) -> None:
         self.chunk = chunk
+        self.since = since
         self.position = 0
         self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
 

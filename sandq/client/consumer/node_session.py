@@ -4,13 +4,15 @@
     held        messages from this node that are neither settled nor lost
     target      this node's share of the subscription's credit: credit + held is kept at it
 
-A message that is acked, nacked or lost frees its place; the credit for it leaves with the next send, after the acks.
+A message that is acked, nacked or lost frees its place. The credit for it leaves after the acks, with the next send: at
+once while somebody waits for a message, otherwise when a quarter of the target is free. Given back in crumbs it would
+come back as crumbs: leases get as small as what is free when they are made (RFC 1122, 4.2.3.3, of the windows of TCP).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 
@@ -27,6 +29,9 @@ from sandq.protocol.requests import Credit, Subscribe, Unsubscribe
 
 log = logging.getLogger("sandq.client")
 
+LUMPS: Final = 4
+"""Credit is given back in so many parts of the target at most, while nobody waits."""
+
 
 class SessionOwner(Protocol):
     """What the sessions of one subscription ask and tell it."""
@@ -38,11 +43,16 @@ class SessionOwner(Protocol):
     lease_ms: int | None
     start: str | int | bytes
 
+    @property
+    def is_starved(self) -> bool: ...
+
     def held_tokens(self) -> list[list[int]]: ...
 
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer: ...
 
     def receive(self, chunk: Chunk) -> None: ...
+
+    def freed(self, count: int) -> None: ...
 
     def watch(self, lease: Lease) -> None: ...
 
@@ -58,6 +68,7 @@ class Session:
         self.node_id = node_id
         self.target = target
         self.held = 0
+        self.is_retired = False  # the node seems to lead nothing of the topic
         self.ready = False  # the node has accepted the subscription
         self.scope = anyio.CancelScope()
         self._subscription = subscription
@@ -147,7 +158,7 @@ class Session:
         To unsubscribe would give back what is held of the node, and what seems so may be wrong: its leaders may only
         not be known for a moment. A node that ceases to lead ends the subscription itself.
         """
-        self.target = 0
+        self.target, self.is_retired = 0, True
         if self._connection is not None:
             return False
         self.scope.cancel()
@@ -210,12 +221,16 @@ class Session:
     def give_back(self, count: int) -> None:
         """Messages left the held ones."""
         self.held -= count
+        self._subscription.freed(count)
         self.top_up()
 
     def top_up(self) -> None:
-        """Let the node push up to the target again."""
+        """Let the node push up to the target again, if that is worth it."""
         connection = self._connection
-        if connection is not None and not self._credit_queued and self._credit + self.held < self.target:
+        if connection is None or self._credit_queued:
+            return
+        free = self.target - self.held - self._credit
+        if free > 0 and (free * LUMPS >= self.target or self._subscription.is_starved):
             self._credit_queued = True
             connection.flush_soon(self._send_credit, last=True)
 

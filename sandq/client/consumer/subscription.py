@@ -15,11 +15,12 @@ from typing import Final, TypeVar
 import anyio
 import anyio.abc
 
-from sandq.client.consumer.lease import Arrival, Chunk, Lease
+from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk, Lease, positions_of
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.node_session import Session, closed
 from sandq.client.consumer.partition_consumer import PartitionConsumer
+from sandq.client.consumer.prefetch import STALE_S, Prefetch
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal
@@ -66,7 +67,9 @@ class Subscription:
         lease: Duration | None,
         start: Start,
         auto_extend: bool,
+        worked_on: int = CREDIT,
     ) -> None:
+        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly."""
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
         self.topic = topic
@@ -75,8 +78,8 @@ class Subscription:
         self.cluster = cluster
         self.lease_ms = lease_ms_of(lease)
         self.start = start_of(start)
-        self._credit_given = credit is not None
-        self._credit = CREDIT if credit is None else credit
+        self._prefetch = Prefetch() if credit is None else None
+        self._credit = worked_on if credit is None else credit
         self._auto_extend = auto_extend
         self._tasks = tasks
         self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
@@ -91,6 +94,7 @@ class Subscription:
         self._is_open = False
         self._is_stopped = False
         self._entered = False
+        self._waiting = 0
         self._yielded_at = 0.0
         self._due_at = -math.inf
 
@@ -147,9 +151,9 @@ class Subscription:
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
-        if not self._credit_given and self._credit < BATCH_CREDIT:
-            self._credit = BATCH_CREDIT
-            self.wake()
+        if self._prefetch is not None:
+            self._prefetch, self._credit = None, max(self._credit, BATCH_CREDIT)
+            self._give_credit()
         return Batches(self)
 
     async def next_batch(self) -> MessageBatch:
@@ -157,7 +161,8 @@ class Subscription:
         return await self._next(self._take_batch)
 
     async def next_arrivals(self) -> list[Arrival]:
-        """All that has come, for who reads it elsewhere: another thread."""
+        """All that has come, for who reads it elsewhere: another thread. What waits there cannot be given back."""
+        self._prefetch = None
         return await self._next(self._take_all)
 
     async def flush(self) -> None:
@@ -169,10 +174,9 @@ class Subscription:
 
     def stop(self) -> None:
         """Take nothing more: what has come and was not taken, and what still comes, is given back at once."""
-        self._is_stopped = True
+        self._is_stopped, self._prefetch = True, None
         self._credit = 0
-        for session in self._sessions.values():
-            session.target = 0
+        self._give_credit()
         while self._arrivals:
             arrival = self._arrivals.popleft()
             self._give_back(arrival.chunk, arrival.position)
@@ -200,8 +204,17 @@ class Subscription:
                 if found is not None:
                     return found
                 continue
-            await self._arrived.wait()
+            await self._wait_for_more()
             self._yielded_at = time.monotonic()
+
+    async def _wait_for_more(self) -> None:
+        self._waiting += 1
+        try:
+            for session in self._sessions.values():
+                session.top_up()
+            await self._arrived.wait()
+        finally:
+            self._waiting -= 1
 
     def _take_message(self) -> Message | None:
         message = self._arrivals[0].take(Message)
@@ -220,6 +233,11 @@ class Subscription:
 
     # For sessions and partition consumers.
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether somebody waits for a message."""
+        return self._waiting > 0 and not self._arrivals
+
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
         """Return the consumer of a partition, made when its first message comes."""
         partition_consumer = self._partition_consumers.get((group_number, partition))
@@ -235,8 +253,49 @@ class Subscription:
         if self._is_stopped:
             self._give_back(chunk, 0)
             return
-        self._arrivals.append(Arrival(chunk))
+        now = anyio.current_time()
+        self._arrivals.append(Arrival(chunk, now))
         self._arrived.set()
+        if self._prefetch is not None and now + STALE_S < self._due_at:
+            self._wake.set()
+
+    def freed(self, count: int) -> None:
+        """So many messages are not held any more."""
+        if self._prefetch is not None and self._prefetch.settled(count, anyio.current_time()):
+            self._give_credit()
+
+    def _give_credit(self) -> None:
+        """Let each session have its share of what may be held now."""
+        sessions = [session for session in self._sessions.values() if not session.is_retired]
+        for session in sessions:
+            session.target = self._share(len(sessions))
+            session.top_up()
+
+    def _share(self, sessions: int) -> int:
+        extra = self._prefetch.extra if self._prefetch is not None else 0
+        return min(math.ceil((self._credit + extra) / max(1, sessions)), DEFAULT.credit_max)
+
+    def _return_stale(self, now: float) -> float:
+        """Give back what waits although work has become slow; when to look again."""
+        if self._prefetch is None or not self._arrivals:
+            return math.inf
+        stale_at = self._arrivals[0].since + STALE_S
+        if now < stale_at:
+            return stale_at
+        prefetch, self._prefetch = self._prefetch, None  # what is given back was not settled
+        self._give_credit()
+        beyond = sum(session.held for session in self._sessions.values()) - self._credit
+        while self._arrivals and beyond > 0:
+            arrival = self._arrivals.pop()
+            waiting = positions_of(arrival.chunk.spans(OF_HELD, arrival.position))
+            if len(waiting) > beyond:
+                self._arrivals.append(arrival)
+            if waiting:
+                self._give_back(arrival.chunk, waiting[-min(beyond, len(waiting))])
+            beyond -= len(waiting)
+        prefetch.stop()
+        self._prefetch = prefetch
+        return now + STALE_S if self._arrivals else math.inf
 
     def wake(self) -> None:
         """Something changed that the subscription's task looks after."""
@@ -290,25 +349,28 @@ class Subscription:
         record = self.cluster.record(self.topic)
         if record is None:
             return
+        if record.settings.get("max_attempts") == 1:
+            self._prefetch = None  # should this process die, what it holds is dead: nothing that nobody works on
         leaders = {row.leader for row in record.partitions if row.leader is not None}
         if any(row.leader is None for row in record.partitions):
             self.cluster.refresh(self.topic)
         for node_id in [node_id for node_id in self._sessions if node_id not in leaders]:
             if leaders and self._sessions[node_id].retire():
                 del self._sessions[node_id]
-        share = math.ceil(self._credit / max(1, len(leaders)))
+        share = self._share(len(leaders))
         for node_id in sorted(leaders):
             session = self._sessions.get(node_id)
             if session is None:
                 session = self._sessions[node_id] = Session(self, node_id, share)
                 self._tasks.start_soon(session.run)
             elif session.target != share:
-                session.target = share
+                session.target, session.is_retired = share, False
                 session.top_up()
 
     def _tend(self, now: float) -> float:
-        """Extend leases, let go of those that are over, send what had to wait; when to look again."""
-        due_at = math.inf
+        """Extend leases, let go of those that are over, send what had to wait, give back what waits too long; when to
+        look again."""
+        due_at = self._return_stale(now)
         for partition_consumer in self._partition_consumers.values():
             partition_consumer.poke()
             due_at = min(due_at, partition_consumer.next_time(now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.protocol.requests_admin import ACCEPT, ClusterClock, ClusterInfo, ClusterInit, NodeChange, Rebuild, Transfer
-from sandq.server.handlers.routes import Context, answered, told
+from sandq.server.handlers.routes import Context, answered, sliced, told
 
 _CLOCK_FIELDS = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median_ms", "peers")
 
@@ -17,7 +17,7 @@ def _clock(at: Context, request: ClusterClock) -> dict[str, Any]:
 
 
 ROUTES = (
-    told(ClusterInfo, lambda at, request: at.info.cluster()),
+    sliced(ClusterInfo, lambda at, request: at.info.cluster(at.connection.turn)),
     told(ClusterClock, _clock),
     answered(ClusterInit, lambda at, request: at.info.init()),
     answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),

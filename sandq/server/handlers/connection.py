@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import msgpack
+
+from sandq.protocol.frames import pack_array
 from sandq.protocol.requests import Hello, Metadata, Ping
-from sandq.server.handlers.routes import Context, told
-from sandq.server.handlers.topics import topic_record
+from sandq.server.handlers.routes import Context, Packed, sliced, told
+
+TOPIC_WORK: Final = 1
 
 
 def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
@@ -14,14 +18,18 @@ def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
     return info.version, info.node_id, info.cluster_uuid, info.limits, at.broker.clock.now_ms()
 
 
-def _metadata(at: Context, request: Metadata) -> tuple[Any, ...]:
-    names, broker = request.topics, at.broker
-    topics = broker.topics() if names is None else [broker.topic(name) for name in dict.fromkeys(names)]
-    return at.info.nodes(), [topic_record(at, topic.record) for topic in topics]
+async def _metadata(at: Context, request: Metadata) -> Packed:
+    names, broker, turn = request.topics, at.broker, at.connection.turn
+    records = []
+    for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
+        await turn.spend(TOPIC_WORK)
+        if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
+            records.append(await at.info.topics.encoded(broker.topic(name).record, turn))
+    return Packed((msgpack.packb(at.info.nodes()), pack_array(records)))
 
 
 ROUTES = (
     told(Hello, _hello),
-    told(Metadata, _metadata),
+    sliced(Metadata, _metadata),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),
 )

@@ -2,15 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any, Final, TypeVar
+
+from sandq.model.errors import InvalidRequest, SandqError
+from sandq.protocol.frames import Frame
 from sandq.protocol.requests import Ack, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe
-from sandq.server.handlers.routes import handled, submitted
+from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
+
+PART_WORK: Final = 512
+"""Items, and ranges in them, that are parsed and submitted in one go."""
+S = TypeVar("S", Ack, Nack, Extend)
+
+
+def _settled(kind: type[S]) -> Route:
+    """Settle leases: a request of many items as several, one behind the other, which are answered together."""
+    whole = submitted(kind, lambda at, request, done: at.broker.settle(request, at.caller, done)).handle
+
+    def handle(at: Context, frame: Frame) -> Awaitable[None] | None:
+        items = frame[4] if len(frame) == 5 else None
+        if type(items) is not list or (len(items) <= PART_WORK and _work_of(items) <= PART_WORK):
+            return whole(at, frame)
+        return _in_parts(at, frame)
+
+    async def _in_parts(at: Context, frame: Frame) -> None:
+        turn, parts = at.connection.turn, []
+        for first, part in _parts(frame[4]):
+            try:
+                parts.append(kind.parse([*frame[:4], part]))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{error.message} (items are counted from {first})", **error.details) from None
+            await turn.spend(PART_WORK)
+        answers = _Answers(at, frame[1], len(parts))
+        for number, request in enumerate(parts):
+            done = partial(answers.add, number)
+            try:
+                at.broker.settle(request, at.caller, done)
+            except SandqError as error:
+                done(error)
+            await turn.spend(PART_WORK // 4)
+
+    return Route(kind, handle)
+
+
+class _Answers:
+    """What became of the parts of a request: one answer once all have come."""
+
+    def __init__(self, at: Context, request_id: int, parts: int) -> None:
+        self._at = at
+        self._request_id = request_id
+        self._results: list[Any] = parts * [None]
+        self._left = parts
+
+    def add(self, number: int, result: Any) -> None:
+        self._results[number] = result
+        self._left -= 1
+        if not self._left:
+            failed = [each for each in self._results if isinstance(each, SandqError)]
+            reply_to(self._at.connection, self._request_id, failed[0] if failed else [*chain(*self._results)])
+
+
+def _work_of(items: list[Any]) -> int:
+    return sum([_work_of_item(item) for item in items])
+
+
+def _work_of_item(item: Any) -> int:
+    return 1 + len(item[1]) if type(item) is list and len(item) > 1 and type(item[1]) is list else 1
+
+
+def _parts(items: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """The number of the first item, and the items, of each part."""
+    part: list[Any] = []
+    first, work = 1, 0
+    for number, item in enumerate(items, 1):
+        more = _work_of_item(item)
+        if part and work + more > PART_WORK:
+            yield first, part
+            first, part, work = number, [], 0
+        part.append(item)
+        work += more
+    yield first, part
+
 
 ROUTES = (
     handled(Subscribe, lambda at, request_id, request: at.subscriptions.subscribe(request_id, request)),
     handled(Unsubscribe, lambda at, request_id, request: at.subscriptions.unsubscribe(request_id, request)),
     handled(Credit, lambda at, request_id, request: at.subscriptions.add_credit(request)),
     handled(Lease, lambda at, request_id, request: at.subscriptions.lease(request_id, request)),
-    submitted(Ack, lambda at, request, done: at.broker.settle(request, at.caller, done)),
-    submitted(Nack, lambda at, request, done: at.broker.settle(request, at.caller, done)),
-    submitted(Extend, lambda at, request, done: at.broker.settle(request, at.caller, done)),
+    _settled(Ack),
+    _settled(Nack),
+    _settled(Extend),
 )

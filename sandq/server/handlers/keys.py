@@ -12,7 +12,8 @@ async def _scan(at: Context, request: KvScan) -> tuple[int, list[bytes], bytes |
 
 
 async def _watch(at: Context, request: KvWatch) -> Log:
-    found = await at.kv_queries.changes(request, at.caller)
+    with at.connection.waits(len(request.start or b"") + len(request.stop or b"")):
+        found = await at.kv_queries.changes(request, at.caller)
     return Log((found.through, found.mark), found.pieces)
 
 

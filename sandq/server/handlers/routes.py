@@ -3,17 +3,18 @@
     answered(Get, lambda at, request: at.queries.get(request, at.caller))      with what the coroutine returns
     submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
     told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
+    sliced(ClusterInfo, lambda at, request: at.info.cluster())                 the same, made in turns by a coroutine
     handled(Credit, lambda at, request_id, request: ...)                       the function sees to the answer
     framed(Produce, lambda at, frame: ...)                                     the same, and it parses the frame
 
 What is returned becomes the fields of the reply: None is none, a tuple several, `Log` ends with pieces of a log,
-anything else is one. A SandqError that is raised is the answer as well.
+`Packed` are encoded already, anything else is one. A SandqError that is raised is the answer as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
@@ -21,9 +22,10 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
-from sandq.protocol.frames import Frame, encode_reply
+from sandq.protocol.frames import Frame, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
+from sandq.protocol.requests import Produce
 from sandq.server.connection import Connection
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
@@ -47,13 +49,25 @@ class Context:
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(
             lambda request, requests, done: broker.produce(request, caller, done, requests=requests),
+            self._produce_large,
+            self._spend,
             connection.reply_each,
             connection.refuse,
         )
         self.subscriptions = Subscriptions(broker, connection)
 
+    async def _produce_large(self, request: Produce, done: Done) -> None:
+        checked = await self.broker.check_large(request)
+        self.broker.produce(request, self.caller, done, checked=checked)
 
-Handler = Callable[[Context, Frame], None]
+    def _spend(self, work: int) -> None:
+        self.connection.turn.left -= work
+
+
+Handler = Callable[[Context, Frame], Awaitable[None] | None]
+"""What it returns is awaited before the next frame is looked at."""
+REQUEST_WORK: Final = 8
+"""Of most requests, beside their frame."""
 
 
 class Route(NamedTuple):
@@ -70,6 +84,12 @@ class Log(NamedTuple):
     pieces: Sequence[Piece]
 
 
+class Packed(NamedTuple):
+    """An answer whose fields are encoded already."""
+
+    fields: tuple[bytes, ...]
+
+
 def answered(
     kind: type[R], work: Callable[[Context, R], Awaitable[Any]], wait_s: Callable[[R], float] = lambda request: 0.0
 ) -> Route:
@@ -81,6 +101,7 @@ def answered(
         async def answer() -> bytes:
             return _reply(request_id, await work(context, request))
 
+        context.connection.turn.left -= REQUEST_WORK
         context.connection.start(request_id, answer, wait_s(request))
 
     return Route(kind, handle)
@@ -93,14 +114,20 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
         connection, request_id = context.connection, frame[1]
 
         def done(result: Any) -> None:
-            if isinstance(result, SandqError):
-                connection.send_error(request_id, result)
-            else:
-                connection.reply(request_id, encode_reply(request_id, result))
+            reply_to(connection, request_id, result)
 
+        connection.turn.left -= REQUEST_WORK
         submit(context, kind.parse(frame), done)
 
     return Route(kind, handle)
+
+
+def reply_to(connection: Connection, request_id: int, result: Any) -> None:
+    """Answer with what an applied command gave."""
+    if isinstance(result, SandqError):
+        connection.send_error(request_id, result)
+    else:
+        connection.reply(request_id, encode_reply(request_id, result))
 
 
 def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
@@ -113,9 +140,25 @@ def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
     return Route(kind, handle)
 
 
+def sliced(kind: type[R], tell: Callable[[Context, R], Awaitable[Any]]) -> Route:
+    """Answer with what a coroutine returns, which ends a turn as often as it has to: the connection's next request
+    waits, and those of others do not."""
+
+    async def handle(context: Context, frame: Frame) -> None:
+        request_id = frame[1]
+        context.connection.reply(request_id, _reply(request_id, await tell(context, kind.parse(frame))))
+
+    return Route(kind, handle)
+
+
 def handled(kind: type[R], handle: Callable[[Context, int, R], None]) -> Route:
     """Leave the answer to a function, which gets the request's id."""
-    return Route(kind, lambda context, frame: handle(context, frame[1], kind.parse(frame)))
+
+    def hand_on(context: Context, frame: Frame) -> None:
+        context.connection.turn.left -= REQUEST_WORK
+        handle(context, frame[1], kind.parse(frame))
+
+    return Route(kind, hand_on)
 
 
 def framed(kind: type[Request], handle: Handler) -> Route:
@@ -128,4 +171,6 @@ def _reply(request_id: int, result: Any) -> bytes:
         return encode_reply(request_id)
     if type(result) is Log:
         return encode_pieces(request_id, result.head, result.pieces)
+    if type(result) is Packed:
+        return encode_packed(request_id, *result.fields)
     return encode_reply(request_id, *(result if isinstance(result, tuple) else (result,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from sandq.broker.broker import Broker
@@ -31,13 +32,13 @@ class ClientSession:
         self._flush_produces = self._context.produces.flush
         self._startup_gate = StartupGate(HANDLERS, info.waiting)
 
-    def handle(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> Awaitable[None] | None:
         kind = frame[0]
         if kind != _PRODUCE:
             self._flush_produces()
         if not self.greeted:
             self._greet(frame)
-            return
+            return None
         handler = self._startup_gate.handlers.get(kind)
         if handler is None:
             handler = self._startup_gate.look_again(kind)
@@ -45,7 +46,7 @@ class ClientSession:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(f"there are no requests of type {kind}")
-        handler(self._context, frame)
+        return handler(self._context, frame)
 
     def _greet(self, frame: Frame) -> None:
         if frame[0] != Type.HELLO:

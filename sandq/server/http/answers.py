@@ -245,6 +245,9 @@ class Cluster(Answer):
     moving: int = Field(description="Partitions that are on their way between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
+    memory: list[dict[str, Any]] = Field(
+        description="Of the node that was asked: what each use of memory holds (`account`, `bytes`), and may (`limit`)."
+    )
 
 
 class Founded(Answer):

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from sandq.broker.memory_budget import Account
 from sandq.server.http import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
@@ -26,8 +27,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
-    """The ASGI application."""
+def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Account) -> Any:
+    """The ASGI application; `account` is of what requests take."""
     app = FastAPI(
         title="sandq",
         version=gateway.version,
@@ -63,7 +64,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe) -> Any:
             allow_headers=["*"],
             expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
         )
-    return Guard(inner, rules, observe)
+    return Guard(inner, rules, observe, account)
 
 
 def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
+from sandq.broker.memory_budget import Account
 from sandq.server.http.guards import NO_PLACE
 from sandq.server.http.places import Places
 
@@ -36,11 +37,15 @@ log = structlog.get_logger("sandq.http")
 
 SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off."""
+"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+CROWDED_STALL_S = 2.0
+"""... and for so long, while others wait because there is too much that is not taken."""
 HEAD_S = 10.0
 """The rest of a request's head has so long to come after its first bytes."""
 HEADERS_MOST: Final = 100
 """Of a request."""
+READ_AHEAD: Final = 1
+"""Pieces that were received and are not looked at, while a request is under way: those of the requests behind it."""
 SPARE_PLACES: Final = 16
 """Beyond the limit, for who asks for health and metrics."""
 GRACE_S = 3.0
@@ -54,14 +59,16 @@ _FULL = (
 class _Stream:
     """A client's socket, as Hypercorn uses it."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, account: Account) -> None:
+        """`account`: of what answers take."""
         self.socket = stream.socket
         self._stream = stream
+        self._account = account
 
     async def send_all(self, data: bytes) -> None:
         view = memoryview(data)
         for start in range(0, len(data), SEND_BYTES):
-            with trio.move_on_after(SEND_STALL_S) as scope:
+            with trio.move_on_after(CROWDED_STALL_S if self._account.is_waited_for else SEND_STALL_S) as scope:
                 await self._stream.send_all(view[start : start + SEND_BYTES])
             if scope.cancelled_caught:
                 log.warning("a client takes nothing of its answer: its connection is closed")
@@ -102,9 +109,36 @@ def _check(request: h11.Request) -> None:
         raise h11.RemoteProtocolError("the length of the body is told in two ways", 400)
 
 
+class _Gone(Exception):
+    """The client says nothing more: no further request of it is begun."""
+
+
+class _NextRequest(EventWrapper):
+    """Set when the next request may be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_gone = False
+
+    async def wait(self) -> None:
+        await super().wait()
+        if self._has_gone:
+            raise _Gone
+
+    async def leave(self) -> None:
+        """There is none any more."""
+        self._has_gone = True
+        await self.set()
+
+    async def clear(self) -> None:
+        if not self._has_gone:
+            await super().clear()
+
+
 class _Http1(H11Protocol):
     def __init__(self, app: Any, config: Config, *args: Any) -> None:
         super().__init__(app, config, *args)
+        self.can_read: _NextRequest = _NextRequest()
         self.connection = _Requests(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
 
     @property
@@ -156,20 +190,37 @@ class _Connection(TCPServer):
         await super().protocol_send(event)
 
     async def _read_data(self) -> None:
-        data = b"any"
-        while data:
-            try:
-                with trio.fail_after(self.config.read_timeout or math.inf):
-                    data = bytes(await self.stream.receive_some(MAX_RECV))
-            except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
-                break
-            await self.protocol.handle(RawData(data))
-            if self._is_idle and not self._head_begun and self.protocol.has_half:
-                self._head_begun = True
-                await self.idle_task.restart(self._task_group, self._head_timeout)
-        self._has_ended = True
+        """Read a little ahead of what is handled: a client that has gone is noticed while requests that it sent one
+        behind the other wait, and those are not begun."""
+        ahead, pieces = trio.open_memory_channel[bytes](READ_AHEAD)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._handle_data, pieces)
+            async with ahead:
+                while data := await self._receive():
+                    await ahead.send(data)
+            self._has_ended = True
+            nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+            await self.protocol.can_read.leave()
         await self.idle_task.stop()
         await self.protocol.handle(Closed())
+
+    async def _receive(self) -> bytes:
+        """What comes next; nothing: that was all."""
+        try:
+            with trio.fail_after(self.config.read_timeout or math.inf):
+                return bytes(await self.stream.receive_some(MAX_RECV))
+        except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
+            return b""
+
+    async def _handle_data(self, pieces: trio.MemoryReceiveChannel[bytes]) -> None:
+        with suppress(_Gone, OSError):
+            async for data in pieces:
+                await self.protocol.handle(RawData(data))
+                if self._is_idle and not self._head_begun and self.protocol.has_half:
+                    self._head_begun = True
+                    await self.idle_task.restart(self._task_group, self._head_timeout)
+        async for _ in pieces:
+            pass  # it is of no request that is looked at
 
     async def _head_timeout(self) -> None:
         with trio.move_on_after(HEAD_S):
@@ -181,7 +232,8 @@ class _Connection(TCPServer):
 class HttpServer:
     """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: Any, config: Config, connections: int) -> None:
+    def __init__(self, app: Any, config: Config, connections: int, account: Account) -> None:
+        self._account = account
         self._app = wrap_app(app, 0, "asgi")
         self._config = config
         self._places = Places(connections)
@@ -222,7 +274,7 @@ class HttpServer:
         if places is None:
             await _refuse(accepted)
             return
-        stream = _Stream(accepted)
+        stream = _Stream(accepted, self._account)
 
         def on_idle(is_idle: bool) -> None:
             self._idle.pop(stream, None)

@@ -20,6 +20,7 @@ import trio
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sandq.broker.memory_budget import Account, AddressShare
 from sandq.model.errors import Overloaded
 from sandq.server.http import problems
 from sandq.server.http.places import Places
@@ -31,8 +32,20 @@ BODY_S = 30.0
 BODY_BYTES_PER_S = 64 * 1024
 """... and a second more for each of these."""
 DISCARD_S = 5.0
-BODIES_BYTES = 8
-"""Of all requests under way, as many times the limit of one."""
+REQUEST_BYTES: Final = 16 << 10
+"""What a request takes, about, beside its body and its answer."""
+BODY_COPIES: Final = 3
+"""What a body takes, in its bytes: it is there as it came, as what it says, and as what is made of that."""
+BODY_SHARE: Final = 4 / 5
+"""What one body may take of all that the requests of its address may."""
+SMALL_BYTES: Final = 4096
+"""A body that is read whatever others take."""
+ANSWER_BYTES: Final = 3 << 20
+"""What a request may take for its answer: the largest are pages, which are there in so many copies, too."""
+PIECES_BYTES: Final = 1 << 20
+"""What is read ahead of an answer that is sent piece by piece, about."""
+ROOM_S: Final = 10.0
+"""A request waits so long for room for that."""
 ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")
 """However many other requests there are."""
 NO_PLACE: Final = "no_place"
@@ -41,6 +54,7 @@ WAIT_APART: Final = "wait_apart"
 """Of a request's state: see `Guard.wait_apart`."""
 CONTROL_BYTES: Final = 1 << 20
 """A body that carries no messages, and is no answer that is sent back."""
+_CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
@@ -59,6 +73,8 @@ class Rules:
     requests: int
     waiting: int
     body_bytes: int
+    body_limit: str
+    """The limit that this is by."""
 
 
 class Refused(Exception):
@@ -75,13 +91,14 @@ class Refused(Exception):
 class Guard:
     """The outermost of the application."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, observe: Observe) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, observe: Observe, account: Account) -> None:
+        """`account`: of what requests take."""
+        self._account = account
         self._app = app
         self._rules = rules
         self._observe = observe
         self._under_way = Places(rules.requests)
         self._waiting = Places(rules.waiting)
-        self._bodies = _Bodies(rules.body_bytes, BODIES_BYTES * rules.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,9 +107,10 @@ class Guard:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
         state = scope.setdefault("state", {})
         once = state.get(NO_PLACE, False)
-        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, self._bodies, once)
         address = str((scope.get("client") or ("?",))[0])
-        state.update({"request_id": exchange.request_id, WAIT_APART: partial(self.wait_apart, address)})
+        share = self._account.of(address)
+        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
+        state.update({"request_id": exchange.request_id, WAIT_APART: partial(self.wait_apart, address, exchange)})
         started = time.perf_counter()
         has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
         try:
@@ -101,11 +119,11 @@ class Guard:
         finally:
             if has_place:
                 self._under_way.give(address)
-            self._bodies.used -= exchange.size
+            exchange.end()
             self._tell(scope, exchange, time.perf_counter() - started)
 
     @contextmanager
-    def wait_apart(self, address: str) -> Iterator[None]:
+    def wait_apart(self, address: str, exchange: _Exchange) -> Iterator[None]:
         """For a request that waits for something to happen: it is no more counted among those that are under way, but
         among those that wait. Raises Overloaded when those are too many."""
         waiting = self._waiting
@@ -115,17 +133,21 @@ class Guard:
                 "(limits.http_waiting); ask without waiting, or again in a moment"
             )
         self._under_way.give(address)
+        exchange.count_answer(0)
         try:
             yield
         finally:
+            exchange.count_answer(ANSWER_BYTES)
             self._under_way.add(address)
             waiting.give(address)
 
     async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange, has_place: bool) -> None:
         try:
             self._check(scope, headers, has_place)
-            carries = _CARRIES.fullmatch(scope["path"]) is not None
-            await exchange.read_body(headers, self._rules.body_bytes if carries else CONTROL_BYTES)
+            carries = scope["method"] in _CARRYING and _CARRIES.fullmatch(scope["path"]) is not None
+            await self._read_body(exchange, headers, carries)
+            if not carries and scope["path"] not in ALWAYS_ANSWERED:
+                await exchange.reserve_answer()
             if exchange.only_head:
                 scope["method"] = "GET"
             scope["headers"] = [
@@ -145,6 +167,13 @@ class Guard:
                 await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
             elif exchange.status != 500:
                 raise  # half of the answer is out: the server closes the connection
+
+    async def _read_body(self, exchange: _Exchange, headers: dict[bytes, bytes], carries: bool) -> None:
+        rules = self._rules
+        if carries or rules.body_bytes <= CONTROL_BYTES:
+            await exchange.read_body(headers, rules.body_bytes, rules.body_limit)
+        else:
+            await exchange.read_body(headers, CONTROL_BYTES, "it carries no messages")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], has_place: bool) -> None:
         rules = self._rules
@@ -189,40 +218,62 @@ class Guard:
         )
 
 
-@dataclass(slots=True)
-class _Bodies:
-    """What bodies may take: one, and all of those under way."""
-
-    one: int
-    all: int
-    used: int = 0
-
-
 class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
     def __init__(
-        self, request_id: str, only_head: bool, receive: Receive, send: Send, bodies: _Bodies, once: bool
+        self, request_id: str, only_head: bool, receive: Receive, send: Send, share: AddressShare, once: bool
     ) -> None:
-        """`once`: the connection is closed behind the answer."""
+        """`share`: what requests of its address may take; `once`: the connection is closed behind the answer."""
         self.request_id = request_id
         self.only_head = only_head
         """It is answered like a GET, without the body."""
         self.status: int | None = None
         self._receive = receive
         self._send = send
-        self._bodies = bodies
+        self._share = share
         self._once = once
-        self.size = 0
+        self._size = 0
         """Of its body, as far as it has come."""
+        self._answer_bytes = 0
+        self._counted = 0
+        """Of the share."""
         self._body: bytes | None = b""
+        self._count()
 
-    async def read_body(self, headers: dict[bytes, bytes], most: int) -> None:
-        """Read it whole, of `most` bytes or the limit of all bodies. Raises Refused."""
-        most = min(most, self._bodies.one)
+    def _count(self) -> None:
+        more = REQUEST_BYTES + BODY_COPIES * self._size + self._answer_bytes - self._counted
+        self._counted += more
+        if more > 0:
+            self._share.take(more)
+        elif more < 0:
+            self._share.give_back(-more)
+
+    def count_answer(self, size: int) -> None:
+        """So much is there of its answer, or may be."""
+        self._answer_bytes = size
+        self._count()
+
+    async def reserve_answer(self) -> None:
+        """Wait until there is room for its answer. Raises Refused."""
+        with trio.move_on_after(ROOM_S):
+            await self._share.reserve(ANSWER_BYTES)
+            self._counted += ANSWER_BYTES
+            self._answer_bytes = ANSWER_BYTES
+            return
+        why = "requests take all the memory that they may (limits.memory_bytes); send it again in a moment"
+        raise Refused(503, "OVERLOADED", why, retriable=True)
+
+    def end(self) -> None:
+        """Nothing of it is there any more."""
+        self._share.give_back(self._counted)
+        self._counted = 0
+
+    async def read_body(self, headers: dict[bytes, bytes], most: int, limit: str) -> None:
+        """Read it whole, `most` bytes because of a limit. Raises Refused."""
         length = headers.get(b"content-length", b"0")
         if len(length) > 18 or not length.isdigit() or int(length) > most:
-            raise await self._too_large(most)
+            raise await self._too_large(most, limit)
         pieces: list[bytes] = []
         with trio.move_on_after(BODY_S) as scope:
             while True:
@@ -230,27 +281,31 @@ class _Exchange:
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 piece = message.get("body", b"")
-                self.size += len(piece)
-                self._bodies.used += len(piece)
-                if self.size > most:
-                    raise await self._too_large(most)
-                if self._bodies.used > self._bodies.all:
-                    self._bodies.used -= self.size
-                    self.size = 0
-                    await self._discard()
+                has_room = self._share.has_room(BODY_COPIES * len(piece))
+                self._size += len(piece)
+                if self._size > most:
+                    raise await self._too_large(most, limit)
+                if self._size > SMALL_BYTES and not has_room:
+                    await self._throw_body_away(pieces)
                     raise Refused(503, "OVERLOADED", "too many large bodies at once; send it again", retriable=True)
+                self._count()
                 scope.deadline += len(piece) / BODY_BYTES_PER_S
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     break
         if scope.cancelled_caught:
-            raise Refused(408, "TIMED_OUT", f"the body did not arrive: {self.size} bytes of it came in time")
+            raise Refused(408, "TIMED_OUT", f"the body did not arrive: {self._size} bytes of it came in time")
         self._body = b"".join(pieces)
 
-    async def _too_large(self, most: int) -> Refused:
+    async def _too_large(self, most: int, limit: str) -> Refused:
         await self._discard()
-        why = "limits.http_body_bytes" if most == self._bodies.one else "it carries no messages"
-        return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({why}); send less at once")
+        return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({limit}); send less at once")
+
+    async def _throw_body_away(self, pieces: list[bytes]) -> None:
+        pieces.clear()
+        self._size = 0
+        self._count()
+        await self._discard()
 
     async def _discard(self) -> None:
         """Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives."""
@@ -277,6 +332,9 @@ class _Exchange:
             ]
         elif self.only_head:
             message = {**message, "body": b""}
+        if message["type"] == "http.response.body":
+            # Of what comes in pieces there is more than the piece.
+            self.count_answer(len(message.get("body", b"")) + (PIECES_BYTES if message.get("more_body") else 0))
         await self._send(message)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:

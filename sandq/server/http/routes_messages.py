@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from sandq.client import Client, StoredMessage
+from sandq.broker.turns import Turn
+from sandq.client import Client, Receipt, StoredMessage
 from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
 from sandq.client.producer import MessageValidation, time_of
 from sandq.model import offsets
@@ -22,6 +24,10 @@ from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["messages"])
 
+MESSAGE_WORK: Final = 8
+"""Of one of many that are produced."""
+SENT_AT_ONCE: Final = 256
+"""Of those, handed to the producer, or told of, in one turn."""
 PRODUCED: dict[int | str, dict[str, Any]] = {
     207: {"model": answers.StoredMany, "description": "Some were stored, some were not: `results` tells."},
 }
@@ -212,9 +218,10 @@ async def _produce(
         (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
         offset = await client.produce(topic, **arguments, partition=partition)
         return _stored(offset)
-    checks = MessageValidation(client.limits)
+    checks, turn = MessageValidation(client.limits), Turn()
     messages = []
     for place, one in enumerate(body.messages):
+        await turn.spend(MESSAGE_WORK)
         try:
             arguments = one.arguments()
             _check(checks, arguments)
@@ -226,7 +233,10 @@ async def _produce(
 
 async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
     """What was consumed from a compacted topic can be produced into one."""
-    changed = [at_once(message, now_ms) for message in messages]
+    turn, changed = Turn(), []
+    for message in messages:
+        changed.append(at_once(message, now_ms))
+        await turn.spend(1)
     if changed == messages or (await client.admin.topic(topic)).kind != "compacted":
         return messages
     return changed
@@ -235,7 +245,13 @@ async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]],
 async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
     results: list[Found] = []
     first: SandqError | None = None
-    for receipt in await client.produce_many(topic, messages):
+    turn = Turn()
+    receipts: list[Receipt] = []
+    for start in range(0, len(messages), SENT_AT_ONCE):
+        receipts += await client.produce_many(topic, messages[start : start + SENT_AT_ONCE])
+        await turn.end()
+    for receipt in receipts:
+        await turn.spend(2)
         try:
             results.append(_stored(await receipt))
         except SandqError as error:
@@ -244,8 +260,12 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first
-    answer = {"stored": len(results) - failed, "failed": failed, "results": results}
-    return JSONResponse(answer, 207 if failed else 201)
+    told = []
+    for start in range(0, len(results), SENT_AT_ONCE):
+        told.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
+        await turn.end()
+    answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(told)}]}}'
+    return Response(answer, 207 if failed else 201, media_type="application/json")
 
 
 def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import trio
 from hypercorn.config import Config
 
+from sandq.broker.memory_budget import ADDRESS_SHARE, Account
 from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
 from sandq.server.http.connections import HttpServer
 from sandq.server.http.gateway import Gateway, Node
-from sandq.server.http.guards import Observe, Rules
+from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
 
 GATEWAY_S = 10.0
 """A request that the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
@@ -38,17 +39,25 @@ class HttpSettings:
 
 @asynccontextmanager
 async def serve_http(
-    listeners: list[trio.SocketListener], settings: HttpSettings, limits: Limits, node: Node, observe: Observe
+    listeners: list[trio.SocketListener],
+    settings: HttpSettings,
+    limits: Limits,
+    node: Node,
+    observe: Observe,
+    account: Account,
 ) -> AsyncIterator[None]:
     """Serves inside the block. The client port must be served already: what is asked here is asked there."""
     options = Options(timeout_s=GATEWAY_S, delivery_timeout_s=GATEWAY_S, connect_timeout_s=GATEWAY_S)
     names = settings.names | {"localhost"}
-    rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, limits.http_body_bytes)
+    fits = int(BODY_SHARE * ADDRESS_SHARE * account.share_bytes) // BODY_COPIES
+    body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")
+    rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = trio.Event()
     async with connect_with(options, (settings.client_address,), "sandq-http") as client:
-        app = create_app(Gateway(client, node, settings.version, ending), rules, observe)
+        app = create_app(Gateway(client, node, settings.version, ending), rules, observe, account)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(HttpServer(app, _config(), limits.http_connections).serve, listeners, ending)
+            server = HttpServer(app, _config(), limits.http_connections, account)
+            nursery.start_soon(server.serve, listeners, ending)
             try:
                 yield
             finally:

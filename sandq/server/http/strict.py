@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 from fastapi import Request
+from fastapi._compat import ModelField
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -31,13 +32,18 @@ _one = trio.CapacityLimiter(1)
 
 
 class _Request(Request):
+    def __init__(self, request: Request, field: ModelField | None) -> None:
+        """`field`: what the route says of its body."""
+        super().__init__(request.scope, request.receive)
+        self._field = field
+
     async def json(self) -> Any:
         """Stricter than Python: no NaN, no number too large to be one, not nested without end, and of so many parts at
-        most. Raises JSONDecodeError, TooLarge."""
+        most. What is large is what the route wants by then, unless it is wrong. Raises JSONDecodeError, TooLarge."""
         body = await self.body()
         if len(body) <= THREAD_BYTES:
             return read_json(body)
-        return await trio.to_thread.run_sync(read_json, body, limiter=_one)
+        return await trio.to_thread.run_sync(_read_large, body, self._field, limiter=_one)
 
 
 def read_json(body: bytes) -> Any:
@@ -53,6 +59,15 @@ def read_json(body: bytes) -> Any:
         raise
     except ValueError as error:  # not UTF-8, or one of ours
         raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def _read_large(body: bytes, field: ModelField | None) -> Any:
+    """What a body says, as a route gets it. What is wrong is left to the route, which tells the mistakes."""
+    said = read_json(body)
+    if field is None:
+        return said
+    meant, mistakes = field.validate(said)
+    return said if mistakes else meant
 
 
 def _check_parts(body: bytes) -> None:
@@ -110,7 +125,7 @@ class Route(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
-                return await handle(_Request(request.scope, request.receive))
+                return await handle(_Request(request, self.body_field))
             except HTTPException as error:
                 if isinstance(error.__cause__, SandqError):
                     raise error.__cause__ from None  # of `json`: FastAPI made of it that the body cannot be read

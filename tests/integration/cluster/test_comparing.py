@@ -20,18 +20,20 @@ COUNT = 30
 async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
     """Compare partition 0 of "t" at whoever leads it, until that is what is found; who differs."""
 
-    async def compare() -> bool | None:
+    async def compare() -> tuple[bool | None, tuple[str, ...]]:
         leader = await nodes.until_led()
-        found = await nodes.running[leader].digests.compare(nodes.host(leader).number)
-        # Of a node that has just come not all are heard.
-        return found if all_heard(leader) else None
+        digests, number = nodes.running[leader].digests, nodes.host(leader).number
+        found = await digests.compare(number)
+        # Of a node that has just come not all are heard; and who leads no more says nothing.
+        if not all_heard(leader) or nodes.leader() != leader:
+            return None, ()
+        return found, digests.different.get(number, ())
 
     def all_heard(leader: str) -> bool:
         return len(nodes.host(leader).members.voters) == len(nodes.running)
 
-    await until_answer(compare, lambda found: found is same)
-    leader = await nodes.until_led()
-    return nodes.running[leader].digests.different.get(nodes.host(leader).number, ())
+    _, different = await until_answer(compare, lambda found: found[0] is same)
+    return different
 
 
 def flip(nodes: ThreeNodes, name: str) -> None:

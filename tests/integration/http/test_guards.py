@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trio
 
+import sandq
 from sandq.errors import StartupError
 from sandq.node import Serving, run_node
-from sandq.server.http import connections, guards, strict
+from sandq.server.http import connections, guards, routes_messages, strict
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -231,6 +234,55 @@ async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
         await ended.wait()
 
 
+async def test_what_a_client_sent_behind_its_lease_is_dropped_when_it_is_gone(
+    web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert web_node.http is not None
+    await web.post("/topics", {"name": "t"}, 201)
+    asked: list[str] = []
+    ended, run, call = trio.Event(), connections._Connection.run, guards.Guard.__call__
+
+    async def run_to_its_end(connection: connections._Connection) -> None:
+        await run(connection)
+        ended.set()
+
+    async def noted(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await call(guard, scope, receive, send)
+
+    monkeypatch.setattr(connections._Connection, "run", run_to_its_end)
+    monkeypatch.setattr(guards.Guard, "__call__", noted)
+    stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+    body = b'{"wait": "60s"}'
+    head = f"POST /topics/t/groups/g/lease HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    others = 500 * b"GET /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    await stream.send_all(head.encode() + body + others)
+    await until_holds(lambda: _has_group(web_node))
+    await stream.aclose()
+    with trio.fail_after(PATIENCE_S):
+        await ended.wait()
+    assert asked == ["/topics/t/groups/g/lease"]
+
+
+async def test_requests_one_behind_the_other_are_answered_in_their_order(web: Web, web_node: Serving) -> None:
+    assert web_node.http is not None
+    stream = await trio.open_tcp_stream("127.0.0.1", web_node.http[1])
+    count = 60
+    await stream.send_all(
+        b"".join(
+            b"GET /nope%d HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: r%d.\r\n\r\n" % (n, n) for n in range(count)
+        )
+    )
+    got = b""
+    with trio.fail_after(PATIENCE_S):
+        while got.count(b"x-request-id") < count:
+            got += await stream.receive_some(1 << 16)
+    assert [got.index(b"x-request-id: r%d.\r\n" % n) for n in range(count)] == sorted(
+        got.index(b"x-request-id: r%d.\r\n" % n) for n in range(count)
+    )
+    await stream.aclose()
+
+
 def _has_group(node: Serving) -> bool:
     partitions = node.broker.catalog.topics["t"].partitions.values()
     return any(delivery.groups.get("g") is not None for delivery in partitions)
@@ -371,3 +423,28 @@ async def test_the_node(web: Web) -> None:
     assert [node["node"] for node in (await web.get("/cluster/nodes"))["nodes"]] == ["node1"]
     assert (await web.get("/cluster/clock"))["alarm"] is False
     assert (await web.post("/cluster/clock/accept"))["drift_ms"] == 0
+
+
+async def test_many_messages_are_read_in_a_thread_and_sent_in_parts(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, read, parts = threading.get_ident(), [], []
+    read_large, produce_many = strict._read_large, sandq.Client.produce_many
+
+    def noted(*args: Any) -> Any:
+        read.append(threading.get_ident())
+        return read_large(*args)
+
+    async def counted(client: sandq.Client, topic: str, messages: Any) -> Any:
+        parts.append(len(messages))
+        return await produce_many(client, topic, messages)
+
+    monkeypatch.setattr(strict, "_read_large", noted)
+    monkeypatch.setattr(sandq.Client, "produce_many", counted)
+    await web.post("/topics", {"name": "t"}, 201)
+    texts = [f"{number} {'ü' * 20}" for number in range(1500)]
+    answer = await web.post("/topics/t", {"messages": [{"text": text} for text in texts]}, 201)
+    assert (answer["stored"], answer["failed"]) == (1500, 0)
+    assert read and read[0] != loop and sum(parts) == 1500 and max(parts) <= routes_messages.SENT_AT_ONCE
+    for at in (0, 700, 1499):
+        assert (await web.get(f"/topics/t/messages/{answer['results'][at]['id']}"))["text"] == texts[at]
+    wrong = await web.post("/topics/t", {"messages": [{"text": text} for text in texts] + [{"txt": "x"}]}, 400)
+    assert "1500" in str(wrong)

@@ -80,6 +80,12 @@ class NodeProcess:
             raise
 
     @property
+    def root(self) -> Path:
+        """The files as it sees them, also where a launcher gave it disks of its own."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/root")
+
+    @property
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -47,7 +47,16 @@ from sandq.storage import identity
 from tests.support.nodes.administrator import Administrator
 from tests.support.simulation.oracle import messages_of
 from tests.support.simulation.virtual_net import HOST, VirtualNet
-from tests.support.simulation.whole_node import CLOCK, HANGS, Life, Machine, TaskWorker, in_task, running_on
+from tests.support.simulation.whole_node import (
+    CLOCK,
+    HANGS,
+    FairTaskWorker,
+    Life,
+    Machine,
+    TaskWorker,
+    in_task,
+    running_on,
+)
 
 FOUNDERS: Final = ("n1", "n2", "n3")
 JOINING: Final = ("n4", "n5")
@@ -165,6 +174,7 @@ class MembershipWorld:
             (trio, "open_tcp_stream", self.net.connect),
             (sandq.node, "listen", self.net.listen),
             (runner, "Worker", TaskWorker),
+            (runner, "FairWorker", FairTaskWorker),
             # Sets of members are walked over in the order of these, which must not be another one in each process.
             (hooks.Member, "__hash__", lambda member: zlib.crc32(member.id.encode())),
             (identity, "new_uuid", lambda: str(uuid.UUID(int=rng.getrandbits(128)))),

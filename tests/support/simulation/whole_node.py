@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from sandq.broker.replication.lanes import Lanes
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
@@ -99,7 +100,7 @@ class TaskWorker:
         self._life = running_on.get()
         self._kind = THREADS[name]
         self._handle, self._on_crash = handle, on_crash
-        self._queue: deque[Any] = deque()
+        self._queue: Any = deque()
         self._items: list[Any] = []
         """What is being handled."""
         self._wake = trio.Event()
@@ -151,6 +152,42 @@ class TaskWorker:
                 return
             self._do(self._items)
             self._items = []
+
+
+class FairTaskWorker(TaskWorker):
+    """`FairWorker`, in the same way."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[list[Any]], None],
+        on_crash: Callable[[BaseException], None],
+        lane_of: Callable[[Any], int | None],
+    ) -> None:
+        super().__init__(name, handle, on_crash)
+        self._queue = _Lanes(lane_of)
+
+
+class _Lanes(Lanes[Any]):
+    """With the methods of a queue."""
+
+    def __init__(self, lane_of: Callable[[Any], int | None]) -> None:
+        super().__init__()
+        self._lane_of = lane_of
+
+    def append(self, item: Any) -> None:
+        self.add(item, self._lane_of(item))
+
+    popleft = Lanes.pop
+
+    def __iter__(self) -> Iterator[Any]:
+        """Takes them out."""
+        while self:
+            yield self.pop()
+
+    def clear(self) -> None:
+        for _ in self:
+            pass
 
 
 async def in_task(call: Callable[..., Any], *args: Any, **options: Any) -> Any:

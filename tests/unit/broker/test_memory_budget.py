@@ -73,6 +73,54 @@ async def test_who_waits_for_a_full_account_goes_on_when_an_eighth_is_free() -> 
     assert went.is_set() and not account.is_waited_for
 
 
+async def test_clients_of_one_address_leave_a_quarter_to_others() -> None:
+    account, got = Account(100), list[int]()
+    one, other = account.of("10.0.0.1"), account.of("10.0.0.2")
+    assert account.of("10.0.0.1") is one
+    await one.reserve(70)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_reserve, one, 10, got)
+        await wait_all_tasks_blocked()
+        assert got == [] and one.is_waited_for
+        nursery.start_soon(_reserve, other, 20, got)
+        await wait_all_tasks_blocked()
+        assert got == [20], "it does not wait behind those of an address that has its share"
+        assert (one.bytes, other.bytes, account.bytes) == (70, 20, 90)
+        one.give_back(5)
+    assert got == [20, 10] and (one.bytes, other.bytes, account.bytes) == (75, 20, 95)
+    assert one.is_full and not other.is_full and not account.is_full
+    other.take(5)
+    assert other.is_full, "all of it is taken"
+
+
+async def test_who_waits_for_its_address_goes_on_when_an_eighth_of_that_is_free() -> None:
+    account, went = Account(100), trio.Event()
+    share = account.of("10.0.0.1")
+
+    async def wait() -> None:
+        await share.until_room()
+        went.set()
+
+    share.take(80)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        share.give_back(14)
+        await wait_all_tasks_blocked()
+        assert share.bytes == 66 and not went.is_set() and share.is_waited_for and not account.is_waited_for
+        share.give_back(1)
+    assert went.is_set() and not share.is_waited_for
+
+
+def test_what_the_apply_thread_reads_counts_for_the_address_and_for_all() -> None:
+    account = Account(100)
+    share = account.of("10.0.0.1")
+    share.hold(60)
+    assert (share.bytes, account.bytes) == (60, 60)
+    share.give_back(60)
+    assert (share.bytes, account.bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("limit", [256 << 20, 1 << 30])
 def test_the_shares_are_less_than_the_limit(limit: int) -> None:
     memory = MemoryBudget(limit)
@@ -80,7 +128,7 @@ def test_the_shares_are_less_than_the_limit(limit: int) -> None:
     memory.requests.take(5)
     assert sum(account.share_bytes for account in memory.accounts.values()) <= limit
     assert {name: account.bytes for name, account in memory.accounts.items()} == {
-        **dict.fromkeys(("look_aheads", "answers", "watchers"), 0),
+        **dict.fromkeys(("look_aheads", "answers", "watchers", "http"), 0),
         "requests": 5,
         "logs": 7,
     }

@@ -8,6 +8,8 @@ from dataclasses import replace
 from sandq.metadata import commands as m
 from sandq.metadata.planning import MOVES_MOST, next_changes, next_voters, too_many_failed
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
+from sandq.metadata.state import MetadataState
+from sandq.model.errors import SandqError
 
 T = 1_800_000_000_000
 AFTER_MS = 300_000
@@ -131,6 +133,38 @@ def test_what_is_even_is_written_down_once_for_these_nodes() -> None:
     assert isinstance(assign, m.Assign) and assign.nodes == ["b"]
     assert changes(topic(("a",), ("b",)), nodes, balanced=()) == [m.Balance(["a", "b"])]
     assert changes(topics, nodes) == [], "a topic that went leaves it uneven: so be it"
+
+
+def test_who_is_back_before_all_is_even_again_gets_its_share() -> None:
+    """The others have taken what it had, and it was not written down yet that this is even."""
+    state = MetadataState()
+
+    def apply(*commands: m.Command) -> None:
+        results = state.apply(state.applied_index + 1, m.Entry(T, commands), lambda key, row: None)
+        assert not any(isinstance(result, SandqError) for result in results), results
+
+    def moves() -> list[m.Assign]:
+        """Those that begin now; they are over when this returns."""
+        led = {p.group for topic in state.topics.values() for p in topic.partitions}
+        found = next_changes(state.topics, state.nodes, state.balanced, led, T, AFTER_MS)
+        apply(*found)
+        assigns = [command for command in found if isinstance(command, m.Assign)]
+        apply(*[m.Settle(assign.group, assign.epoch + 1, True) for assign in assigns])
+        return assigns
+
+    apply(*[m.RegisterNode(name, f"store-{name}", {}) for name in "abc"])
+    apply(m.CreateTopic("t", "timer", 1, [["a"], ["b"], ["c"]], {}))
+    assert moves() == [] and state.balanced == ("a", "b", "c")
+    for away, back in (
+        (m.ChangeStanding("c", DRAINING), m.ChangeStanding("c", IN)),
+        (m.MarkNode("c", T - AFTER_MS), m.MarkNode("c", None)),
+    ):
+        apply(away)
+        assert len(moves()) == 1
+        apply(back)
+        (assign,) = moves()
+        assert assign.nodes == ["c"]
+        assert moves() == [] and state.balanced == ("a", "b", "c")
 
 
 def test_voters_are_of_all_zones_and_change_no_more_than_they_must() -> None:

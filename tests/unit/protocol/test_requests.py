@@ -159,7 +159,7 @@ def test_credit_has_no_request_id() -> None:
         (requests.Credit, [6, 0, 1, 1_000_001], r"CREDIT field 2 \(more\)"),
         (requests.Ack, [9, 1, 7, 0, [5]], r"ACK field 3 \(items\): item 1: expected \[token, what\]"),
         (requests.Ack, [9, 1, 7, 0, [[-5, None]]], "item 1"),
-        (requests.Ack, [9, 1, 7, 0, [[5, []]]], "one or more ranges"),
+        (requests.Ack, [9, 1, 7, 0, [[5, []]]], "1 to 1000 ranges"),
         (requests.Ack, [9, 1, 7, 0, [[5, [[b"short", 1]]]]], "offset of 16 bytes"),
         (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, 0]]]]], "count 1..65536"),
         (requests.Ack, [9, 1, 7, 0, [[5, [[BASE, 65_537]]]]], "count 1..65536"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgpack
@@ -13,12 +12,14 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.limits import DEFAULT
-from sandq.protocol.frames import FrameReader
+from sandq.model.caller import ANONYMOUS, Caller
+from sandq.model.errors import Overloaded
+from sandq.protocol.frames import FrameReader, Type
 from sandq.server import connection as connection_module
-from sandq.server.connection import HELLO_BYTES, Connection
+from sandq.server.connection import HELLO_BYTES, WAITING_BYTES, Connection
 from sandq.server.sender import Sender
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.nodes.one_connection import one_connection
+from tests.support.waiting import until_holds
 
 LARGE = 1 << 20
 
@@ -31,9 +32,14 @@ class Session:
         """Their sizes."""
         self.came = trio.Event()
         self.drains = 0
+        self.answers = True
+        """Whether it does, at once."""
+        self.connection: Connection
 
     def handle(self, frame: Any) -> None:
         self.frames.append(len(frame[2]))
+        if self.answers:
+            self.connection.reply(frame[1], b"")
 
     def handled(self) -> None:
         if self.frames:
@@ -50,24 +56,18 @@ def memory() -> MemoryBudget:
     return MemoryBudget(8 * 2 * LARGE)  # requests have an eighth: two large frames
 
 
-@asynccontextmanager
-async def connected(memory: MemoryBudget, session: Session) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
-    stream = await listener.accept()
-    await listener.aclose()
-    sender = Sender()
-    connection = Connection(stream, sender, DEFAULT, "", memory=memory)
-    with trio.fail_after(PATIENCE_S):
-        async with client, trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run, lambda _: session)
-            nursery.start_soon(sender.run)
-            yield connection, client
-            nursery.cancel_scope.cancel()
+def connected(
+    memory: MemoryBudget, session: Session, host: str = "10.0.0.1"
+) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    def make_session(connection: Connection) -> Session:
+        session.connection = connection
+        return session
+
+    return one_connection(make_session, caller=Caller(ANONYMOUS, f"{host}:1"), memory=memory)
 
 
-def frame_of(size: int) -> bytes:
-    body = msgpack.packb([3, 1, bytes(size)])
+def frame_of(size: int, number: int = 1, kind: Type = Type.PRODUCE) -> bytes:
+    body = msgpack.packb([int(kind), number, bytes(size)])
     return struct.pack(">I", len(body)) + body
 
 
@@ -91,8 +91,8 @@ async def test_a_frame_waits_for_room_and_others_do_not_wait_for_it(memory: Memo
     sessions, large = [Session() for _ in range(3)], frame_of(LARGE - 100)
     async with (
         connected(memory, sessions[0]) as (_, first),
-        connected(memory, sessions[1]) as (_, second),
-        connected(memory, sessions[2]) as (_, third),
+        connected(memory, sessions[1], "10.0.0.2") as (_, second),
+        connected(memory, sessions[2], "10.0.0.3") as (_, third),
     ):
         for client in (first, second):
             await client.send_all(SMALL + large[: LARGE // 2])
@@ -106,6 +106,83 @@ async def test_a_frame_waits_for_room_and_others_do_not_wait_for_it(memory: Memo
         await second.send_all(large[LARGE // 2 :])
         await until_holds(lambda: len(sessions[1].frames) == 2)
     assert memory.requests.bytes == 0
+
+
+async def test_requests_count_until_they_are_answered(memory: MemoryBudget) -> None:
+    session = Session()
+    session.answers = False
+    async with connected(memory, session) as (connection, client):
+        await client.send_all(frame_of(1, 1) + frame_of(LARGE // 2 - 5000, 2))
+        await until_holds(lambda: len(session.frames) == 2)
+        held = memory.requests.bytes
+        assert LARGE // 2 - 10_000 < held < LARGE // 2, "but for what every connection may have"
+        await client.send_all(frame_of(1000, 3) + frame_of(LARGE // 2, 4))
+        await until_holds(lambda: len(session.frames) == 4)
+        await client.send_all(frame_of(1, 5))
+        await wait_all_tasks_blocked()
+        assert len(session.frames) == 4, "more than half of what all may have: nothing more is read"
+        connection.reply(4, b"")
+        await until_holds(lambda: len(session.frames) == 5)
+        for number in (1, 2, 3):
+            connection.reply(number, b"")
+        connection.send_error(5, Overloaded("no"))
+        assert memory.requests.bytes == 0
+        await client.send_all(frame_of(LARGE, 6))
+        await until_holds(lambda: len(session.frames) == 6 and memory.requests.bytes > LARGE // 2)
+    assert memory.requests.bytes == 0, "the connection has gone"
+
+
+async def test_what_frames_say_counts_for_more_than_batches(memory: MemoryBudget) -> None:
+    session = Session()
+    session.answers = False
+    async with connected(memory, session) as (connection, client):
+        await client.send_all(frame_of(1, 1))
+        await until_holds(lambda: len(session.frames) == 1)
+        await client.send_all(frame_of(20_000, 2))
+        await until_holds(lambda: len(session.frames) == 2)
+        batch_bytes = memory.requests.bytes
+        connection.reply(2, b"")
+        await client.send_all(frame_of(20_000, 3, Type.KV_GET))
+        await until_holds(lambda: len(session.frames) == 3)
+        assert memory.requests.bytes > 7 * batch_bytes > 7 * 15_000
+
+
+async def test_a_number_that_is_in_use_is_refused(memory: MemoryBudget) -> None:
+    session = Session()
+    session.answers = False
+    async with connected(memory, session) as (connection, client):
+        await client.send_all(frame_of(1, 6) + frame_of(50_000, 7) + frame_of(1, 7))
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:3] == [255, 7, "CONFLICT"]
+        await until_holds(lambda: session.frames == [1, 50_000])
+        assert connection.requests == 2 and memory.requests.bytes > 0
+        for number in (6, 7):
+            connection.reply(number, b"")
+        assert memory.requests.bytes == 0
+
+
+async def test_who_has_little_under_way_is_read_while_all_is_taken(memory: MemoryBudget) -> None:
+    session = Session()
+    session.answers = False
+    async with connected(memory, session) as (_, client):
+        memory.requests.take(100 * LARGE)
+        await client.send_all(frame_of(1, 1))
+        await until_holds(lambda: len(session.frames) == 1)
+        for number in range(2, 12):
+            await client.send_all(frame_of(1000, number))
+        await until_holds(lambda: memory.requests.is_waited_for)
+        assert len(session.frames) < 11
+        memory.requests.give_back(100 * LARGE)
+        await until_holds(lambda: len(session.frames) == 11)
+
+
+async def test_so_many_may_wait_for_something_to_happen(memory: MemoryBudget) -> None:
+    async with connected(memory, Session()) as (connection, _):
+        with connection.waits(LARGE):
+            assert memory.watchers.bytes == LARGE + WAITING_BYTES
+            with pytest.raises(Overloaded), connection.waits(0):
+                raise AssertionError("there is no room")
+        assert memory.watchers.bytes == 0
 
 
 async def test_small_frames_come_while_there_is_no_room(memory: MemoryBudget) -> None:

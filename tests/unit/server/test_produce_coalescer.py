@@ -7,6 +7,7 @@ from typing import Any
 
 import google_crc32c
 import pytest
+import trio
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
@@ -29,7 +30,16 @@ class Broker:
         self.requests: list[int] = []
         """That wait for the answer to each that was taken or refused."""
         self.most_messages = 1000
-        self.gathering = ProduceCoalescer(self.produce, self.reply, self.refuse)
+        self.large = self.spent = 0
+        self.gathering = ProduceCoalescer(self.produce, self.produce_large, self.spend, self.reply, self.refuse)
+
+    async def produce_large(self, asked: Produce, done: Done) -> None:
+        await trio.lowlevel.checkpoint()
+        self.large += 1
+        self.produce(asked, 1, done)
+
+    def spend(self, work: int) -> None:
+        self.spent += work
 
     def produce(self, asked: Produce, requests: int, done: Done) -> None:
         batch = Batch.parse(asked.batch)
@@ -290,3 +300,26 @@ def test_a_field_too_many_is_refused(broker: Broker) -> None:
     broker.gathering.add(single(1, b"a"))
     with pytest.raises(InvalidRequest):
         broker.gathering.add([*single(2, b"b"), 0])
+
+
+async def test_one_that_takes_long_to_check_is_awaited_and_keeps_its_place(broker: Broker) -> None:
+    broker.most_messages = 10_000
+    many = [b"x"] * 5000
+    large = [int(Type.PRODUCE), 2, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: many})]
+    assert broker.gathering.add(single(1, b"before")) is None
+    rest = broker.gathering.add(large)
+    assert rest is not None and broker.values() == [[b"before"]], "what came before is on its way"
+    await rest
+    broker.gathering.add(single(3, b"behind"))
+    broker.gathering.flush()
+    assert broker.values() == [[b"before"], many, [b"behind"]] and broker.large == 1
+
+
+def test_work_beyond_that_of_a_frame_is_told(broker: Broker) -> None:
+    broker.gathering.add(single(1, b"plain"))
+    assert broker.spent == 0
+    broker.gathering.add(single(2, b"with a key", key=b"k"))
+    with_key = broker.spent
+    assert with_key > 0
+    broker.gathering.add(single(3, bytes(1 << 20)))
+    assert broker.spent - with_key > 100

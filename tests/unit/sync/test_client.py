@@ -46,6 +46,8 @@ TWINS: list[tuple[type, type, set[str]]] = [
             "fail",
             "held_tokens",
             "next_arrivals",
+            "freed",
+            "is_starved",
             "options",
             "receive",
             "take_ready",

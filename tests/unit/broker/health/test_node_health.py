@@ -235,3 +235,20 @@ def test_below_the_reserve_nothing_new_is_taken() -> None:
     assert bed.health.no_room, "it does not flap at the edge"
     bed.health.note_space(RESERVE_BYTES * 2)
     assert bed.health.no_room is None
+
+
+def test_stores_that_met_a_full_disk_are_opened_anew_once_there_is_room() -> None:
+    bed = Bed()
+    bed.health.note_space(0)
+    bed.node_log.failed = StorageFailed("no room", errno="ENOSPC")
+    bed.health.note_space(RESERVE_BYTES)
+    assert not bed.health.restart.is_set(), "it would be full again at once"
+    bed.health.note_space(RESERVE_BYTES * 2)
+    assert bed.health.restart.is_set()
+
+
+def test_a_disk_that_failed_is_not_tried_again() -> None:
+    bed = Bed()
+    bed.node_log.failed = StorageFailed("a failed sync", errno="EIO")
+    bed.health.note_space(RESERVE_BYTES * 2)
+    assert not bed.health.restart.is_set()

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from sandq.broker.health import replica_digests
-from sandq.broker.health.replica_digests import VIEWS_MOST, ReplicaDigests
+from sandq.broker.health.replica_digests import REFUSED_MOST, VIEWS_MOST, ReplicaDigests
 from sandq.broker.replication.applier import DigestView
 from sandq.model.errors import StorageFailed, TimedOut
 from sandq.partition import commands as c
@@ -191,6 +191,16 @@ async def test_too_much_at_once_is_answered_with_nothing() -> None:
         await until_holds(lambda: len(bed.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
         nursery.cancel_scope.cancel()
     assert {body[1] for _, _, body in bed.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
+
+
+async def test_so_many_that_are_refused_wait_to_be_closed() -> None:
+    bed = Bed(bytes_per_s=0)
+    bed.host.leader = "b"
+    views = [view(number) for number in range(REFUSED_MOST + 3)]
+    for one in views:
+        bed.comparing.on_view(one)
+    assert [body[1] for _, _, body in bed.sent] == [*range(REFUSED_MOST + 3)]
+    assert [one.rows.closed for one in views] == REFUSED_MOST * [False] + 3 * [True]  # type: ignore[attr-defined]
 
 
 async def test_a_node_that_reads_nothing_says_so() -> None:

@@ -104,13 +104,13 @@ def test_nack_and_extend(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_loop_holds_few_messages_unless_told_otherwise(with_client: Any) -> None:
+def test_a_loop_holds_what_it_was_told_to(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         async with client.producer("t") as producer:
             await producer.send_many([b"%d" % number for number in range(25)])
         seen = 0
-        async with client.subscribe("t", group="g") as subscription:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
             assert server.subscription().request.credit == 10
             async for message in subscription:
                 seen += 1

@@ -105,3 +105,20 @@ def test_what_is_held_stays_when_a_node_does_not_answer_in_time(run: Any) -> Non
             assert one.unsubscribed == []
 
     run(main)
+
+
+def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(run: Any) -> None:
+    async def main() -> None:
+        async with two_nodes() as (one, two, client), client.subscribe("t", group="g") as subscription:
+            await until_holds(lambda: one.subscribed and two.subscribed)
+            await told(client, ["n2", "n2"], one, two)
+            await until_holds(lambda: subscription._sessions["n1"].is_retired)
+            assert subscription._prefetch is not None
+            subscription._prefetch.extra = 100
+            subscription._give_credit()
+            assert [subscription._sessions[name].target for name in ("n1", "n2")] == [0, 110]
+            await told(client, ["n1", "n2"], one, two)
+            await until_holds(lambda: not subscription._sessions["n1"].is_retired)
+            assert [subscription._sessions[name].target for name in ("n1", "n2")] == [55, 55]
+
+    run(main)

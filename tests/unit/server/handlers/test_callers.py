@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.protocol import requests as r
 from sandq.protocol import requests_admin as admin
@@ -36,6 +38,9 @@ class Twin:
         self.administration = self
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
+    def topic(self, name: str) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(partitions=[None]))
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(request: Any, caller: Any, *rest: Any, **more: Any) -> Any:
             self._came.append((request, caller))
@@ -51,7 +56,11 @@ class Door:
         self.caller = CALLER
         self.congested = False
         self.room = 100
+        self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
+
+    def waits(self, size: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
         self.begun.append(work)
@@ -82,7 +91,9 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
     try:
-        session.handle(decode(name))
+        rest = session.handle(decode(name))
+        if rest is not None:
+            await rest
         session.handled()
         for work in door.begun:
             await work()

@@ -1,0 +1,186 @@
+"""One thing at a time, as programs are written: through the Python client, and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+import anyio.abc
+
+import sandq
+from benchmarks.load.consume import GROUP, fill
+from benchmarks.load.work import Done, Ready
+from benchmarks.produce import TOPIC, VALUE
+from benchmarks.result import CALLED, Latency, Told
+from benchmarks.wire import Wire
+
+FILL = 1000
+CREDIT = 1000
+"""Of who acks message by message."""
+KEYS = 100
+
+Once = Callable[[], Awaitable[object]]
+
+
+def produce(address: str, messages: int, clients: int) -> Ready:
+    """`await client.produce(...)`, again and again, by so many clients."""
+    return _lock_step(address, messages, clients, lambda client: lambda: client.produce(TOPIC, VALUE))
+
+
+def kv_get(address: str, messages: int, clients: int) -> Ready:
+    """`await keys.get(...)`, again and again, by so many clients."""
+
+    def of(client: sandq.Client) -> Once:
+        keys = client.kv(TOPIC)
+        numbers = iter(range(messages))
+        return lambda: keys.get(b"%d" % (next(numbers) % KEYS))
+
+    async def prepare() -> None:
+        async with sandq.connect(address) as client:
+            for number in range(KEYS):
+                await client.kv(TOPIC).put(b"%d" % number, VALUE)
+
+    anyio.run(prepare, backend="trio")
+    return _lock_step(address, messages, clients, of)
+
+
+def _lock_step(address: str, messages: int, clients: int, once_of: Callable[[sandq.Client], Once]) -> Ready:
+    """Each client does it again when it was answered."""
+    taken_s: list[float] = []
+
+    async def again(once: Once) -> None:
+        for _ in range(messages // clients):
+            called_s = time.perf_counter()
+            await once()
+            taken_s.append(time.perf_counter() - called_s)
+
+    async def loop() -> float:
+        async with contextlib.AsyncExitStack() as stack:
+            all_once = []
+            for _ in range(clients):
+                client = await stack.enter_async_context(sandq.connect(address))
+                await client.admin.topic(TOPIC)
+                all_once.append(once_of(client))
+            began_s = time.perf_counter()
+            async with anyio.create_task_group() as tasks:
+                for once in all_once:
+                    tasks.start_soon(again, once)
+            return time.perf_counter() - began_s
+
+    def run(began_s: float) -> Done:
+        seconds = anyio.run(loop, backend="trio")
+        return Done(Told(len(taken_s), seconds), partial(Latency.of, CALLED, taken_s))
+
+    return Ready(run)
+
+
+def consume(address: str, port: int, messages: int, partitions: int, way: str) -> Ready:
+    """Everything that is due, in one of the `WAYS`."""
+    wire = Wire(port)
+    fill(wire, messages, FILL, partitions)
+    wire.close()
+    take = WAYS[way]
+
+    left, turns = messages, 0
+
+    def enough(count: int) -> bool:
+        nonlocal left, turns
+        left, turns = left - count, turns + 1
+        return left <= 0
+
+    async def loop() -> float:
+        async with sandq.connect(address) as client:
+            await client.admin.topic(TOPIC)
+            began_s = time.perf_counter()
+            await take(client, enough)
+            return time.perf_counter() - began_s
+
+    def run(began_s: float) -> Done:
+        seconds = anyio.run(loop, backend="trio")
+        return Done(Told(messages, seconds, details={"messages a turn": messages / turns}))
+
+    return Ready(run)
+
+
+Enough = Callable[[int], bool]
+"""Is told how many were taken; whether these were the last."""
+
+
+async def _by_message(client: sandq.Client, enough: Enough) -> None:
+    async with client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription:
+        async for message in subscription:
+            await message.ack()
+            if enough(1):
+                break
+
+
+async def _by_batch(client: sandq.Client, enough: Enough) -> None:
+    async with client.subscribe(TOPIC, group=GROUP) as subscription:
+        async for batch in subscription.batches():
+            await batch.ack()
+            if enough(len(batch)):
+                break
+
+
+async def _by_workers(client: sandq.Client, enough: Enough) -> None:
+    """`client.run` with ten workers, whose handler has nothing to do."""
+
+    async def handle(message: sandq.Message) -> None:
+        if enough(1):
+            scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        await client.run(TOPIC, GROUP, handle, concurrency=10)
+
+
+WAYS: dict[str, Callable[[sandq.Client, Enough], Awaitable[None]]] = {
+    "message": _by_message,
+    "batch": _by_batch,
+    "workers": _by_workers,
+}
+
+
+def post(http: str, messages: int, connections: int, size: int) -> Ready:
+    """POST `size` messages, again and again, over so many connections that are kept."""
+    host, _, port = http.rpartition(":")
+    bodies = b",".join([b'{"text":"%s"}' % VALUE] * size)
+    body = b'{"messages":[%s]}' % bodies if size > 1 else bodies
+    head = f"POST /topics/{TOPIC} HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    taken_s: list[float] = []
+
+    async def again() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(messages // size // connections):
+            called_s = time.perf_counter()
+            writer.write(request)
+            await _answer(reader)
+            taken_s.append(time.perf_counter() - called_s)
+        writer.close()
+
+    async def loop() -> float:
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(connections):
+                tasks.create_task(again())
+        return time.perf_counter() - began_s
+
+    def run(began_s: float) -> Done:
+        seconds = asyncio.run(loop())
+        return Done(Told(len(taken_s) * size, seconds), partial(Latency.of, CALLED, taken_s))
+
+    return Ready(run)
+
+
+async def _answer(reader: asyncio.StreamReader) -> None:
+    """One, which has to be a good one."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+    body = await reader.readexactly(length)
+    if not lines[0].startswith((b"http/1.1 200", b"http/1.1 201")):
+        raise ValueError(f"{lines[0].decode()}: {body.decode()}")

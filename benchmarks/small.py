@@ -1,0 +1,108 @@
+"""One thing at a time, as programs are written: each answer is awaited before the next thing is asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.driver import measure, node_with
+from benchmarks.keys import node_with_keys
+from benchmarks.produce import PARTITIONS, TOPIC
+from benchmarks.result import Goal, Measured, Row, Setting
+
+LEASE = "60s"
+UNIT = "us"
+
+
+def _cpu(measured: Measured) -> Measured:
+    """The goal is about what it costs the node; the rate is told as well."""
+    measured.details["per s"] = measured.value
+    assert measured.cpu_us is not None
+    measured.value = measured.cpu_us
+    return measured
+
+
+def produce(setting: Setting, *, clients: int, messages: int) -> Measured:
+    """`await client.produce(...)`."""
+    count = setting.count(messages, messages // 20)
+    with node_with(setting, TOPIC, PARTITIONS) as node:
+        return _cpu(measure(node.metered, "small_produce", address=node.address, messages=count, clients=clients))
+
+
+def kv_get(setting: Setting, *, clients: int, messages: int) -> Measured:
+    """`await keys.get(...)`."""
+    count = setting.count(messages, messages // 20)
+    with node_with_keys(setting) as node:
+        return _cpu(measure(node.metered, "small_kv_get", address=node.address, messages=count, clients=clients))
+
+
+def consume(setting: Setting, *, way: str, messages: int, partitions: int) -> Measured:
+    """Everything that is due, one client."""
+    spec = {"messages": setting.count(messages, 4_000), "partitions": partitions, "way": way}
+    with node_with(setting, TOPIC, partitions, lease=LEASE) as node:
+        return _cpu(measure(node.metered, "small_consume", address=node.address, port=node.port, **spec))
+
+
+def post(setting: Setting, *, connections: int, size: int, messages: int) -> Measured:
+    """`POST /topics/{topic}`."""
+    spec = {"messages": setting.count(messages, messages // 10), "connections": connections, "size": size}
+    with node_with(setting, TOPIC, PARTITIONS) as node:
+        ((_, http_port),) = node.metered
+        return _cpu(measure(node.metered, "small_post", http=f"127.0.0.1:{http_port}", **spec))
+
+
+def _row(name: str, what: str, measure: partial[Measured], goal_us: float) -> Row:
+    return Row(name, "small", what, measure, UNIT, Goal(goal_us, UNIT, at_least=False), driver="client")
+
+
+ROWS = (
+    _row("small_produce", "await client.produce(...), one client", partial(produce, clients=1, messages=4_000), 300),
+    _row(
+        "small_produce_16",
+        "await client.produce(...), 16 clients",
+        partial(produce, clients=16, messages=32_000),
+        70,
+    ),
+    _row(
+        "small_ack",
+        "async for message in subscription: await message.ack()",
+        partial(consume, way="message", messages=4_000, partitions=PARTITIONS),
+        400,
+    ),
+    _row(
+        "small_run",
+        "client.run(topic, group, handler, concurrency=10)",
+        partial(consume, way="workers", messages=40_000, partitions=PARTITIONS),
+        60,
+    ),
+    _row(
+        "small_batches",
+        "async for batch in subscription.batches(): await batch.ack(), over one partition",
+        partial(consume, way="batch", messages=1_000_000, partitions=1),
+        6,
+    ),
+    _row(
+        "small_batches_4",
+        f"async for batch in subscription.batches(): await batch.ack(), over {PARTITIONS} partitions",
+        partial(consume, way="batch", messages=1_000_000, partitions=PARTITIONS),
+        6,
+    ),
+    _row("small_get", "await keys.get(...), one client", partial(kv_get, clients=1, messages=4_000), 250),
+    _row(
+        "small_post",
+        "POST one message, one connection",
+        partial(post, connections=1, size=1, messages=1_000),
+        300,
+    ),
+    _row(
+        "small_post_32",
+        "POST one message, 32 connections",
+        partial(post, connections=32, size=1, messages=4_000),
+        300,
+    ),
+    _row(
+        "small_post_10",
+        "POST 10 messages, 32 connections (for each message)",
+        partial(post, connections=32, size=10, messages=32_000),
+        50,
+    ),
+)

@@ -1,0 +1,62 @@
+"""Serve until told to stop; a node whose stores met a full disk is started anew once there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol, TypeVar
+
+import structlog
+import trio
+
+from sandq.model.errors import StorageFailed
+from sandq.storage.files import is_full
+
+log = structlog.get_logger("sandq.node")
+
+AGAIN_S: Final = 5.0
+"""Before the next try where there was not room enough to start."""
+
+
+class Restartable(Protocol):
+    @property
+    def restart(self) -> trio.Event:
+        """Set when the node takes nothing more, and would again if it were started anew."""
+        ...
+
+
+Node = TypeVar("Node", bound=Restartable)
+
+
+async def serve_until(
+    stop: trio.Event, run: Callable[[], AbstractAsyncContextManager[Node]], on_ready: Callable[[Node], None]
+) -> None:
+    """Run a node, one after the other over the same data, until `stop`; `on_ready` is told of each that serves.
+
+    Raises what `run` raises; but a node that has served, and finds no room to start again, waits for it.
+    """
+    served = False
+    while not stop.is_set():
+        try:
+            async with run() as node:
+                on_ready(node)
+                served = True
+                await _first_of(stop, node.restart)
+                if not stop.is_set():
+                    log.warning("there is room again: starting anew")
+        except StorageFailed as error:
+            if not served or not is_full(error):
+                raise
+            log.error("no room to start anew", error=error.message)
+            with trio.move_on_after(AGAIN_S):
+                await stop.wait()
+
+
+async def _first_of(*events: trio.Event) -> None:
+    async def wait(event: trio.Event) -> None:
+        await event.wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for event in events:
+            nursery.start_soon(wait, event)

@@ -1,0 +1,75 @@
+"""Topics as answers tell of them: each is encoded once, until metadata or the leader of some partition changes."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from sandq.broker.peers.routes import Routes
+from sandq.broker.turns import Turn
+from sandq.metadata.records import Topic
+
+KEPT_BYTES: Final = 8 << 20
+"""Of encoded topics: about what as many as a cluster may have come to. Those made first go first."""
+PARTITION_WORK: Final = 1
+
+
+class _Kept(NamedTuple):
+    record: Topic
+    version: int
+    """Of the routes, when it was begun."""
+    encoded: bytes
+
+
+class TopicRecords:
+    """Of one node."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._kept: dict[str, _Kept] = {}
+        self._kept_bytes = 0
+
+    async def encoded(self, record: Topic, turn: Turn) -> bytes:
+        """The map that tells of a topic, in MessagePack; made in turns."""
+        kept = self._kept.get(record.name)
+        if kept is not None and kept.record is record and kept.version == self._routes.version:
+            return kept.encoded
+        version = self._routes.version
+        encoded = await self._encode(record, turn)
+        self._keep(_Kept(record, version, encoded))
+        return encoded
+
+    async def _encode(self, record: Topic, turn: Turn) -> bytes:
+        packer, leader = msgpack.Packer(autoreset=False), self._routes.leader
+        packer.pack_map_header(7)
+
+        def member(name: str, value: Any) -> None:
+            packer.pack(name)
+            packer.pack(value)
+
+        member("name", record.name)
+        member("number", record.number)
+        member("kind", record.kind)
+        packer.pack("partitions")
+        packer.pack_array_header(len(record.partitions))
+        for number, partition in enumerate(record.partitions):
+            packer.pack((number, partition.group, leader(partition.group), partition.nodes, partition.moving))
+            await turn.spend(PARTITION_WORK)
+        member("initial_partitions", record.initial_partitions)
+        member("replicas", record.replicas)
+        member("settings", record.settings)
+        encoded: bytes = packer.bytes()
+        return encoded
+
+    def _keep(self, new: _Kept) -> None:
+        self._drop(new.record.name)
+        self._kept[new.record.name] = new
+        self._kept_bytes += len(new.encoded)
+        while self._kept_bytes > KEPT_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, name: str) -> None:
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            self._kept_bytes -= len(kept.encoded)

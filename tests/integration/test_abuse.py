@@ -1,0 +1,337 @@
+"""Clients that mean harm, of every kind, beside one that does not: it is served, and the node's memory is bounded.
+
+What each bound is for itself stands with what it bounds: tests/unit/server/test_connection_memory.py,
+test_memory_budget.py, http/test_guards.py, test_peer_links.py, tests/property/test_gossip_hostile.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+import trio.lowlevel
+from structlog.testing import capture_logs
+
+from sandq.broker.memory_budget import Held
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.node import Serving, run_node
+from sandq.protocol.frames import FrameReader, Type
+from tests.integration.conftest import Dial, until_risen
+from tests.support.nodes.mutated import Mutated, mutated
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.simulation.seeds import few_of
+from tests.support.waiting import PATIENCE_S, until_holds
+
+MB = 1 << 20
+BATCHES, BATCH_BYTES = 8, 256 << 10
+PING_ID = 2**40
+CALLS = 8
+"""Of the one that means no harm."""
+ABUSERS = 3
+SLACK_BYTES = 40 * MB
+"""What may come on top of an account: an answer of one visit for each thread, what every connection is granted."""
+ACCOUNTS = ("requests", "answers", "watchers", "http")
+"""Those that clients fill."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Serving]:
+    config = small_config(
+        tmp_path,
+        LISTEN__HTTP="127.0.0.1:0",
+        LIMITS__MEMORY_BYTES="256MiB",
+        LIMITS__PARTITIONS_PER_TOPIC="8",
+        LIMITS__PARTITIONS="32",
+        LIMITS__HTTP_CONNECTIONS="40",
+        LIMITS__HTTP_REQUESTS="40",
+        LIMITS__HTTP_WAITING="40",
+    )
+    async with run_node(config) as serving:
+        await until_risen(serving)
+        yield serving
+
+
+@pytest.fixture
+async def victim(node: Serving, dial: Dial) -> RawClient:
+    client = await dial(node)
+    assert (await client.create("victim"))[0] == Type.REPLY
+    await _make_topics(client)
+    return client
+
+
+async def _make_topics(client: RawClient) -> None:
+    for topic, kind in (("t", "timer"), ("keys", "compacted")):
+        made = await client.call(Type.TOPIC_CREATE, topic, kind, 1, 1, {})
+        assert made[0] == Type.REPLY or made[2] == "TOPIC_EXISTS"
+
+
+def held(node: Serving) -> dict[str, Held]:
+    accounts = node.broker.node_log.memory.accounts
+    return {name: accounts[name] for name in ACCOUNTS}
+
+
+async def until_nothing_is_held(node: Serving) -> None:
+    await until_holds(lambda: all(account.bytes == 0 for account in held(node).values()))
+
+
+# -- frames that are none ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", few_of(range(100), 2))
+async def test_mutated_frames_of_every_type(node: Serving, victim: RawClient, dial: Dial, seed: int) -> None:
+    with capture_logs() as entries, _replay(seed):
+        raw = await dial(node)
+        for at, one in enumerate(mutated(seed)):
+            with _replay(f"{seed}, frame {at}: {one.what}"):
+                if not await _survives(raw, one, at):
+                    await trio.aclose_forcefully(raw.stream)
+                    raw = await dial(node)
+            if at % 50 == 0:
+                await _make_topics(victim)
+                assert (await victim.produce(b"x", topic="victim"))[0] == Type.REPLY
+        await trio.aclose_forcefully(raw.stream)
+        await until_nothing_is_held(node)
+        assert (await victim.produce(b"x", topic="victim"))[0] == Type.REPLY
+    faults = [entry for entry in entries if entry["log_level"] in ("error", "critical")]
+    assert faults == [], f"seed {seed}"
+
+
+class _replay:
+    """A failure names the seed."""
+
+    def __init__(self, seed: object) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            error.add_note(f"seed {self._seed}")
+
+
+async def _survives(raw: RawClient, one: Mutated, at: int) -> bool:
+    """Send it, and a PING behind it; whether the connection answers that. What is said before must be no fault of the
+    node's own."""
+    ping_id = PING_ID + at
+    with suppress(trio.BrokenResourceError):  # it was closed because of the first part
+        await raw.send_bytes(one.data)
+        if one.is_short:
+            return False
+        await raw.send(Type.PING, ping_id)
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            try:
+                frame = await raw.receive()
+            except (EOFError, trio.BrokenResourceError):
+                return False
+            if frame[0] == Type.ERROR:
+                assert frame[2] != "INTERNAL", frame
+            if frame[:2] == [Type.REPLY, ping_id]:
+                return True
+
+
+# -- clients that ask for too much --------------------------------------------------------------------------------
+
+Abuse = Callable[[Serving, Dial], Awaitable[None]]
+
+
+def _packed(*fields: Any) -> bytes:
+    body = msgpack.packb(fields)
+    return len(body).to_bytes(4, "big") + body
+
+
+def never_reads(kind: Type, *fields: Any, count: int = 1000) -> Abuse:
+    """Asks again and again, and takes no answer."""
+
+    async def abuse(node: Serving, dial: Dial) -> None:
+        raw = await dial(node)
+        await raw.send_bytes(b"".join([_packed(int(kind), 10 + number, *fields) for number in range(count)]))
+        await trio.sleep_forever()
+
+    return abuse
+
+
+def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
+    """The same, and takes the answers."""
+
+    async def abuse(node: Serving, dial: Dial) -> None:
+        raw = await dial(node)
+        number = 10
+        reader = FrameReader()
+        while True:
+            await raw.send_bytes(b"".join([_packed(int(kind), number + at, *fields) for at in range(count)]))
+            number += count
+            answered = 0
+            while answered < count:
+                data = await raw.stream.receive_some(1 << 20)
+                if not data:
+                    return
+                answered += sum(frame[0] != Type.DELIVER for frame in reader.feed(data))
+
+    return abuse
+
+
+def half_a_frame(size: int, hello: bool = True) -> Abuse:
+    async def abuse(node: Serving, dial: Dial) -> None:
+        while True:
+            raw = await dial(node, hello=hello)
+            with suppress(trio.BrokenResourceError):
+                await raw.send_bytes(size.to_bytes(4, "big") + bytes(size // 2))
+            with suppress(trio.BrokenResourceError):
+                while await raw.stream.receive_some(1 << 16):
+                    pass
+            if not hello:
+                await trio.sleep_forever()
+
+    return abuse
+
+
+async def a_byte_at_a_time(node: Serving, dial: Dial) -> None:
+    raw = await dial(node)
+    with suppress(trio.BrokenResourceError):
+        for byte in _packed(int(Type.PING), 5, "x" * 2000):
+            await raw.send_bytes(bytes([byte]))
+            await trio.lowlevel.checkpoint()
+    await trio.sleep_forever()
+
+
+async def connects_and_leaves(node: Serving, dial: Dial) -> None:
+    while True:
+        stream = await trio.open_tcp_stream("127.0.0.1", node.client_port)
+        await stream.send_all(_packed(int(Type.HELLO), 1, 1, "raw", {})[:7])
+        await trio.aclose_forcefully(stream)
+
+
+def http(head: str, body: bytes = b"", *, reads: bool = True, length: int | None = None) -> Abuse:
+    """The same request again and again; one after the other, or on many connections, and no answer taken."""
+    size = len(body) if length is None else length
+    data = f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode() + body
+
+    async def once(port: int) -> None:
+        with suppress(OSError, trio.BrokenResourceError):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(data)
+                if not reads:
+                    await trio.sleep_forever()
+                while await stream.receive_some(1 << 16):
+                    pass
+
+    async def abuse(node: Serving, dial: Dial) -> None:
+        assert node.http is not None
+        if reads:
+            while True:
+                await once(node.http.port)
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(once, node.http.port)
+
+    return abuse
+
+
+async def half_a_head(node: Serving, dial: Dial) -> None:
+    assert node.http is not None
+    async with AsyncExitStack() as stack:
+        for _ in range(20):
+            stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", node.http.port))
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: ")
+        await trio.sleep_forever()
+
+
+_TWICE = ("{" + ",".join(f'"k{at}":0' for at in range(9000)) + ',"z":0,"z":0}').encode()
+_UNKNOWN = json.dumps({"messages": [{f"k{at}": 0 for at in range(50)}] * 2000}).encode()
+_VALUES = json.dumps({"messages": [{"text": "x" * 200}] * 2000}).encode()
+_SCAN = ("keys", 0, False, b"", None, 1000, 8 * MB)
+_WATCH = ("keys", 0, bytes(16), None, True, b"", None, 1000, MB, 30_000)
+_WAITING = ("keys", 0, bytes(16), None, True, b"zz", None, 1000, MB, 30_000)
+_FETCH = ("t", 0, offsets.FIRST, None, 1000, 16 * MB, True)
+_LIST = ("t", 0, None, 0, 2**48 - 1, None, 1000, None, True)
+_PRODUCE = ("t", 0, 0, 0, 0, 0, encode({Column.VALUE: [bytes(2000)]}))
+_LARGE = ("t", 0, 0, 0, 0, 0, encode({Column.VALUE: [bytes(MB)]}))
+_ACK = (1, 0, [[number, None] for number in range(1, 200)])
+_SUBSCRIBE = (1, "t", "g", "c", 1000, None, "earliest", [])
+ABUSES: dict[str, Abuse] = {
+    "metadata, never read": never_reads(Type.METADATA, None),
+    "cluster info, never read": never_reads(Type.CLUSTER_INFO),
+    "fetch, never read": never_reads(Type.FETCH, *_FETCH, count=200),
+    "scan, never read": never_reads(Type.KV_SCAN, *_SCAN, count=200),
+    "get, never read": never_reads(Type.KV_GET, "keys", 0, False, [b"0", b"1", b"2"], count=500),
+    "watch, never read": never_reads(Type.KV_WATCH, *_WATCH),
+    "watch, nothing comes": never_reads(Type.KV_WATCH, *_WAITING),
+    "list, never read": never_reads(Type.LIST, *_LIST, count=200),
+    "forecast, never read": never_reads(Type.FORECAST, "t", "second", 3600, count=500),
+    "groups, never read": never_reads(Type.GROUP_LIST, "t"),
+    "leases that wait": never_reads(Type.LEASE, "t", "g", "c", 10, 60_000, None, "latest", False),
+    "deliveries, never read": never_reads(Type.SUBSCRIBE, *_SUBSCRIBE, count=1),
+    "produce, never read": never_reads(Type.PRODUCE, *_PRODUCE),
+    "large batches, never read": never_reads(Type.PRODUCE, *_LARGE, count=20),
+    "acks, never read": never_reads(Type.ACK, *_ACK, count=200),
+    "pings": floods(Type.PING),
+    "metadata": floods(Type.METADATA, None),
+    "produce": floods(Type.PRODUCE, *_PRODUCE),
+    "what is wrong": floods(Type.PRODUCE, "t", "0"),
+    "subscriptions": floods(Type.SUBSCRIBE, 2, "t", "g", "c", 1, None, "earliest", [], count=100),
+    "half of large frames": half_a_frame(8 * MB),
+    "half of a first frame": half_a_frame(4000, hello=False),
+    "half of a first frame that is large": half_a_frame(30 * MB, hello=False),
+    "a byte at a time": a_byte_at_a_time,
+    "connections": connects_and_leaves,
+    "http, a name twice": http("POST /topics", _TWICE),
+    "http, unknown members": http("POST /topics/t", _UNKNOWN),
+    "http, many messages": http("POST /topics/t", _VALUES),
+    "http, half a body": http("POST /topics/t", bytes(MB), reads=False, length=2 * MB),
+    "http, half a head": half_a_head,
+    "http, pages never read": http("GET /topics/t/0?limit=1000", reads=False),
+    "http, leases that wait": http("POST /topics/t/groups/g2/lease", b'{"wait":"60s"}', reads=False),
+}
+
+
+@asynccontextmanager
+async def abused(node: Serving, dial: Dial, abuse: Abuse) -> AsyncIterator[None]:
+    """While several clients are at it; none of them is there at the end."""
+
+    async def until_refused() -> None:
+        with suppress(EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
+            await abuse(node, dial)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(ABUSERS):
+            nursery.start_soon(until_refused)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("name", ABUSES)
+async def test_one_is_served_beside_many_that_mean_harm(
+    node: Serving, victim: RawClient, tmp_path: Path, name: str
+) -> None:
+    made: list[RawClient] = []
+
+    async def dial(to: Serving, *, hello: bool = True) -> RawClient:
+        made.append(await RawClient.connect(to.client_port, hello=hello))
+        return made[-1]
+
+    for topic in ("t", "keys"):
+        for number in range(BATCHES):
+            columns = {Column.VALUE: [bytes(BATCH_BYTES)], Column.KEY: [b"%d" % number]}
+            answer = await victim.produce_batch(encode(columns), topic)  # type: ignore[arg-type]
+            assert answer[0] == Type.REPLY, answer
+    accounts = held(node)
+    with capture_logs() as entries, trio.fail_after(PATIENCE_S):
+        async with abused(node, dial, ABUSES[name]):
+            for _ in range(CALLS):
+                assert (await victim.produce(b"x", topic="victim"))[0] == Type.REPLY
+                for account in accounts.values():
+                    assert account.bytes <= account.share_bytes + SLACK_BYTES
+        for raw in made:
+            await trio.aclose_forcefully(raw.stream)
+        await until_nothing_is_held(node)
+    assert [entry for entry in entries if entry["log_level"] in ("error", "critical")] == []

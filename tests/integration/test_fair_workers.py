@@ -1,0 +1,50 @@
+"""Workers hold more than they work on while they are quick, and keep nothing from others when they are not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+import sandq
+from sandq.node import Serving
+from tests.support.nodes.working import connected
+from tests.support.waiting import until_holds
+
+MESSAGES = 3000
+QUICK = 500
+WORKERS = 4
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
+    node: Serving, api: sandq.Client, partitions: int
+) -> None:
+    """The first one settles 500 at once, and then nothing for as long as there is anything for the second."""
+    await api.admin.create_topic("t", partitions=partitions, lease="1h")
+    async with api.producer("t") as producer:
+        await producer.send_many([b"%d" % number for number in range(MESSAGES)])
+    begun: list[tuple[str, bytes, int]] = []
+    stuck, goes_on = 0, trio.Event()
+
+    async def slow(message: sandq.Message) -> None:
+        nonlocal stuck
+        begun.append(("slow", message.value or b"", message.attempt))
+        if len(begun) > QUICK:
+            stuck += 1
+            await goes_on.wait()
+
+    async def quick(message: sandq.Message) -> None:
+        begun.append(("quick", message.value or b"", message.attempt))
+
+    async with connected(node) as one, connected(node) as two, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(one.run, "t", "g", slow, concurrency=WORKERS))
+        await until_holds(lambda: stuck == WORKERS)
+        nursery.start_soon(partial(two.run, "t", "g", quick, concurrency=WORKERS))
+        await until_holds(lambda: len(begun) == MESSAGES)
+        assert stuck == WORKERS, "it began nothing more"
+        goes_on.set()
+        nursery.cancel_scope.cancel()
+    assert sorted(int(value) for _, value, _ in begun) == [*range(MESSAGES)], "each once"
+    assert {attempt for _, _, attempt in begun} == {1}

@@ -1,0 +1,144 @@
+"""Visits of the apply thread for readers: how much is asked in one, and what becomes of answers nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import outcome
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from sandq.broker.memory_budget import Account
+from sandq.broker.queries.linearizable_reads import PAGE_WORK, VISIT_WORK, LinearizableReads
+from sandq.broker.replication import runner as runner_module
+from sandq.broker.replication.applier import Ask
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.runner import Runner
+from sandq.model.errors import Unavailable
+
+SIZE = 1000
+
+
+class Thread:
+    """The apply thread, which does what it is asked when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+
+    def submit(self, task: Ask) -> None:
+        self.asked.append(task)
+
+    def visit(self) -> Callable[[], None]:
+        """What is done on the thread; then what its answer does on the loop."""
+        task = self.asked.pop(0)
+        value = task.call()
+        return lambda: task.answered(value)
+
+
+class Room:
+    """As a connection has it, with an account."""
+
+    def __init__(self) -> None:
+        self.account = Account(SIZE)
+        self.has_room = True
+
+    async def until_room(self) -> None:
+        await self.account.until_room()
+
+    def hold(self, size: int) -> None:
+        self.account.read += size
+
+    def take(self, size: int) -> None:
+        self.account.take(size)
+
+    def let_go(self, size: int) -> None:
+        self.account.give_back(size)
+
+
+@pytest.fixture
+def thread() -> Thread:
+    return Thread()
+
+
+@pytest.fixture
+def runner(thread: Thread) -> Runner:
+    runner = object.__new__(Runner)
+    runner._apply_ended = None
+    runner._asking, runner._impatient = set(), set()
+    runner._apply = thread  # type: ignore[assignment]
+    return runner
+
+
+class Host:
+    number = 7
+    replica = object.__new__(PartitionReplica)
+
+    async def read(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+HOST: Any = Host()
+
+
+@pytest.mark.parametrize(("work", "at_once"), [(1, VISIT_WORK), (PAGE_WORK, VISIT_WORK // PAGE_WORK)])
+async def test_so_much_is_asked_in_one_visit(thread: Thread, runner: Runner, work: int, at_once: int) -> None:
+    asked = 0
+
+    def question(replica: PartitionReplica) -> int:
+        nonlocal asked
+        asked += 1
+        return asked
+
+    async with trio.open_nursery() as nursery:
+        reads = LinearizableReads(runner, nursery)
+        for _ in range(3 * at_once):
+            nursery.start_soon(lambda: reads.ask(HOST, question, work=work))
+        for number in range(1, 4):
+            await wait_all_tasks_blocked()
+            answer = thread.visit()
+            assert asked == number * at_once
+            answer()
+    assert not thread.asked
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+async def test_answers_that_come_too_late_wake_who_waits_for_room(
+    thread: Thread, runner: Runner, is_stalled: bool
+) -> None:
+    room = Room()
+
+    async def ask() -> None:
+        if is_stalled:
+            with pytest.raises(Unavailable):
+                await reads.ask(HOST, lambda replica: b"x", 1, room, lambda answer: SIZE)
+        else:
+            await reads.ask(HOST, lambda replica: b"x", 1, room, lambda answer: SIZE)
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as rounds:
+            reads = LinearizableReads(runner, rounds)
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            answer = thread.visit()
+            assert room.account.is_full
+            if is_stalled:
+                runner.give_up_questions("it hangs")
+            else:
+                rounds.cancel_scope.cancel()
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(room.until_room)
+            await wait_all_tasks_blocked()
+            answer()
+        nursery.cancel_scope.cancel()
+    assert room.account.bytes == 0
+
+
+async def test_a_reply_counts_once() -> None:
+    late: list[int] = []
+    reply: Any = runner_module._Reply(late.append)
+    reply.settle(outcome.Value(1))
+    reply.settle(outcome.Value(2))
+    reply.settle(outcome.Error(KeyError()))
+    assert await reply.wait() == 1 and late == [2]

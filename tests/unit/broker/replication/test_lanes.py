@@ -1,0 +1,118 @@
+"""Groups have turns on the apply thread: one with much to do keeps no other waiting for more than one entry."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from sandq.broker.replication.lanes import Lanes
+from sandq.broker.replication.worker import TURN_ITEMS, FairWorker
+from tests.support.waiting import PATIENCE_S
+
+
+def all_of(lanes: Lanes[str]) -> str:
+    return "".join(lanes.pop() for _ in range(len(lanes)))
+
+
+def test_groups_take_turns() -> None:
+    lanes: Lanes[str] = Lanes()
+    for item in "aaaa":
+        lanes.add(item, 1)
+    lanes.add("b", 2)
+    lanes.add("c", 3)
+    assert lanes.pop() == "a"
+    lanes.add("b", 2)
+    assert all_of(lanes) == "bcaba" + "a"
+
+
+def test_what_is_behind_all_comes_when_all_that_was_there_is_done() -> None:
+    lanes: Lanes[str] = Lanes()
+    lanes.add("!", None)
+    assert all_of(lanes) == "!"
+    lanes.add("a", 1)
+    lanes.add("b", 2)
+    lanes.add("a", 1)
+    lanes.add("!", None)
+    lanes.add("?", None)
+    lanes.add("c", 3)
+    lanes.add("b", 2)
+    order = all_of(lanes)
+    assert order.index("!") > max(order.index("a", 2), order.index("b")) and order.index("?") == order.index("!") + 1
+    assert len(lanes) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order(seed: int) -> None:
+    rng = random.Random(seed)
+    lanes: Lanes[tuple[int, int | None]] = Lanes()
+    added = 0
+    done: list[tuple[int, int | None]] = []
+    for _ in range(300):
+        if rng.random() < 0.55 or not len(lanes):
+            lane = rng.choice([None, 1, 1, 1, 2, 3])
+            lanes.add((added, lane), lane)
+            added += 1
+        else:
+            done.append(lanes.pop())
+    done += [lanes.pop() for _ in range(len(lanes))]
+    assert sorted(number for number, _ in done) == [*range(added)]
+    for at, (number, lane) in enumerate(done):
+        before = {each for each, _ in done[:at]}
+        wanted = [each for each, of in done if each < number and (lane is None or of == lane)]
+        assert before.issuperset(wanted)
+
+
+def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    done: list[str] = []
+    batches: list[int] = []
+
+    def handle(items: Iterable[str]) -> None:
+        count = 0
+        for item in items:
+            count += 1
+            done.append(item)
+            if not began.is_set():
+                began.set()
+                assert go_on.wait(PATIENCE_S)
+            if item == "end":
+                ended.set()
+        batches.append(count)
+
+    crashes: list[BaseException] = []
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item))
+    worker.submit("a")
+    assert began.wait(PATIENCE_S)
+    for _ in range(5 * TURN_ITEMS):
+        worker.submit("a")
+    worker.submit("b")
+    worker.submit("end")
+    go_on.set()
+    assert ended.wait(PATIENCE_S) and worker.close(PATIENCE_S) and not crashes
+    assert done.index("b") <= 2 and done[-1] == "end" and len(done) == 5 * TURN_ITEMS + 3
+    assert max(batches) <= TURN_ITEMS
+    assert worker.progress is None
+
+
+def test_a_worker_ends_what_is_queued_and_a_crash_is_told() -> None:
+    done: list[int] = []
+    crashes: list[BaseException] = []
+
+    def handle(items: Iterable[int]) -> None:
+        for item in items:
+            if item < 0:
+                raise KeyError(item)
+            done.append(item)
+
+    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7)
+    for item in range(1000):
+        worker.submit(item)
+    assert worker.close(PATIENCE_S)
+    assert sorted(done) == [*range(1000)] and not crashes
+    worker = FairWorker("t", handle, crashes.append, lambda item: None)
+    worker.submit(-1)
+    assert worker.close(PATIENCE_S)
+    assert [type(crash) for crash in crashes] == [KeyError]

@@ -1,0 +1,230 @@
+"""What one connection can ask at once is done in turns: others have theirs in between."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.turns import TURN_WORK
+from sandq.model.limits import DEFAULT
+from sandq.protocol.frames import FrameReader, Type, encode_reply
+from sandq.server import connection as connection_module
+from sandq.server.connection import FRAME_S, RECEIVE_FEW_BYTES, UNIT_BITS, Connection
+from tests.support.nodes.one_connection import one_connection
+
+Handle = Callable[[Connection, Any], Awaitable[None] | None]
+
+
+class Session:
+    greeted = True
+
+    def __init__(self, connection: Connection, handle: Handle) -> None:
+        self._connection = connection
+        self._handle = handle
+
+    def handle(self, frame: Any) -> Awaitable[None] | None:
+        return self._handle(self._connection, frame)
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+class Steps(trio.abc.Instrument):
+    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
+
+
+@pytest.fixture
+async def steps() -> AsyncIterator[Steps]:
+    steps = Steps()
+    trio.lowlevel.add_instrument(steps)
+    yield steps
+    trio.lowlevel.remove_instrument(steps)
+
+
+def connected(
+    handle: Handle, *, memory: MemoryBudget | None = None
+) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    return one_connection(lambda connection: Session(connection, handle), memory=memory)
+
+
+def frames_of(count: int, size: int = 0) -> bytes:
+    body = msgpack.packb([int(Type.CREDIT), 0, bytes(size)])  # which nobody answers
+    return count * (struct.pack(">I", len(body)) + body)
+
+
+async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
+    at, done = [], trio.Event()
+    many = 3 * TURN_WORK
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        if len(at) == many:
+            done.set()
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(many))
+        await done.wait()
+    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK
+
+
+async def test_a_turn_ends_with_what_was_much_work(steps: Steps) -> None:
+    at, done = [], trio.Event()
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        connection.turn.left -= TURN_WORK
+        if len(at) == 50:
+            done.set()
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(50))
+        await done.wait()
+    assert len(set(at)) == 50
+
+
+async def test_a_turn_gives_so_many_bytes_of_answers(steps: Steps) -> None:
+    at, answer = [], encode_reply(1, bytes(300_000))
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        connection.send(answer)
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(40))
+        got = 0
+        while got < 40 * len(answer):
+            got += len(await client.receive_some(1 << 20))
+    assert max(at.count(turn) for turn in set(at)) <= (TURN_WORK << UNIT_BITS) // len(answer) + 1
+
+
+async def test_connections_take_turns() -> None:
+    order: list[int] = []
+    done = trio.Event()
+
+    def of(number: int) -> Handle:
+        def handle(connection: Connection, frame: Any) -> None:
+            order.append(number)
+            connection.turn.left -= TURN_WORK
+            if len(order) == 120:
+                done.set()
+
+        return handle
+
+    async with connected(of(1)) as (_, first), connected(of(2)) as (_, second):
+        await first.send_all(frames_of(60))
+        await second.send_all(frames_of(60))
+        await done.wait()
+    both = order[order.index(2) : len(order) - order[::-1].index(1)]
+    together = "".join(map(str, both))
+    assert "111" not in together and "222" not in together
+
+
+async def test_what_takes_long_is_awaited_before_the_next_frame() -> None:
+    seen: list[str] = []
+    go_on, done = trio.Event(), trio.Event()
+
+    def handle(connection: Connection, frame: Any) -> Awaitable[None] | None:
+        if not seen:
+            seen.append("begun")
+            return long()
+        seen.append("next")
+        done.set()
+        return None
+
+    async def long() -> None:
+        await go_on.wait()
+        seen.append("ended")
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(2))
+        await wait_all_tasks_blocked()
+        assert seen == ["begun"]
+        go_on.set()
+        await done.wait()
+    assert seen == ["begun", "ended", "next"]
+
+
+async def test_what_waits_of_a_client_that_is_gone_is_dropped() -> None:
+    asked = 0
+    gone = trio.Event()
+
+    async def after(gone: trio.Event) -> None:
+        await gone.wait()
+
+    def handle(connection: Connection, frame: Any) -> Awaitable[None] | None:
+        nonlocal asked
+        asked += 1
+        connection.turn.left -= TURN_WORK
+        connection.send(encode_reply(1))
+        return after(gone) if asked == 1 else None
+
+    async with connected(handle) as (connection, client):
+        await client.send_all(frames_of(1500))
+        await wait_all_tasks_blocked()
+        assert asked == 1
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await client.aclose()
+        gone.set()
+        while connection.open:
+            await trio.lowlevel.checkpoint()
+    assert asked < 50
+
+
+async def test_what_waits_for_its_turn_here_is_not_taken_off_the_time_of_a_frame(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A frame of which all is there, and of which the node takes a little in each of its slow turns."""
+    size = 64 * RECEIVE_FEW_BYTES
+    monkeypatch.setattr(connection_module, "FRAME_BYTES_PER_S", 1 << 40)
+    memory = MemoryBudget(DEFAULT.memory_bytes)
+    got = trio.Event()
+
+    def handle(connection: Connection, frame: Any) -> None:
+        if len(frame[2]) == size:
+            got.set()
+
+    async def slow() -> None:
+        while True:
+            autojump_clock.jump(0.25)
+            await trio.lowlevel.checkpoint()
+
+    async with (
+        connected(handle, memory=memory) as (_, client),
+        trio.open_nursery() as slowly,
+    ):
+        monkeypatch.setattr(type(memory.requests), "is_waited_for", property(lambda account: True))
+        await client.send_all(frames_of(1) + frames_of(1, size))
+        slowly.start_soon(slow)
+        await got.wait()
+        slowly.cancel_scope.cancel()
+
+
+async def test_what_the_client_does_not_send_is(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Whose last bytes were just as many as were asked for, too."""
+    async with connected(lambda connection, frame: None) as (_, client):
+        monkeypatch.setattr(connection_module, "RECEIVE_BYTES", 1000)
+        began_s = trio.current_time()
+        await client.send_all((frames_of(1) + frames_of(1, 10_000))[:3000])
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:3] == [255, 0, "UNAVAILABLE"]
+        assert FRAME_S <= trio.current_time() - began_s <= FRAME_S + 1

@@ -1,0 +1,83 @@
+"""A node that met a full disk is started anew; nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.model.errors import StorageFailed
+from sandq.server.restarts import AGAIN_S, serve_until
+
+FULL = StorageFailed("no room", errno="ENOSPC")
+BROKEN = StorageFailed("a failed sync", errno="EIO")
+
+
+class Node:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restart = trio.Event()
+
+
+class Bed:
+    """Nodes that meet these errors as they start, one after the other; None: it serves."""
+
+    def __init__(self, *starts: StorageFailed | None) -> None:
+        self._starts: Sequence[StorageFailed | None] = starts
+        self.stop = trio.Event()
+        self.tried_s: list[float] = []
+        self.ready: list[Node] = []
+        self.ended: list[int] = []
+
+    @contextlib.asynccontextmanager
+    async def _run(self) -> AsyncIterator[Node]:
+        number = len(self.tried_s)
+        self.tried_s.append(trio.current_time())
+        error = self._starts[number]
+        if error is not None:
+            raise error
+        yield Node(number)
+        self.ended.append(number)
+
+    def _on_ready(self, node: Node) -> None:
+        self.ready.append(node)
+        if len(self.tried_s) == len(self._starts):
+            self.stop.set()
+        else:
+            node.restart.set()
+
+    async def serve(self) -> None:
+        await serve_until(self.stop, self._run, self._on_ready)
+
+
+async def test_it_is_started_anew_when_it_asks_for_it() -> None:
+    bed = Bed(None, None, None)
+    await bed.serve()
+    assert [node.number for node in bed.ready] == bed.ended == [0, 1, 2]
+
+
+async def test_it_waits_where_there_is_no_room_to_start(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed(None, FULL, FULL, None)
+    await bed.serve()
+    assert [node.number for node in bed.ready] == [0, 3]
+    assert [later - bed.tried_s[1] for later in bed.tried_s[2:]] == [AGAIN_S, 2 * AGAIN_S]
+
+
+async def test_told_to_stop_while_it_waits_for_room_it_stops(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed(None, FULL, None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.serve)
+        await trio.sleep(AGAIN_S / 2)
+        bed.stop.set()
+    assert len(bed.tried_s) == 2
+
+
+@pytest.mark.parametrize("starts", [(FULL,), (BROKEN,), (None, BROKEN)], ids=["first start", "broken", "broken later"])
+async def test_what_room_does_not_mend_is_raised(starts: tuple[StorageFailed | None, ...]) -> None:
+    bed = Bed(*starts)
+    with pytest.raises(StorageFailed) as raised:
+        await bed.serve()
+    assert raised.value is starts[-1]

@@ -1,0 +1,98 @@
+"""A topic is encoded once, until metadata or a leader changes, and in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+
+from sandq.broker.peers.routes import Routes
+from sandq.broker.turns import TURN_WORK, Turn
+from sandq.metadata.records import Partition, Topic
+from sandq.server import topic_records
+from sandq.server.topic_records import TopicRecords
+
+
+def topic(name: str = "t", partitions: int = 2) -> Topic:
+    placed = tuple([Partition(number + 1, ("a#1",), ("a#1", "b#2")) for number in range(partitions)])
+    return Topic(name, 7, "timer", partitions, 2, {"max_attempts": 3}, 0, placed, {})
+
+
+@pytest.fixture
+def routes() -> Routes:
+    return Routes("a", lambda node, routes: None)
+
+
+class Counted(TopicRecords):
+    made = 0
+
+    async def _encode(self, record: Topic, turn: Turn) -> bytes:
+        self.made += 1
+        return await super()._encode(record, turn)
+
+
+async def told(records: TopicRecords, record: Topic) -> Any:
+    return msgpack.unpackb(await records.encoded(record, Turn()))
+
+
+async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None:
+    records, record = Counted(routes), topic()
+    first = await told(records, record)
+    assert first == {
+        "name": "t",
+        "number": 7,
+        "kind": "timer",
+        "partitions": [[0, 1, None, ["a", "b"], False], [1, 2, None, ["a", "b"], False]],
+        "initial_partitions": 2,
+        "replicas": 2,
+        "settings": {"max_attempts": 3},
+    }
+    assert await told(records, record) == first and records.made == 1
+    changes = [
+        (lambda: routes.led(1, 1, True), ["a", None]),
+        (lambda: routes.heard("b", [(2, 1, True)]), ["a", "b"]),
+        (lambda: routes.down("b"), ["a", None]),
+        (lambda: routes.led(1, 1, False), [None, None]),
+    ]
+    for number, (change, leaders) in enumerate(changes):
+        change()
+        for _ in range(2):
+            assert [row[2] for row in (await told(records, record))["partitions"]] == leaders
+        assert records.made == 2 + number
+    assert len((await told(records, topic(partitions=3)))["partitions"]) == 3
+
+
+async def test_a_large_one_is_made_in_turns(routes: Routes) -> None:
+    ended = 0
+
+    class Counting(Turn):
+        async def end(self) -> None:
+            nonlocal ended
+            ended += 1
+            await super().end()
+
+    await TopicRecords(routes).encoded(topic(partitions=4096), Counting())
+    assert ended == 4096 // TURN_WORK
+
+
+async def test_a_leader_that_changes_meanwhile_is_told_the_next_time(routes: Routes) -> None:
+    records, record = TopicRecords(routes), topic(partitions=2 * TURN_WORK)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(told, records, record)
+        await trio.lowlevel.checkpoint()
+        routes.led(1, 1, True)
+    assert (await told(records, record))["partitions"][0][2] == "a"
+
+
+async def test_so_much_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_records, "KEPT_BYTES", 5_000)
+    records = Counted(routes)
+    all_of_them = [topic(f"t{number}", 20) for number in range(30)]
+    for record in all_of_them:
+        await told(records, record)
+        assert records._kept_bytes == sum(len(kept.encoded) for kept in records._kept.values()) <= 5_000
+    assert 1 < len(records._kept) < 30
+    await told(records, all_of_them[-1])
+    assert records.made == 30
