@@ -124,6 +124,8 @@ class ClockResets:
         """Each does a bounded part, and says whether that was all. It gets the entry's index, its next free place, and
         the view; `_used` says how many places it took."""
         self._used = 0
+        self._begun = 0
+        """The entry that began it, while it is applied."""
 
     def load(self, fields: list[Any] | None) -> None:
         """Go on with one that is under way, once groups are loaded."""
@@ -137,13 +139,14 @@ class ClockResets:
             group.resetting = resetting
             group.note_change()
 
-    def begin(self, new_ms: int, old_ms: int, view: View) -> None:
-        """Begin to set the time back."""
+    def begin(self, index: int, new_ms: int, old_ms: int, view: View) -> None:
+        """Begin to set the time back, with the entry of this index."""
         counts = self._log.counts
         total = counts.between(new_ms // 1000, old_ms // 1000 + 1, view)
         counts.set_back(new_ms, old_ms, view)
         self._jobs.set_back(new_ms, view)
         self.state = ResetState(new_ms, old_ms, total)
+        self._begun = index
         self._halt(True)
 
     def step(self, index: int, place: int, view: View) -> int:
@@ -151,6 +154,8 @@ class ClockResets:
         state = self.state
         assert state is not None
         self._used = 0
+        if index == self._begun:
+            return 0  # what the same entry stored before has its index, by which what is placed anew is known
         if self._phases[state.phase](index, place, view):
             state = self._now()
             self.state = state._replace(phase=state.phase + 1, position=b"")
@@ -226,7 +231,6 @@ class ClockResets:
             if placing.messages >= STEP_MESSAGES:
                 break
         placing.store()
-        self._used = placing.used
         self._look_anew()
         return not found or self._go_on(start, placing.messages)
 
@@ -244,28 +248,38 @@ class ClockResets:
         parts = offsets.unpack(offset)
         return state.new_ms < parts.deliver_ms <= state.old_ms and parts.index < state.from_index
 
+    def next_place(self, ms: int, index: int, place: int) -> bytes:
+        """The next place at an instant."""
+        offset = offsets.pack(min(ms, offsets.U48_MAX), index, place + self._used, self._log.partition)
+        self._used += 1
+        return offset
+
     def _own_place(self, message_id: bytes, index: int, place: int, view: View) -> bytes:
         """The place for a message that is only in rows of groups: the same for all of these."""
         moved = view.get(rows.MOVED + message_id)
         if moved is not None and offsets.unpack(at := rows.unpack(moved)[0]).index >= self._now().from_index:
             return bytes(at)
-        offset = offsets.pack(self._now().new_ms - 1, index, place + self._used, self._log.partition)
-        self._used += 1
-        return offset
+        return self.next_place(self._now().new_ms - 1, index, place)
 
     def _place_kept(self, index: int, place: int, view: View) -> bool:
         """Place what groups keep, and the log has not any more."""
         found, position = self._rows_of_groups(rows.KEPT, view)
-        regrouped = _Regrouped(self)
+        regrouped, placing = _Regrouped(self), _Placing(self, index, place, view)
         for key, value in found:
             group, offset = self._groups.by_id.get(int.from_bytes(key[1:5], "big")), key[5:]
             if group is None or not self._is_astray(offset) or self._log.find(offset, view) is not None:
                 continue
+            if view.get(key) is None:
+                continue  # it went to the log with that of another group
             message = load_kept(offset, value)
-            new = self._own_place(message.id, index, place, view)
             wanted_ms = offsets.deliver_ms(offset) if message.wanted_ms is None else message.wanted_ms
             if message.created_ms > self._now().new_ms:
-                wanted_ms = 0  # how it was asked for is not known any more, and this group was given it
+                wanted_ms = 0  # how it was asked for is not known any more
+            if wanted_ms > self._now().new_ms and self._is_blocked(offset, view):
+                # No consumer of that group was given it yet: it must not come before its time.
+                placing.put_back(_Message(offset, message.id, wanted_ms, None, message.created_ms, message.fields))
+                continue
+            new = self._own_place(message.id, index, place, view)
             regrouped.take(group, offset, new, wanted_ms, view)
             view.delete(key)
             row = rows.unpack(value)
@@ -276,7 +290,14 @@ class ClockResets:
                 view.delete(blocked)
                 view.put(rows.of_group(rows.BLOCKED, group.group_id, new), turn)
         regrouped.store(view)
+        placing.store()
         return not found or self._go_on(position)
+
+    def _is_blocked(self, offset: bytes, view: View) -> bool:
+        """Whether a message's key blocks it in some group."""
+        return any(
+            view.get(rows.of_group(rows.BLOCKED, group_id, offset)) is not None for group_id in self._groups.by_id
+        )
 
     def _place_dead(self, index: int, place: int, view: View) -> bool:
         """Place what is dead, and the log has not any more; nothing died after now."""
@@ -407,7 +428,6 @@ class _Placing:
 
     def __init__(self, reset: ClockResets, index: int, place: int, view: View) -> None:
         self.messages = 0
-        self.used = 0
         self._reset = reset
         self._state = state = reset._now()
         self._index, self._place = index, place
@@ -438,6 +458,11 @@ class _Placing:
         self._log.state.bytes -= entry.unit * len(messages) if len(messages) < entry.length else entry.size
         for message in messages:
             self._log.state.bytes += self._move(message, self._passed(message)).size
+
+    def put_back(self, message: _Message) -> None:
+        """Place a message in the log again that was trimmed there, since only groups kept it."""
+        self._log.state.bytes += self._move(message, self._passed(message)).size
+        self._log.state.messages += 1
 
     def _alone(self, offset: bytes, at_ms: int, value: bytes) -> _Message:
         """A message with a row of its own."""
@@ -499,8 +524,7 @@ class _Placing:
         view, new_ms, old = self._view, self._state.new_ms, message.offset
         is_done = len(passed) == len(self._groups) > 0 and message.wanted_ms <= new_ms
         at_ms = new_ms if is_done else max(message.wanted_ms, new_ms + 1)
-        new = offsets.pack(min(at_ms, offsets.U48_MAX), self._index, self._place + self.used, self._log.partition)
-        self.used += 1
+        new = self._reset.next_place(at_ms, self._index, self._place)
         for group in passed:
             entry = self._regrouped.take(group, old, new, message.wanted_ms, view)
             if entry is not None and entry.kept:

@@ -271,9 +271,9 @@ class TimerPartition:
             try:
                 match command:
                     case c.ClockReset():
-                        results.append(self._reset_clock(command, view))
+                        results.append(self._reset_clock(index, command, view))
                     case _ if self.resets.state is not None:
-                        result, places = self._while_reset(index, place, command, view)
+                        result, places = self._while_reset(index, place, stamp_ms, command, view)
                         place += places
                         results.append(result)
                     case c.Append():
@@ -306,7 +306,7 @@ class TimerPartition:
         self.shared.stamp_ms = stamp_ms if self.shared.level >= CLOCK_RESET else self.now_ms
         self.log.counts.advance(self.now_ms, view)
 
-    def _reset_clock(self, command: c.ClockReset, view: View) -> dict[str, Any]:
+    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
         """Begin to set the clock back, if the floor is ahead and that is not under way."""
         if self.shared.level < CLOCK_RESET:
             raise Conflict(f"the partition is at feature level {self.shared.level}, a clock reset needs {CLOCK_RESET}")
@@ -321,14 +321,16 @@ class TimerPartition:
             # What is placed from here on stands above the cursors, which are put at the end of the new time.
             self.floor_ms = new_ms + 1
             self.clock_epoch += 1
-            self.resets.begin(new_ms, old_ms, view)
+            self.resets.begin(index, new_ms, old_ms, view)
         return {"outcome": outcome, "floor_ms": old_ms, "now_ms": self.now_ms, "clock_epoch": self.clock_epoch}
 
-    def _while_reset(self, index: int, place: int, command: c.Command, view: View) -> tuple[Result, int]:
+    def _while_reset(self, index: int, place: int, stamp_ms: int, command: c.Command, view: View) -> tuple[Result, int]:
         """The result of a command while the clock is being set back, and the places that it used."""
         match command:
             case c.Upkeep():
                 used = self.resets.step(index, place, view)
+                if self.resets.state is None:
+                    self._advance(stamp_ms, view)  # what follows in this entry goes by its own time again
                 return self.resets.state is not None or (self._upkeep_ms() or self.now_ms + 1) <= self.now_ms, used
             case c.TakeDigest() | c.RaiseLevel() | c.Configure():
                 return self._other(index, place, command, view), 0

@@ -17,6 +17,7 @@ from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
 
 YEAR = 365 * 86_400_000
+HOUR = 3_600_000
 
 
 def poisoned(**settings: Any) -> Bench:
@@ -302,3 +303,61 @@ def test_trimming_goes_on_after_a_reset() -> None:
     bench.trim(at=4000)
     assert bench.rows(rows.LOG) == []
     assert (bench.status().messages, bench.status().bytes, bench.status().later) == (0, 0, 0)
+
+
+def test_step_in_the_entry_that_began_a_reset_changes_nothing() -> None:
+    bench = poisoned()
+    results = bench.apply(3000, c.Append(batch_of(["a"])), c.ClockReset(T + 3000), c.Upkeep(), c.Upkeep())
+    assert results[1]["outcome"] == "begun"
+    while bench.status().reset is not None:
+        bench.upkeep(3001)
+    assert bench.values(bench.lease(at=4000)) == ["a"]
+
+
+def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
+    bench = poisoned()
+    bench.apply(3000, c.ClockReset(T + 3000))
+    while True:  # which step is the last one is not known before
+        stored = bench.apply(60_000, c.Upkeep(), c.Append(batch_of(["a"], due=[5000], relative=True)))[1]
+        if not isinstance(stored, Unavailable):
+            break
+    assert bench.machine.now_ms == T + 60_000
+    assert bench.lease(at=64_999) == []
+    assert bench.values(bench.lease(at=65_000)) == ["a"]
+
+
+@pytest.mark.parametrize("other_waits", [False, True])
+def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_aside(other_waits: bool) -> None:
+    """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
+    bench = Bench(level=4, ordering="key")
+    for group in "gh":
+        bench.open(group)
+    bench.put("a", key="k")
+    bench.put("b", key="k", due=YEAR - 1000)
+    blocking = bench.one(at=YEAR, ms=HOUR)
+    bench.ack(bench.one(group="h", at=YEAR).token, at=YEAR)
+    others = bench.one(group="h", at=YEAR)
+    if other_waits:
+        bench.nack(others.token, at=YEAR, delay=2 * HOUR)
+    else:
+        bench.ack(others.token, at=YEAR)
+    bench.nack(blocking.token, at=YEAR, delay=HOUR)
+    bench.trim(at=YEAR + HOUR - 1)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 3000, restart=True)
+    assert bench.status().messages == len(bench.rows(rows.LOG)) == 1
+    again = bench.one(at=3000 + HOUR)
+    assert bench.values([again]) == ["a"]
+    bench.ack(again.token, at=3000 + HOUR)
+    for group in "gh":
+        assert bench.lease(group=group, at=YEAR - 1001) == []
+    came = bench.one(at=YEAR - 1000)
+    assert bench.values([came]) == ["b"]
+    bench.ack(came.token, at=YEAR - 1000)
+    lease = bench.lease(group="h", at=YEAR - 1000)
+    assert bench.values(lease) == ["b"] * other_waits
+    for one in lease:
+        bench.ack(one.token, at=YEAR - 1000)
+    bench.trim(at=YEAR)
+    assert bench.status().messages == 0
+    assert bench.rows(rows.LOG) == bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == bench.rows(rows.GAPS) == []
