@@ -361,3 +361,14 @@ def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_asi
     bench.trim(at=YEAR)
     assert bench.status().messages == 0
     assert bench.rows(rows.LOG) == bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == bench.rows(rows.GAPS) == []
+
+
+def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
+    bench = Bench(level=4, max_attempts=1)
+    bench.open()
+    bench.append("a", due=[YEAR - 1000], at=1000)
+    bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    set_back(bench, 3000)
+    assert bench.job("redrive", at=4000)[1] == 1
+    assert bench.lease(at=YEAR - 1001) == []
+    assert bench.values(bench.lease(at=YEAR - 1000)) == ["a"]
