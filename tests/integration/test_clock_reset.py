@@ -50,6 +50,7 @@ async def test_partition_is_set_back_and_delivers_again(tmp_path: Path, hand: Ha
             (row,) = await api.admin.stats("t")
             assert (row["clock_epoch"], row["clock_reset"], row["ahead_ms"] < 1000) == (1, None, True)
             assert (await api.admin.cluster())["floors_ahead"] == 0
+            assert (await api.measure("t", 0)).clock_epoch == 1
 
 
 async def test_compacted_topic_is_not_set_back(tmp_path: Path, hand: HandClock) -> None:

@@ -33,13 +33,15 @@ class Fetched(NamedTuple):
 
 class Extent(NamedTuple):
     """How much a stretch holds. `first`: the first message in it, None when there is none. `next`: as far as was
-    counted, None when that is the whole stretch. `messages`: about so many stand before that."""
+    counted, None when that is the whole stretch. `messages`: about so many stand before that. `clock_epoch`: how often
+    the clock was set back; offsets and closed times of different epochs are not to be compared."""
 
     first: bytes | None
     next: bytes | None
     messages: int
     closed_ms: int
     trimmed: bytes
+    clock_epoch: int
 
 
 def fetch(
@@ -76,12 +78,13 @@ def measure(
     with none, and is to be asked on from `next`. Raises as `fetch`.
     """
     _check_start(machine, start, pending)
-    closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
+    trimmed = machine.log.state.trimmed
+    read_at = machine.now_ms, trimmed, machine.clock_epoch
     until_ms = _until_ms(machine, end, pending)
     reader = LogReader(max(cursor_before(start), trimmed))
     head = reader.head(view)
     if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
-        return Extent(None, None, 0, closed_ms, trimmed)
+        return Extent(None, None, 0, *read_at)
     counted = 0
     for second, messages in machine.log.counts.seconds(
         offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
@@ -89,12 +92,12 @@ def measure(
         if most is not None and counted + messages > most:
             begin = offsets.pack(second * 1000, 0, 0, 0)
             if counted == most:
-                return Extent(head.first, begin, counted, closed_ms, trimmed)
+                return Extent(head.first, begin, counted, *read_at)
             reader.seek(max(cursor_before(begin), reader.cursor))
             more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
-            return Extent(head.first, following, counted + more, closed_ms, trimmed)
+            return Extent(head.first, following, counted + more, *read_at)
         counted += messages
-    return Extent(head.first, None, counted, closed_ms, trimmed)
+    return Extent(head.first, None, counted, *read_at)
 
 
 def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
