@@ -72,6 +72,12 @@ class ResetState(NamedTuple):
     """Of all groups by their ids, as they were."""
 
 
+def is_placing(fields: list[Any] | None) -> bool:
+    """Whether a reset with these fields in its row has begun to place messages anew: no group keeps its keys in order
+    then. Before that seeks and the ends of groups go by their order still."""
+    return fields is not None and ResetState(*fields).phase > 0
+
+
 class _Message(NamedTuple):
     """A message of the log that is looked at."""
 

@@ -184,7 +184,7 @@ class TimerPartition:
             self._trimmer.load(trimmer)
             self.groups.next_id, self.shared.next_seq, self.ttl.any_own = numbers
             self.shared.settings = stored
-            self._group_state.load(view, resetting=reset is not None)
+            self._group_state.load(view, placing=clock_reset.is_placing(reset))
             self.jobs.load(view)
             self.producers.load(view)
             self.holds.load(view)

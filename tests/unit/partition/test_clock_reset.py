@@ -372,3 +372,25 @@ def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
     assert bench.job("redrive", at=4000)[1] == 1
     assert bench.lease(at=YEAR - 1001) == []
     assert bench.values(bench.lease(at=YEAR - 1000)) == ["a"]
+
+
+def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_anew() -> None:
+    """One that is restarted meanwhile has the same rows: a message that is blocked elsewhere keeps its unique key."""
+    benches = [Bench(level=4, ordering="key"), Bench(level=4, ordering="key")]
+    for bench in benches:
+        for group in "gh":
+            bench.open(group)
+        bench.put("a", key="k", at=YEAR)
+        bench.put("b", key="k", unique="b", at=YEAR)
+        for group in "gh":
+            bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=HOUR)
+        bench.trim(at=YEAR + HOUR - 1)
+        assert bench.rows(rows.LOG) == []
+        bench.apply(YEAR + HOUR - 1, c.DropGroup("h"))
+        bench.apply(3000, c.ClockReset(T + 3000))
+    while benches[0].status().reset is not None:
+        benches[1].restart()
+        for bench in benches:
+            bench.upkeep(3000)
+        assert benches[0].everything() == benches[1].everything()
+    assert len(benches[0].rows(rows.UNIQUE)) == 1
