@@ -19,7 +19,9 @@ class Gaps:
     def __init__(self, group_id: int) -> None:
         self._group_id = group_id
         self._bases: list[bytes] = []
-        self._lengths: list[int] = []
+        """In order."""
+        self._lengths: dict[bytes, int] = {}
+        """By base, of those that are more than one message."""
         self._last = offsets.FIRST
         """No gap is above it."""
 
@@ -27,28 +29,32 @@ class Gaps:
         return bool(self._bases)
 
     def __contains__(self, offset: bytes) -> bool:
+        if not self._bases or offset > self._last:
+            return False
         at = bisect_right(self._bases, offset) - 1
-        behind = offsets.distance(self._bases[at], offset) if at >= 0 else None
-        return behind is not None and behind < self._lengths[at]
+        if at < 0:
+            return False
+        behind = offsets.distance(base := self._bases[at], offset)
+        return behind is not None and behind < self._lengths.get(base, 1)
 
     def load(self, view: View) -> None:
         """Read them from rows."""
-        found: list[Range] = []
         for _, value in rows.all_of_group(view, rows.GAPS, self._group_id):
-            found += rows.unpack_ranges(rows.unpack(value)[0])
-        self._set(found)
+            self._note(rows.unpack_ranges(rows.unpack(value)[0]))
 
     def add(self, ranges: list[Range], view: View) -> None:
         """The group has passed these messages; the first of them was never named before."""
         key = rows.of_group(rows.GAPS, self._group_id, ranges[0].base)
         view.put(key, rows.pack(rows.pack_ranges(ranges)))
-        self._set([*map(Range, self._bases, self._lengths), *ranges])
+        self._note(ranges)
 
-    def _set(self, ranges: list[Range]) -> None:
-        ranges.sort()
-        self._bases = [base for base, _ in ranges]
-        self._lengths = [length for _, length in ranges]
-        self._last = offsets.shift(ranges[-1].base, ranges[-1].length - 1) if ranges else offsets.FIRST
+    def _note(self, ranges: list[Range]) -> None:
+        for base, length in ranges:
+            self._bases.append(base)
+            if length > 1:
+                self._lengths[base] = length
+            self._last = max(self._last, offsets.shift(base, length - 1))
+        self._bases.sort()  # most of them are in order: that takes as long as the new ones are many
 
     def clear_passed(self, cursor: bytes, view: View) -> None:
         """Forget them, if the cursor is above all."""
@@ -60,4 +66,4 @@ class Gaps:
         if self._bases:
             for key, _ in rows.all_of_group(view, rows.GAPS, self._group_id):
                 view.delete(key)
-            self._set([])
+            self._bases, self._lengths, self._last = [], {}, offsets.FIRST

@@ -200,6 +200,8 @@ class MessageLog:
         stamp_ms = self._shared.stamp_ms
         asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
         wanted = wanted_times(batch, stamp_ms)
+        if wanted == times and (batch.relative or all(asked)):
+            return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
         return [
             Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
             for asked_ms, at_ms, placed_ms in zip(asked, wanted, times, strict=True)
