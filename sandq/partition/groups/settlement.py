@@ -82,11 +82,11 @@ class LeaseSettlement:
     def expire(self, now_ms: int, view: View) -> int:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
-        expired = 0
+        expired = passed = 0
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            return expired >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
+            return expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
             live = lease.live
@@ -99,7 +99,9 @@ class LeaseSettlement:
                 at_ms = self._ttl.next_expiry_ms(group, view)
                 if at_ms is None or at_ms > now_ms:
                     break
-                expired += self._bury_first_expired(group, now_ms, view)
+                buried = self._bury_first_expired(group, now_ms, view)
+                expired += buried
+                passed += not buried  # a gap
         return expired
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:

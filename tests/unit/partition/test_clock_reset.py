@@ -12,6 +12,7 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.groups import settlement
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
@@ -394,3 +395,20 @@ def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_ane
             bench.upkeep(3000)
         assert benches[0].everything() == benches[1].everything()
     assert len(benches[0].rows(rows.UNIQUE)) == 1
+
+
+def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement, "EXPIRE_MESSAGES", 2)
+    bench = Bench(level=4, ttl="10s")
+    for group in "gh":
+        bench.open(group)
+    for value in "abcde":
+        bench.put(value, due=50_000)
+    bench.ack(bench.one(at=55_000).token, at=55_000)
+    set_back(bench, 3000)
+    group = bench.machine.groups.named("g")
+    left = [key[1:] for key, _ in bench.rows(rows.LOG)]
+    for passed in (2, 4, 5):
+        bench.expire(at=60_000)
+        assert group.cursor == left[passed - 1]
+    assert bench.dead("g") == []
