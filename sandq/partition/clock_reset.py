@@ -35,7 +35,7 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
-from sandq.partition.log.pieces import FAR_MS, decode_fields, load_kept, wanted_times
+from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.rows import Fields, LogEntry, Range
@@ -278,9 +278,7 @@ class ClockResets:
             if view.get(key) is None:
                 continue  # it went to the log with that of another group
             message = load_kept(offset, value)
-            wanted_ms = offsets.deliver_ms(offset) if message.wanted_ms is None else message.wanted_ms
-            if message.created_ms > self._now().new_ms:
-                wanted_ms = 0  # how it was asked for is not known any more
+            wanted_ms = self._kept_wanted_ms(message, view)
             if wanted_ms > self._now().new_ms and self._is_blocked(offset, view):
                 # No consumer of that group was given it yet: it must not come before its time.
                 placing.put_back(_Message(offset, message.id, wanted_ms, None, message.created_ms, message.fields))
@@ -298,6 +296,14 @@ class ClockResets:
         regrouped.store(view)
         placing.store()
         return not found or self._go_on(position)
+
+    def _kept_wanted_ms(self, message: Message, view: View) -> int:
+        """When a message is wanted that only groups keep. Whether that was asked for as a delay is not known of it any
+        more; under a wrong clock only an instant before that of the clock surely was none."""
+        wanted_ms = offsets.deliver_ms(message.offset) if message.wanted_ms is None else message.wanted_ms
+        moved = view.get(rows.MOVED + message.id)
+        asked_ms: int = (rows.unpack(moved)[2] if moved is not None else None) or message.created_ms
+        return 0 if wanted_ms >= asked_ms > self._now().new_ms else wanted_ms
 
     def _is_blocked(self, offset: bytes, view: View) -> bool:
         """Whether a message's key blocks it in some group."""

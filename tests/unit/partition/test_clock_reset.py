@@ -364,6 +364,31 @@ def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_asi
     assert bench.rows(rows.LOG) == bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == bench.rows(rows.GAPS) == []
 
 
+@pytest.mark.parametrize(
+    ("by_move", "relative", "comes"),
+    [(True, True, HOUR), (True, False, 2 * HOUR), (False, True, HOUR), (False, False, 2 * HOUR)],
+)
+def test_what_waits_copied_aside_and_was_asked_for_under_the_wrong_clock(
+    by_move: bool, relative: bool, comes: int
+) -> None:
+    """A delay counts from now on, an instant that was chosen stays."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    to = 5000 if relative else 2 * HOUR
+    if by_move:
+        bench.move(bench.put("a", due=2 * YEAR), to, at=YEAR, relative=relative)
+    else:
+        bench.apply(YEAR, c.Append(batch_of(["a"], due=[to], relative=relative), split=True))
+    bench.nack(bench.one(at=YEAR + 5000).token, at=YEAR + 5000, delay=HOUR)
+    bench.ack(bench.one(group="h", at=YEAR + 5000).token, at=YEAR + 5000)
+    bench.trim(at=YEAR + HOUR)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 0, restart=True)
+    assert bench.lease(at=comes - 1) == []
+    assert bench.values(bench.lease(at=comes)) == ["a"]
+
+
 def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
     bench = Bench(level=4, max_attempts=1)
     bench.open()
