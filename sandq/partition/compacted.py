@@ -76,6 +76,12 @@ class CompactedPartition(TimerPartition):
             self.compactor.look_anew(self.now_ms)
         return super()._other(index, place, command, view)
 
+    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+        raise InvalidRequest(
+            "the clock of a compacted topic is not set back: the version of a value is its place in the log, which "
+            "would fall; read its keys and put them into a new topic"
+        )
+
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
         raise _not_here()
 

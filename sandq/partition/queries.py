@@ -21,7 +21,7 @@ from sandq.partition.jobs.pending import DELAYED, READY
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
-from sandq.partition.log.pieces import Message
+from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
@@ -65,7 +65,7 @@ class PartitionQueries:
         for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
-                message = Message(offset, *rows.unpack(row)[:3])
+                message = load_kept(offset, row)
                 return self._shown(message, self._state(offset), values=True)
             buried = dead_letters.find(group.group_id, offset, self._view)
             if buried is not None:

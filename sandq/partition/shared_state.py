@@ -19,7 +19,17 @@ class SharedState:
         self.level = FIRST_LEVEL
         """The feature level whose rules the partition goes by (ADR 19): replicated, so that all replicas change at the
         same entry, and raised by `RaiseLevel` alone."""
+        self.now_ms = 0
+        """The partition's time: the greatest stamp that was applied since its clock was set back last."""
+        self.stamp_ms = 0
+        """The stamp of the entry that is being applied: what a delay counts from. Below the level `CLOCK_RESET` the
+        partition's time."""
         self.totals = Totals()
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the partition's time is ahead of the entry that is being applied."""
+        return self.now_ms - self.stamp_ms
 
     @property
     def is_ordered(self) -> bool:

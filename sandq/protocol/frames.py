@@ -102,6 +102,7 @@ class Type(IntEnum):
     NODE_CHANGE = 51
     TRANSFER = 52
     REBUILD = 53
+    CLOCK_RESET = 54
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

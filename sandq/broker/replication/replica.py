@@ -117,8 +117,14 @@ class PartitionReplica:
         self._view = View(self._rows)
         self._reader = MessageReader()
         self.machine = MACHINES[kind].load(partition, settings, self._view, look_aheads)
-        self.queries = PartitionQueries(self.machine, self._view)
-        """For calls on the apply thread."""
+        self._queries = PartitionQueries(self.machine, self._view)
+
+    @property
+    def queries(self) -> PartitionQueries:
+        """For calls on the apply thread. Raises Unavailable while the partition's clock is being set back: what is
+        where changes from step to step."""
+        self.machine.check_places()
+        return self._queries
 
     @property
     def applied_index(self) -> int:

@@ -237,6 +237,9 @@ class Waiting:
     expires_ms: int | None = None
     """When the ttl of the first of them has passed."""
     history: History = ()
+    made: tuple[int, int] | None = None
+    """The stamp of the entry that made it wait, and how long from there on (ms); (0, due_ms) when its producer chose
+    the instant. None below the level `CLOCK_RESET`."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
@@ -260,14 +263,17 @@ class Waiting:
 
     def row(self) -> bytes:
         ranges = self.ranges.packed()
-        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
+        fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
+        return rows.pack(*fields) if self.made is None else rows.pack(*fields, self.made)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
-        attempt, error, packed, since_ms, kept, expires_ms, history = rows.unpack(row)
+        attempt, error, packed, since_ms, kept, expires_ms, history, *made = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
-        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+        entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+        entry.made = (made[0][0], made[0][1]) if made else None
+        return entry
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:

@@ -53,7 +53,7 @@ class MessageTtl:
 
     def next_expiry_ms(self, group: Group, view: View) -> int | None:
         """When the first of a group's messages expires, of what waits and of the log's head."""
-        if group.seeking:
+        if group.halts:
             return None
         waiting, head = group.next_to_expire(), group.reader.head(view)
         times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []

@@ -48,7 +48,7 @@ class Ownership:
                     self._kept.take(group, offset, view)
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            elif offset <= group.cursor and isinstance(entry := group.holder_of(offset), Waiting):
+            elif group.has_passed(offset) and isinstance(entry := group.holder_of(offset), Waiting):
                 self._waiting.part(group, entry, offset, None, view)
                 group.order.finish(offset)
                 if entry.kept:
@@ -58,8 +58,9 @@ class Ownership:
             taken.append(group)
         return taken
 
-    def delay(self, offset: bytes, due_ms: int, view: View) -> None:
-        """Have a message come at another time in the groups in which it waits; its attempts stay counted."""
+    def delay(self, offset: bytes, due_ms: int, made: tuple[int, int], view: View) -> None:
+        """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in
+        `Waiting`."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
-                self._waiting.part(group, entry, offset, due_ms, view)
+                self._waiting.part(group, entry, offset, due_ms, view, made)

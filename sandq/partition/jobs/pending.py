@@ -94,14 +94,25 @@ class Pending:
         return ["cancelled", found.id]
 
     def move(
-        self, target: c.Target, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
+        self,
+        target: c.Target,
+        to_ms: int,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool = False,
     ) -> Outcome:
         found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
         if claim is not None and claim.waiting:
-            return ["too_late", WAITING] if claim.pending else ["moved", self._log.delay(found, to_ms, now_ms, view)]
-        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view)]
+            if claim.pending:
+                return ["too_late", WAITING]
+            return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
+        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay)]
 
     def _find_owned(
         self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
@@ -172,7 +183,7 @@ class Pending:
 
     def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
         """What one group made of a message."""
-        if offset > group.cursor:
+        if not group.has_passed(offset):
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         if offset in group.order.blocked:
             return READY

@@ -16,6 +16,8 @@ from sandq.partition.view import View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
+FAR_MS = 1000
+"""A message that is placed so much later than it is wanted says so in its row."""
 FEW_OF = 16
 """One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
 SCAN_RANGES = 8
@@ -27,6 +29,8 @@ class Message(NamedTuple):
     id: bytes
     created_ms: int
     fields: Fields
+    wanted_ms: int | None = None
+    """When it was wanted, if its offset stands far later."""
 
 
 class _BatchRow(NamedTuple):
@@ -111,9 +115,14 @@ class MessageReader:
             assert row is not None
             start = _position(row, base)
             decoded = self._decoded(row, start, count)
+            wanted: Sequence[int | None] = [None] * count
+            if offsets.deliver_ms(base) - row.created_ms >= FAR_MS:
+                wanted = [max(at_ms, row.created_ms) for at_ms in wanted_times(self._parsed(row), row.created_ms)][
+                    start:
+                ]
             for at in range(count):
                 offset = offsets.shift(base, at)
-                yield Message(offset, offset, row.created_ms, decoded[at])
+                yield Message(offset, offset, row.created_ms, decoded[at], wanted[at])
 
     def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
         row = self._row
@@ -170,6 +179,13 @@ class MessageReader:
         return Piece(column, None, row.created_ms, None, batch.take(positions))
 
 
+def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
+    """When the messages of a batch are wanted (0: at once); `stamp_ms`: what delays count from."""
+    start_ms = stamp_ms if batch.relative else 0
+    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    return [start_ms + (asked_ms or 0) for asked_ms in asked]
+
+
 def decode_fields(batch: Batch) -> list[Fields]:
     """Column values of each message, absent and null ones left out, DELIVER_MS too."""
     messages: list[Fields] = [{} for _ in range(batch.count)]
@@ -209,6 +225,7 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
     created_ms = rows.LOG_HEADER.unpack_from(value)[3]
     stored = rows.unpack(value[rows.LOG_HEADER.size :])
     original_id = stored[0] or offset
+    wanted_ms = stored[-1].pop(Column.DELIVER_MS, None)
     fields: Fields | None = stored[1]
     if fields is None:
         payload = view.get(rows.PAYLOAD + original_id)
@@ -217,7 +234,7 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
         fields = rows.unpack(payload)[0]
     assert fields is not None
     fields.pop(Column.ORDERING_HASH, None)
-    return Message(offset, original_id, created_ms, fields)
+    return Message(offset, original_id, created_ms, fields, wanted_ms)
 
 
 def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
@@ -227,7 +244,13 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
             row = view.get(rows.of_group(rows.KEPT, group_id, offset))
             if row is None:
                 raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
-            yield Message(offset, *rows.unpack(row)[:3])
+            yield load_kept(offset, row)
+
+
+def load_kept(offset: bytes, row: bytes) -> Message:
+    """The message of a row that a group keeps of it."""
+    message_id, created_ms, fields, _ = rows.unpack(row)
+    return Message(offset, message_id, created_ms, fields, fields.pop(Column.DELIVER_MS, None))
 
 
 def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:

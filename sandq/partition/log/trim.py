@@ -65,6 +65,12 @@ class Trimmer:
     def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
         self._schedule.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
 
+    def set_back(self, now_ms: int) -> None:
+        """The partition's time goes back to this instant: what was done by when is not known any more, and is kept for
+        all of `retention` from now on."""
+        self._done = []
+        self._schedule.due_ms = now_ms if self._schedule.trims else None
+
     def step(self, now_ms: int, view: View) -> None:
         """Trim a bounded number of rows, when it is time to."""
         if self._schedule.due_ms is None or self._schedule.due_ms > now_ms:
@@ -236,7 +242,7 @@ class Trimmer:
         """Put messages of the log into rows of a group's own. How many, and their bytes."""
         count = size = 0
         for message in self._log.reader.messages(view, ranges):
-            row = rows.kept_row(message.id, message.created_ms, message.fields)
+            row = rows.kept_row(message.id, message.created_ms, message.fields, wanted_ms=message.wanted_ms)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
             size += len(row)

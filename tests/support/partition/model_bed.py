@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
@@ -101,8 +102,8 @@ class Bed(RuleBasedStateMachine):
     @precondition(lambda self: self.model.level == 1)
     @rule()
     def raise_level(self) -> None:
-        assert self.apply(c.RaiseLevel(2)) == 2
-        self.model.level = 2
+        assert self.apply(c.RaiseLevel(KNOWN.highest)) == KNOWN.highest
+        self.model.level = 2  # whose rules it knows; the later ones change no answer while stamps rise
 
     @rule(ms=steps)
     def time_passes(self, ms: int) -> None:

@@ -322,6 +322,11 @@ def test_entry_that_asks_for_a_digest() -> None:
     assert tuple(c.Entry.decode(example("entry-digest")).commands) == (c.TakeDigest(524),)
 
 
+def test_entry_that_sets_a_clock_back() -> None:
+    assert c.Entry(T, (c.ClockReset(T),)).encode() == example("entry-clock-reset")
+    assert tuple(c.Entry.decode(example("entry-clock-reset")).commands) == (c.ClockReset(T),)
+
+
 def test_entry_of_holds() -> None:
     commands = (c.Hold("spark", OFFSET, 3_600_000), c.Hold("old", None))
     assert c.Entry(T, commands).encode() == example("entry-holds")
@@ -357,7 +362,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 23
+    assert len(tags) == 24
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -108,6 +108,8 @@ def test_nodes_are_drained_and_removed(with_client: Any) -> None:
         for wrong in ("", "no node", None):
             with pytest.raises(InvalidRequest):
                 await client.admin.remove_node(wrong)  # type: ignore[arg-type]
+        assert (await client.admin.reset_clock("t", 0))["outcome"] == "begun"
+        assert server.of_type(Type.CLOCK_RESET)[0][2:] == ["t", 0]
         await client.admin.transfer("t", 0, "n3")
         assert server.of_type(Type.TRANSFER)[0][2:] == ["t", 0, "n3"]
         await client.admin.rebuild("t", 0, "n3")
