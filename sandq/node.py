@@ -574,14 +574,15 @@ async def _serving_http(
         yield
         return
     # FastAPI takes its time: who serves no HTTP does not pay for it.
-    from sandq.server.http.serve import HttpSettings, serve_http
+    from sandq.server.http.connections import serve_http
+    from sandq.server.http.serve import HttpSettings
 
     names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(clients.host, clients.host)
     settings = HttpSettings(
         frozenset(names),
         frozenset(config.http.allowed_origins),
-        str(Address(reached, clients.port)),
+        (str(Address(reached, clients.port)),),
         sandq.__version__,
     )
     async with serve_http(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-import trio
+import anyio
 
 from sandq.partition.log.look_aheads import LookAheads
 
@@ -47,7 +47,7 @@ class _Counted:
         """What the loop has taken and not given back; ..."""
         self.read = 0
         """... what the apply thread has taken, ever: a number that two threads change would lose changes."""
-        self._room = trio.Event()
+        self._room = anyio.Event()
         self._has_waiters = False
 
     @property
@@ -74,7 +74,7 @@ class _Counted:
         if self._has_waiters and self.bytes <= GO_ON_AT * self.share_bytes:
             self._has_waiters = False
             self._room.set()
-            self._room = trio.Event()
+            self._room = anyio.Event()
 
     async def until_room(self) -> None:
         """Wait until it is not full."""
@@ -195,7 +195,7 @@ class _Place:
     def __init__(self, size: int, share: AddressShare | None) -> None:
         self.size = size
         self.share = share
-        self.granted = trio.Event()
+        self.granted = anyio.Event()
 
 
 class Measured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import trio
+import anyio.lowlevel
 
 TURN_WORK: Final = 1024
 """Units of work in one turn. A unit is what a small frame costs, a few microseconds."""
@@ -30,7 +30,7 @@ class Turn:
 
     async def end(self) -> None:
         """Go on when everybody else has had a turn."""
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         self.left = TURN_WORK
 
     async def spend(self, work: int) -> None:

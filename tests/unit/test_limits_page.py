@@ -6,13 +6,11 @@ import dataclasses
 import re
 from typing import Final
 
-from hypercorn.config import Config
-
 from sandq.broker import memory_budget
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.limits import Limits
 from sandq.server import connection
-from sandq.server.http import bodies, connections, guards, lines, strict
+from sandq.server.http import bodies, bounds, guards, lines, strict
 from tests.support.paths import ROOT
 
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
@@ -41,9 +39,9 @@ def test_every_limit_that_can_be_changed_is_on_the_page() -> None:
 
 def test_fixed_limits_are_those_of_the_code() -> None:
     slow = f"and 1 s for each {size(guards.BODY_BYTES_PER_S)}"
-    assert connection.SEND_BYTES == connections.SEND_BYTES
-    assert connection.SEND_STALL_S == connections.SEND_STALL_S
-    assert connection.CROWDED_STALL_S == connections.CROWDED_STALL_S
+    assert connection.SEND_BYTES == bounds.SEND_BYTES
+    assert connection.SEND_STALL_S == bounds.SEND_STALL_S
+    assert connection.CROWDED_STALL_S == bounds.CROWDED_STALL_S
     fixed = {
         "HELLO": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
@@ -52,9 +50,9 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"in {connection.CROWDED_STALL_S:g} s while others wait",
         ),
         "an HTTP head": (
-            f"{connections.HEAD_S:g} s",
-            size(Config().h11_max_incomplete_size),
-            f"{connections.HEADERS_MOST} headers",
+            f"{bounds.HEAD_S:g} s",
+            size(bounds.HEAD_BYTES),
+            f"{bounds.HEADERS_MOST} headers",
         ),
         "an HTTP body": (f"{guards.BODY_S:g} s {slow}", size(guards.CONTROL_BYTES)),
         "JSON": (

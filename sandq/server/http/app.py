@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
@@ -40,6 +41,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
         separate_input_output_schemas=False,
     )
     app.state.gateway = gateway
+    app.state.reading = anyio.CapacityLimiter(1)
     app.router.redirect_slashes = False
     problems.install(app)
     modules = (routes_groups, routes_keys, routes_messages, routes_topics, routes_node)

@@ -1,4 +1,5 @@
-"""Connections of HTTP: as many as are allowed, each ended when its client takes nothing, all of them at the end.
+"""HTTP in the loop of its node, by Hypercorn on trio: as many connections as are allowed, each ended when its client
+takes nothing, all of them at the end.
 
 Hypercorn speaks the protocol: HTTP/1 and nothing else, read strictly. It shields what it sends from being cancelled, so
 a client that reads nothing is cut off here, below it.
@@ -10,13 +11,14 @@ metrics are answered alone.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
+import anyio
 import h11
 import structlog
 import trio
@@ -30,30 +32,30 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http.guards import NO_PLACE
-from sandq.server.http.places import Places
+from sandq.model.limits import Limits
+from sandq.server.http.bounds import (
+    CROWDED_STALL_S,
+    FULL,
+    GRACE_S,
+    HEAD_BYTES,
+    HEAD_S,
+    HEADERS_MOST,
+    IDLE_S,
+    SEND_BYTES,
+    SEND_STALL_S,
+    SPARE_PLACES,
+)
+from sandq.server.http.gateway import Node
+from sandq.server.http.guards import NO_PLACE, Observe
+from sandq.server.http.places import OpenConnections
+from sandq.server.http.serve import HttpSettings, running_app
 
 log = structlog.get_logger("sandq.http")
 
-SEND_BYTES = 262_144
-SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
-CROWDED_STALL_S = 2.0
-"""... and for so long, while others wait because there is too much that is not taken."""
-HEAD_S = 10.0
-"""The rest of a request's head has so long to come after its first bytes."""
-HEADERS_MOST: Final = 100
-"""Of a request."""
 READ_AHEAD: Final = 1
 """Pieces that were received and are not looked at, while a request is under way: those of the requests behind it."""
-SPARE_PLACES: Final = 16
-"""Beyond the limit, for who asks for health and metrics."""
-GRACE_S = 3.0
-"""Requests under way when the node stops have so long, and their answers as long again to be taken."""
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-    b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"
-)
+READ_S = 120
+"""A connection on which nothing is said for so long is closed: more than a lease may wait."""
 
 
 class _Stream:
@@ -232,19 +234,15 @@ class _Connection(TCPServer):
 class HttpServer:
     """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: Any, config: Config, connections: int, account: Account) -> None:
+    def __init__(self, app: Any, connections: int, account: Account) -> None:
         self._account = account
         self._app = wrap_app(app, 0, "asgi")
-        self._config = config
-        self._places = Places(connections)
-        self._spare = Places(SPARE_PLACES)
+        self._config = _config()
         self._context = WorkerContext(None)
-        self._open: set[_Stream] = set()
-        self._idle: OrderedDict[_Stream, tuple[Places, str]] = OrderedDict()
-        """Those that have no request, with their places and addresses; first who has had none for longest."""
+        self._open: OpenConnections[_Stream] = OpenConnections(connections, SPARE_PLACES)
         self._none_left = trio.Event()
 
-    async def serve(self, listeners: list[trio.SocketListener], ending: trio.Event) -> None:
+    async def serve(self, listeners: list[trio.SocketListener], ending: anyio.Event) -> None:
         """Until `ending`, and until what is under way then is done, or its time is over."""
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
@@ -270,60 +268,63 @@ class HttpServer:
         except OSError:
             await trio.aclose_forcefully(accepted)
             return
-        places = await self._place(address)
-        if places is None:
+        stream = _Stream(accepted, self._account)
+        has_place, given_up = self._open.add(stream, address)
+        if given_up is not None:
+            await given_up.cut()
+        if not has_place:
             await _refuse(accepted)
             return
-        stream = _Stream(accepted, self._account)
 
         def on_idle(is_idle: bool) -> None:
-            self._idle.pop(stream, None)
-            if is_idle and stream in self._open:
-                self._idle[stream] = places, address
+            self._open.set_idle(stream, is_idle)
 
-        self._open.add(stream)
-        on_idle(True)
         try:
-            state = ConnectionState({NO_PLACE: places is self._spare})
+            state = ConnectionState({NO_PLACE: self._open.is_spare(stream)})
             await _Connection(self._app, self._config, self._context, state, stream, on_idle=on_idle).run()
         except Exception:
             # A fault in one connection must not take the others with it; the log has it whole.
             log.exception("an HTTP connection ended with an unexpected error")
         finally:
-            if stream in self._open:
-                self._forget(stream, places, address)
+            self._open.remove(stream)
             if not self._open and self._context.terminated.is_set():
                 self._none_left.set()
             await stream.cut()
 
-    async def _place(self, address: str) -> Places | None:
-        """Where a connection has found a place; None: nowhere."""
-        for places in (self._places, self._spare):
-            if places.take(address) or (await self._end_idle(places, address) and places.take(address)):
-                return places
-        return None
-
-    async def _end_idle(self, places: Places, address: str) -> bool:
-        """End the connection that has been without a request for longest, if there is one; of an address that has its
-        share one of its own."""
-        own = not places.has_share(address)
-        for stream, (where, of) in self._idle.items():
-            if where is places and (of == address or not own):
-                self._forget(stream, where, of)
-                await stream.cut()
-                return True
-        return False
-
-    def _forget(self, stream: _Stream, places: Places, address: str) -> None:
-        self._open.discard(stream)
-        self._idle.pop(stream, None)
-        places.give(address)
-
 
 async def _refuse(accepted: trio.SocketStream) -> None:
     with trio.move_on_after(1), suppress(trio.BrokenResourceError):
-        await accepted.send_all(_FULL)
+        await accepted.send_all(FULL)
         await accepted.send_eof()
         while await accepted.receive_some(65_536):
             pass  # what is left unread would take the answer away from the client
     await trio.aclose_forcefully(accepted)
+
+
+@asynccontextmanager
+async def serve_http(
+    listeners: list[trio.SocketListener],
+    settings: HttpSettings,
+    limits: Limits,
+    node: Node,
+    observe: Observe,
+    account: Account,
+) -> AsyncIterator[None]:
+    """Serves inside the block. The client port must be served already: what is asked here is asked there."""
+    async with running_app(settings, limits, node, observe, account) as (app, ending), trio.open_nursery() as nursery:
+        nursery.start_soon(HttpServer(app, limits.http_connections, account).serve, listeners, ending)
+        try:
+            yield
+        finally:
+            ending.set()
+
+
+def _config() -> Config:
+    config = Config()
+    config.errorlog = logging.getLogger("sandq.http.server")
+    config.loglevel = "WARNING"
+    config.include_server_header = False
+    config.h11_max_incomplete_size = HEAD_BYTES
+    config.keep_alive_timeout = IDLE_S
+    config.read_timeout = READ_S
+    return config

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import trio
+import anyio
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -44,7 +44,7 @@ class Gateway:
     client: Client
     node: Node
     version: str
-    ending: trio.Event
+    ending: anyio.Event
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -63,21 +63,21 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
             results.append(await work())
         except Exception as error:
             errors.append(error)
-        nursery.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        nursery.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
 
     async def end() -> None:
         await gateway_of(request).ending.wait()
-        nursery.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        nursery.start_soon(end)
-        nursery.start_soon(do)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        tasks.start_soon(end)
+        tasks.start_soon(do)
     if errors:
         raise errors[0]
     if results:

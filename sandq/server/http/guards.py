@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import anyio
 import structlog
-import trio
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -104,6 +104,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = dict(scope)  # the server's own goes on telling what was asked
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
         state = scope.setdefault("state", {})
         once = state.get(NO_PLACE, False)
@@ -256,7 +257,7 @@ class _Exchange:
 
     async def reserve_answer(self) -> None:
         """Wait until there is room for its answer. Raises Refused."""
-        with trio.move_on_after(ROOM_S):
+        with anyio.move_on_after(ROOM_S):
             await self._share.reserve(ANSWER_BYTES)
             self._counted += ANSWER_BYTES
             self._answer_bytes = ANSWER_BYTES
@@ -275,7 +276,7 @@ class _Exchange:
         if len(length) > 18 or not length.isdigit() or int(length) > most:
             raise await self._too_large(most, limit)
         pieces: list[bytes] = []
-        with trio.move_on_after(BODY_S) as scope:
+        with anyio.move_on_after(BODY_S) as scope:
             while True:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
@@ -309,7 +310,7 @@ class _Exchange:
 
     async def _discard(self) -> None:
         """Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives."""
-        with trio.move_on_after(DISCARD_S):
+        with anyio.move_on_after(DISCARD_S):
             message = await self._receive()
             while message.get("more_body", False):
                 message = await self._receive()
@@ -343,11 +344,11 @@ class _Exchange:
         )
         # The body may not be read: the connection cannot be used for another request.
         response.headers["connection"] = "close"
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as tasks:
             # Nor may what comes of it keep back the end of the answer: the server queues a few pieces, and that behind.
-            nursery.start_soon(self._throw_away)
+            tasks.start_soon(self._throw_away)
             await response(scope, self.receive, self.send)
-            nursery.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
     async def _throw_away(self) -> None:
         while True:

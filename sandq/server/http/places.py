@@ -5,7 +5,11 @@ So one client alone never takes what others need. Who is behind a proxy has the 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+C = TypeVar("C", bound=Hashable)
 
 
 class Places:
@@ -40,3 +44,67 @@ class Places:
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
+
+
+class OpenConnections(Generic[C]):
+    """The connections of a server, with a place for each.
+
+    When there is no place left, the connection goes that has been without a request for longest. When all have
+    requests, a few more are taken, of spare places.
+    """
+
+    def __init__(self, limit: int, spare: int) -> None:
+        self._places = Places(limit)
+        self._spare = Places(spare)
+        self._open: dict[C, tuple[Places, str]] = {}
+        """With the place and the address of each."""
+        self._idle: OrderedDict[C, None] = OrderedDict()
+        """Those that have no request; first who has had none for longest."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(self._open)
+
+    def add(self, connection: C, address: str) -> tuple[bool, C | None]:
+        """Find a place for a connection, that has no request yet: whether there is one, and which other one has lost
+        its place for that, and is to be ended."""
+        for places in (self._places, self._spare):
+            given_up = None
+            if not places.take(address):
+                given_up = self._give_up_idle(places, address)
+                if given_up is None:
+                    continue
+                places.add(address)
+            self._open[connection] = places, address
+            self._idle[connection] = None
+            return True, given_up
+        return False, None
+
+    def is_spare(self, connection: C) -> bool:
+        """Whether it is one too many, for which little is done."""
+        return self._open[connection][0] is self._spare
+
+    def set_idle(self, connection: C, is_idle: bool) -> None:
+        """A request of it begins, or all of its answer is out."""
+        self._idle.pop(connection, None)
+        if is_idle and connection in self._open:
+            self._idle[connection] = None
+
+    def remove(self, connection: C) -> None:
+        """It has ended; nothing if it has no place any more."""
+        self._idle.pop(connection, None)
+        if (place := self._open.pop(connection, None)) is not None:
+            place[0].give(place[1])
+
+    def _give_up_idle(self, places: Places, address: str) -> C | None:
+        """The one that has been without a request for longest, if there is one; of an address that has its share one
+        of its own."""
+        own = not places.has_share(address)
+        for connection in self._idle:
+            where, of = self._open[connection]
+            if where is places and (of == address or not own):
+                self.remove(connection)
+                return connection
+        return None

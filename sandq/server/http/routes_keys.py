@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import trio
+import anyio
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
@@ -200,7 +200,7 @@ async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:
     """The first change within `wait_s`, and what has come with it."""
     found: list[Change] = []
     size = 0
-    with trio.move_on_after(wait_s):
+    with anyio.move_on_after(wait_s):
         while len(found) < limit and size < PAGE_BYTES:
             change = watch.take_arrived()
             if change is None:

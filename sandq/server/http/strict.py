@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-import trio
+import anyio
+import anyio.to_thread
 from fastapi import Request
 from fastapi._compat import ModelField
 from fastapi.exceptions import RequestValidationError
@@ -28,7 +29,6 @@ MEMBERS_MOST: Final = 10_000
 THREAD_BYTES: Final = 64 << 10
 """A larger body is read in a thread, one at a time."""
 _COUNTED_BYTES: Final = 1 << 20
-_one = trio.CapacityLimiter(1)
 
 
 class _Request(Request):
@@ -43,7 +43,7 @@ class _Request(Request):
         body = await self.body()
         if len(body) <= THREAD_BYTES:
             return read_json(body)
-        return await trio.to_thread.run_sync(_read_large, body, self._field, limiter=_one)
+        return await anyio.to_thread.run_sync(_read_large, body, self._field, limiter=self.app.state.reading)
 
 
 def read_json(body: bytes) -> Any:

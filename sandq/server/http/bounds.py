@@ -1,0 +1,28 @@
+"""How much a connection of HTTP may take, and for how long, whichever server has it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEND_BYTES = 262_144
+SEND_STALL_S = 30.0
+"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+CROWDED_STALL_S = 2.0
+"""... and for so long, while others wait because there is too much that is not taken."""
+HEAD_S = 10.0
+"""The rest of a request's head has so long to come after its first bytes."""
+HEAD_BYTES: Final = 16_384
+"""Of a head."""
+HEADERS_MOST: Final = 100
+"""Of a request."""
+SPARE_PLACES: Final = 16
+"""Beyond the limit, for who asks for health and metrics."""
+GRACE_S = 3.0
+"""Requests under way when the node stops have so long, and their answers as long again to be taken."""
+IDLE_S = 75
+"""A connection without a request for so long is closed."""
+FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"
+)
+"""What a connection is told for which there is no place."""
