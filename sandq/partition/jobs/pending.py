@@ -60,10 +60,11 @@ class Pending:
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
             return
-        # Seeks walk over deleted rows, and `get` does not. But `find` seeks the log row of each message that is not
-        # there, and of those that are there, only a `get` or two is saved: those are left to it.
+        # Of rows that were deleted each is walked over once, where `get` walks over none: that is far less than a row.
         held = [holding_bounds(one) for one in ids]
         vacant = view.note_vacant(sorted(held + [_bounds(rows.LOG, one) for one in ids]))
+        for tag in (rows.MOVED, rows.TOMBSTONE):
+            view.note_vacant([_bounds(tag, one) for one in ids])
         self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
         self._note_vacant([one for one, bounds in zip(ids, held, strict=True) if bounds in vacant], view)
 
@@ -76,11 +77,10 @@ class Pending:
             self._note_vacant(found, view)
 
     def _note_vacant(self, ids: Sequence[bytes], view: View) -> None:
-        """These messages have no log row: find out at once which of their other rows there are."""
+        """These messages have no log row: find out at once which of them groups have in rows of their own."""
         if len(ids) < AHEAD_FROM:
             return
-        prefixes = [rows.MOVED, rows.TOMBSTONE]
-        prefixes += [rows.of_group(tag, group_id) for group_id in self._groups.by_id for tag in (rows.KEPT, rows.DEAD)]
+        prefixes = [rows.of_group(tag, group_id) for group_id in self._groups.by_id for tag in (rows.KEPT, rows.DEAD)]
         for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
             view.note_vacant([_bounds(prefix, one) for one in ids])
 

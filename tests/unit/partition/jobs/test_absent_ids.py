@@ -82,6 +82,16 @@ def test_many_absent_ids_are_a_few_reads(level: int, how: str) -> None:
     assert stores.reads < 40
 
 
+def test_of_many_that_are_there_each_has_its_own_row_read_and_no_other() -> None:
+    """Whether they were moved or cancelled before is asked of all at once."""
+    bench, stores = partition(KNOWN.highest)
+    ids = [bench.put("x", due=100 + number) for number in range(ABSENT)]
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in ids]))[0]
+    assert {outcome[0] for outcome in outcomes} == {"cancelled"}
+    assert stores.reads < ABSENT + 40
+
+
 @pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
 @pytest.mark.parametrize("how", ["rising", "falling", "mixed"])
 def test_absent_ids_behind_a_large_batch_are_a_few_reads(level: int, how: str) -> None:
