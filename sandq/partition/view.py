@@ -47,6 +47,8 @@ class View:
         """All stored rows from one key to another, that `get_ahead` read since the last drain."""
         self._vacant: set[Bounds] = set()
         """Ranges without a stored row, that `note_vacant` found since the last drain."""
+        self.bytes = 0
+        """Of values that were put, or read ahead, since the last drain: what is kept in memory until then, at most."""
 
     def __len__(self) -> int:
         """What is kept in memory until the next drain: changed rows, those that were read ahead, and ranges without."""
@@ -54,10 +56,12 @@ class View:
         return len(self._changes) + ahead + len(self._vacant)
 
     def put(self, key: bytes, value: bytes) -> None:
+        self.bytes += len(value)
         self._change(key, value)
 
     def put_all(self, rows: Sequence[Row]) -> None:
         """Rows of one first byte."""
+        self.bytes += sum([len(value) for _, value in rows])
         if rows[0][0][0] in self._order:
             for key, value in rows:
                 self._change(key, value)
@@ -79,6 +83,7 @@ class View:
         self._order.clear()
         self._ahead.clear()
         self._vacant.clear()
+        self.bytes = 0
         return changes
 
     def get(self, key: bytes) -> bytes | None:
@@ -116,7 +121,9 @@ class View:
             if start <= key < end:
                 return known.get(key)
         found = self._base.scan(key, stop, limit=AHEAD_ROWS, max_bytes=AHEAD_BYTES)
-        if len(found) == AHEAD_ROWS or sum([len(value) for _, value in found]) >= AHEAD_BYTES:
+        size = sum([len(value) for _, value in found])
+        self.bytes += size
+        if len(found) == AHEAD_ROWS or size >= AHEAD_BYTES:
             stop = found[-1][0] + b"\x00"
         known = dict(found)
         if len(self._ahead) >= AHEAD_STRETCHES:

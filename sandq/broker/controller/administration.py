@@ -27,6 +27,7 @@ from sandq.model.errors import (
     InvalidRequest,
     NotFound,
     NotLeader,
+    Overloaded,
     SandqError,
     TimedOut,
     TooLarge,
@@ -291,8 +292,8 @@ class Administration:
         """Let a node drop its replica of a partition, and get it anew from the others. Returns when the others go on
         without it and it is written down that it comes anew. Raises UnknownTopic, UnknownPartition; InvalidRequest when
         the node does not hold it, or nobody else; Conflict when the others are not all there; TimedOut when it is not
-        dropped in time: then it stays as it is; and when this node ceases to lead in between: whoever leads then sees
-        to it that there are as many again."""
+        dropped in time: then it stays as it is; and when metadata cannot be changed a second time, as when this node
+        ceases to lead in between: whoever leads then sees to it that there are as many again."""
         topic, partition, node = request.topic, request.partition, request.node
         self._check_ready()
 
@@ -311,12 +312,12 @@ class Administration:
                     )
                 try:
                     await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
-                except (NotLeader, Unavailable, Conflict) as error:
-                    # To be asked again elsewhere means that nothing was done.
+                except (NotLeader, Overloaded, Unavailable, Conflict) as error:
+                    # To be asked again means that nothing was done.
                     raise TimedOut(
                         f"{node} was to drop its replica of partition {partition} of {topic!r}, and to get it anew; "
-                        "another node leads the metadata now, which gives the partition as many replicas as before, "
-                        f"this one or a new one: if they differ still, ask again ({error.message})"
+                        "whoever leads the metadata gives the partition as many replicas as before, this one or a new "
+                        f"one: if they differ still, ask again ({error.message})"
                     ) from None
             finally:
                 self._rebuilding.discard(placed.group)

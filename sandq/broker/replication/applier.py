@@ -17,8 +17,11 @@ WRITE_ENTRIES: Final = 64
 WRITE_BYTES: Final = 64 << 10
 """Of commands ..."""
 WRITE_ROWS: Final = 1000
-"""... and what they changed in one replica: with so much of any of them rows are written at once; with less once
-nothing has come for a moment (`rest`), as a write costs about as much as to apply a small entry."""
+"""... what they changed in one replica ..."""
+WRITE_ROW_BYTES: Final = 1 << 20
+"""... and bytes of it, in all of them: a step of a job is a small command, and may copy large messages. With so much of
+any of these rows are written at once; with less once nothing has come for a moment (`rest`), as a write costs about as
+much as to apply a small entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,9 @@ class Applier:
         """Whether rows are to be written before anything else is applied."""
         if self._entries >= WRITE_ENTRIES or self._bytes >= WRITE_BYTES:
             return True
-        return any(replica.unwritten >= WRITE_ROWS for replica in changed)
+        if any(replica.unwritten >= WRITE_ROWS for replica in changed):
+            return True
+        return sum([replica.unwritten_bytes for replica in self._unwritten.values()]) >= WRITE_ROW_BYTES
 
     def _views(self, task: Apply) -> list[DigestView]:
         """Its rows as of this very entry, for each digest that it asks for."""

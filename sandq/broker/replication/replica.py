@@ -73,6 +73,11 @@ class Replica(Protocol):
         """How many rows it keeps in memory until the next `drain`, about."""
         ...
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """How many bytes of their values, at most."""
+        ...
+
     def drain(self) -> list[Change]:
         """Changes of whole entries, absolute keys, with the applied index that they imply."""
         ...
@@ -154,6 +159,10 @@ class PartitionReplica:
     @property
     def unwritten(self) -> int:
         return len(self._view)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._view.bytes
 
     def drain(self) -> list[Change]:
         self.machine.write_state(self._view)
@@ -267,6 +276,10 @@ class MetadataReplica:
     @property
     def unwritten(self) -> int:
         return len(self._changes)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
         self.state.write_state(self._put)

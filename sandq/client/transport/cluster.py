@@ -394,5 +394,6 @@ class Cluster:
 
 
 def _is_newer(record: TopicRecord, known: TopicRecord) -> bool:
-    """Whether it is of a topic that was made later, or has more partitions by now."""
-    return record.number > known.number or len(record.partitions) > len(known.partitions)
+    """Whether it is of a topic that was made later, or of the same one, which has more partitions by now. (Who answered
+    may be behind.)"""
+    return (record.number, len(record.partitions)) > (known.number, len(known.partitions))

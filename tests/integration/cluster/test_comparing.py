@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -136,6 +137,33 @@ async def test_whoever_led_the_metadata_goes_while_a_replica_is_made_anew(tmp_pa
         assert await compared(nodes, same=True) == ()
         found = [await client.messages("t").get(id=one) for one in ids]
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
+
+
+async def test_a_rebuild_that_is_refused_half_way_does_not_say_that_nothing_was_done(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t", replicas=3)
+        await until_holds(lambda: metadata_leader(nodes) is not None)
+        asked = nodes.running[metadata_leader(nodes) or ""].broker
+        odd = next(name for name in NAMES if name != nodes.leader())
+        before = set(incarnations(nodes))
+        administration, backlog = asked.administration, asked.metadata_host._backlog
+        until_dropped = administration._until_dropped
+
+        async def until_dropped_and_full(group: int) -> Any:
+            left = await until_dropped(group)
+            backlog.bytes += backlog.limit_bytes
+            return left
+
+        administration._until_dropped = until_dropped_and_full  # type: ignore[method-assign]
+        with pytest.raises(TimedOut, match="ask again"):
+            await administration.rebuild(Rebuild("t", 0, odd), NODE)
+        backlog.bytes -= backlog.limit_bytes
+        catalogs = [nodes.running[name].broker.catalog for name in NAMES]
+        # Whoever leads the metadata sees to it without being asked.
+        await until_holds(
+            lambda: all(0 in each.topics["t"].partitions for each in catalogs) and anew(nodes, before) == {odd}
+        )
+        assert await compared(nodes, same=True) == ()
 
 
 async def test_no_replica_is_dropped_while_another_one_is_away(tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ def naive(
     return rows
 
 
+def test_it_tells_how_much_is_kept_until_the_next_drain() -> None:
+    stores = MemoryStores()
+    stores.write([(b"b1", b"four")])
+    view = View(stores)
+    view.put(b"a1", b"one")
+    view.put_all([(b"a2", b"two"), (b"a3", b"3")])
+    assert view.get_ahead(b"b0", b"c") is None and view.get_ahead(b"b1", b"c") == b"four"
+    assert (len(view), view.bytes) == (4, 11)
+    view.drain()
+    assert (len(view), view.bytes) == (0, 0)
+
+
 @given(st.lists(st.one_of(changes, scans, look_ups, vacancies), max_size=60))
 def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> None:
     stores = MemoryStores()

@@ -6,9 +6,25 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.replication.applier import WRITE_BYTES, WRITE_ENTRIES, WRITE_ROWS, Applier, Apply, Ask, Published
+from sandq.broker.replication.applier import (
+    WRITE_BYTES,
+    WRITE_ENTRIES,
+    WRITE_ROW_BYTES,
+    WRITE_ROWS,
+    Applier,
+    Apply,
+    Ask,
+    Published,
+)
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
 from sandq.partition.view import Change
 from sandq.storage.stores import MemoryStores
+
+T = 1_800_000_000_000
 
 
 class Counter:
@@ -28,6 +44,10 @@ class Counter:
     @property
     def unwritten(self) -> int:
         return len(self._rows)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum([len(row) for row in self._rows.values()])
 
     def drain(self) -> list[Change]:
         rows, self._rows = self._rows, {}
@@ -85,6 +105,24 @@ def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
     bed.replicas[1].apply = lambda index, command, wanted: []  # type: ignore[method-assign]
     bed.applier.run([Apply(1, bed.replicas[1], 1, b"x" * WRITE_BYTES, True)])
     assert bed.stores.get(b"1 applied") is not None
+
+
+def test_so_are_small_ones_that_copy_large_messages(bed: Bed) -> None:
+    value, count = bytes(1 << 18), 8
+    replica = PartitionReplica(bed.stores, 1, 0, 0, parse_settings({}).record())
+
+    def apply(index: int, command: c.Command) -> None:
+        entry = c.Entry(T, [command]).encode()
+        bed.applier.run([Apply(0, replica, index, entry, True)])
+
+    apply(1, c.Append(encode({Column.VALUE: [value] * count})))
+    assert replica.unwritten_bytes == 0
+    for at in range(count):
+        message_id = offsets.pack(T, 1, at, 0)
+        apply(2 + at, c.Move([((c.TARGET_ID, message_id), T + 60_000, False)]))
+        assert bed.told[-1].results[0][2][0][0][0] == "moved"
+        assert replica.unwritten_bytes < WRITE_ROW_BYTES
+    assert replica.unwritten < WRITE_ROWS
 
 
 def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:

@@ -45,6 +45,19 @@ def test_more_partitions_are_used_at_once_by_who_added_them(with_client: Any) ->
     with_client(body)
 
 
+def test_a_node_that_is_behind_does_not_bring_back_a_topic_that_was_made_anew(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        await client.produce("t", b"0")
+        known = client._cluster.record("t")
+        assert known is not None
+        server.add_topic("t", 4)
+        server.topics["t"] = server.topics["t"]._replace(number=known.number - 1)
+        assert [len(topic.partitions) for topic in await client.admin.list_topics()] == [4]
+        assert client._cluster.record("t") == known
+
+    with_client(body)
+
+
 def test_more_partitions_are_looked_for_before_one_is_said_not_to_be_there(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"0")
