@@ -298,12 +298,18 @@ class ClockResets:
         return not found or self._go_on(position)
 
     def _kept_wanted_ms(self, message: Message, view: View) -> int:
-        """When a message is wanted that only groups keep. Whether that was asked for as a delay is not known of it any
-        more; under a wrong clock only an instant before that of the clock surely was none."""
-        wanted_ms = offsets.deliver_ms(message.offset) if message.wanted_ms is None else message.wanted_ms
+        """When a message is wanted that only groups keep."""
         moved = view.get(rows.MOVED + message.id)
         asked_ms: int = (rows.unpack(moved)[2] if moved is not None else None) or message.created_ms
-        return 0 if wanted_ms >= asked_ms > self._now().new_ms else wanted_ms
+        if message.wanted is None:
+            # Of one that was copied aside below this level, or redriven, it is not known whether its time was a delay.
+            # Who waits with it has had it; who has not must not have it early.
+            wanted_ms = offsets.deliver_ms(message.offset)
+            was_had = wanted_ms >= asked_ms > self._now().new_ms and not self._is_blocked(message.offset, view)
+            return 0 if was_had else wanted_ms
+        ms, is_delay = message.wanted
+        wanted_ms = offsets.deliver_ms(message.offset) if ms is None else ms
+        return wanted_ms - max(asked_ms - self._now().new_ms, 0) if is_delay else wanted_ms
 
     def _is_blocked(self, offset: bytes, view: View) -> bool:
         """Whether a message's key blocks it in some group."""

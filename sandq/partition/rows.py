@@ -266,17 +266,25 @@ def _extra(message_id: bytes, fields: Fields) -> Extra:
 
 
 def kept_row(
-    message_id: bytes, created_ms: int, fields: Fields, *, immortal: bool = False, wanted_ms: int | None = None
+    message_id: bytes,
+    created_ms: int,
+    fields: Fields,
+    *,
+    immortal: bool = False,
+    wanted_ms: int | None = None,
+    is_delay: bool | None = None,
 ) -> bytes:
-    """A message that a group keeps; an immortal one has no ttl any more."""
+    """A message that a group keeps; an immortal one has no ttl any more. `wanted_ms`: as in `needed_of`; `is_delay`:
+    as in `message_rows`; None: it is not known."""
     if wanted_ms is not None:
         fields = fields | {Column.DELIVER_MS: wanted_ms}
-    return pack(message_id, created_ms, fields, immortal)
+    row = message_id, created_ms, fields, immortal
+    return pack(*row) if is_delay is None else pack(*row, is_delay)
 
 
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
-    message_id, _, fields, _ = unpack(row)
+    message_id, _, fields, *_ = unpack(row)
     extra = Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), order_of(fields))
     return LogEntry(offset, 1, len(row), extra)
 

@@ -73,7 +73,7 @@ class KeptMessages:
 
     def forget(self, offset: bytes, row: bytes, now_ms: int, view: View) -> None:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
-        message_id, _, fields, _ = rows.unpack(row)
+        message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
         if self._shared.level >= OWNERSHIP and offset <= self._log_state.trimmed:
             self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)

@@ -43,7 +43,7 @@ class MessageTtl:
         if kept:
             row = view.get(rows.of_group(rows.KEPT, group.group_id, base))
             assert row is not None
-            _, _, fields, immortal = rows.unpack(row)
+            _, _, fields, immortal, *_ = rows.unpack(row)
             extra = rows.Extra(base, fields.get(Column.TTL_MS), None, None)
             return None if immortal else self.entry_expires_ms(LogEntry(base, 1, 0, extra))
         if self.any_own:

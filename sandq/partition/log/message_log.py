@@ -35,12 +35,15 @@ from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import (
-    FAR_MS,
+    AS_PLACED,
+    FROM_STAMP,
     Message,
     MessageReader,
+    Wanted,
     decode_fields,
     load_kept,
     load_message,
+    wanted_each,
     wanted_times,
 )
 from sandq.partition.log.reader import gap_around, look_for_row
@@ -66,23 +69,6 @@ class Stored(NamedTuple):
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
         """Messages of the batch."""
         return len(self.offsets) // offsets.OFFSET_BYTES
-
-
-class Wanted(NamedTuple):
-    """What a row says of when its message was wanted."""
-
-    ms: int | None
-    """The instant, if its place stands far later."""
-    is_delay: bool
-    """That counts from when it was stored, or moved last: by the clock of then."""
-
-    @classmethod
-    def of(cls, ms: int, placed_ms: int, is_delay: bool) -> Wanted:
-        """A message that was wanted at `ms`, and is placed at another instant."""
-        return cls(ms, is_delay) if placed_ms - ms >= FAR_MS else FROM_STAMP if is_delay else AS_PLACED
-
-
-AS_PLACED, FROM_STAMP = Wanted(None, False), Wanted(None, True)
 
 
 class Found(NamedTuple):
@@ -188,7 +174,7 @@ class MessageLog:
         batch = Batch.parse(command.batch)
         stamp_ms = self._shared.stamp_ms
         times, column = placed_each(batch, index, place, self.partition, stamp_ms, floor_ms)
-        wanted = self._wanted_each(batch, times) if self._shared.level >= CLOCK_RESET else None
+        wanted = wanted_each(batch, stamp_ms, times) if self._shared.level >= CLOCK_RESET else None
         refused: list[tuple[int, str]] = []
         if command.split:
             refused = self._append_special(column, decode_fields(batch), wanted, command, now_ms, floor_ms, view)
@@ -197,18 +183,6 @@ class MessageLog:
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
         return Stored(b"".join(column), refused)
-
-    def _wanted_each(self, batch: Batch, times: list[int]) -> list[Wanted]:
-        """When each message of a batch was wanted, which is placed at these times."""
-        stamp_ms = self._shared.stamp_ms
-        asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
-        wanted = wanted_times(batch, stamp_ms)
-        if wanted == times and (batch.relative or all(asked)):
-            return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
-        return [
-            Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
-            for asked_ms, at_ms, placed_ms in zip(asked, wanted, times, strict=True)
-        ]
 
     def _append_plain(
         self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View

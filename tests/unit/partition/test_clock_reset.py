@@ -327,6 +327,61 @@ def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
     assert bench.values(bench.lease(at=65_000)) == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("level", "due", "relative", "comes"),
+    [
+        (4, YEAR + 5000, False, YEAR + 5000),
+        (4, 500, False, 500),
+        (4, 500, True, 3500),
+        (4, None, False, 3000),
+        # Which of these it was is not known: it is not early.
+        (3, YEAR + 5000, False, YEAR + 5000),
+        (3, 500, True, YEAR + 500),
+    ],
+)
+def test_blocked_message_of_the_wrong_clock_copied_aside(
+    level: int, due: int | None, relative: bool, comes: int
+) -> None:
+    """It comes at the instant that was chosen, or when its delay is over, counted from the reset."""
+    bench = Bench(level=level, ordering="key")
+    for group in "gh":
+        bench.open(group)
+    bench.put("a", key="k")
+    bench.apply(YEAR, c.Append(batch_of(["b"], keys=["k"], due=due and [due], relative=relative), split=True))
+    blocking = bench.one(at=YEAR + 5000, ms=HOUR)
+    for _ in "ab":
+        bench.ack(bench.one(group="h", at=YEAR + 5000).token, at=YEAR + 5000)
+    bench.nack(blocking.token, at=YEAR + 5000, delay=HOUR)
+    bench.trim(at=YEAR + HOUR - 1)
+    assert bench.rows(rows.LOG) == [] and len(bench.rows(rows.KEPT)) == 2
+    bench.apply(YEAR + HOUR - 1, c.RaiseLevel(4))
+    set_back(bench, 3000, restart=True)
+    again = bench.one(at=3000 + HOUR)
+    assert bench.values([again]) == ["a"]
+    bench.ack(again.token, at=3000 + HOUR)
+    if comes > 3000 + HOUR:
+        assert bench.lease(at=comes - 1) == []
+    assert bench.values(bench.lease(at=max(comes, 3000 + HOUR))) == ["b"]
+
+
+@pytest.mark.parametrize(("due", "comes"), [([1500, YEAR + 5000], YEAR + 5000), ([1500, 2000], HOUR)])
+def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instant(due: list[int], comes: int) -> None:
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    wrong = YEAR + 60_000
+    bench.append("a", "b", at=wrong, due=due)
+    lease = bench.one(at=wrong)
+    bench.nack(lease.token, at=wrong, delay=HOUR)
+    bench.ack(bench.one(group="h", at=wrong).token, at=wrong)
+    bench.trim(at=wrong + HOUR - 1)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 0, restart=True)
+    assert sorted(bench.values(bench.lease(at=HOUR, ms=YEAR))) == ["a", "b"][: 2 if comes == HOUR else 1]
+    assert bench.lease(at=comes - 1, ms=YEAR) == []
+    assert bench.values(bench.lease(at=comes)) == ["b"][: comes > HOUR]
+
+
 @pytest.mark.parametrize("other_waits", [False, True])
 def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_aside(other_waits: bool) -> None:
     """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
