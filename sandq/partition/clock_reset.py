@@ -29,7 +29,7 @@ from sandq.partition.dedup.producers import Producers
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
@@ -387,16 +387,13 @@ class ClockResets:
             return entry.due_ms
         if entry.made is None:
             return new_ms
-        at_ms, delay_ms = entry.made
-        return max(min(at_ms, new_ms) + delay_ms, new_ms)
+        return max(min(entry.made.stamp_ms, new_ms) + entry.made.delay_ms, new_ms)
 
     def wait(self, group: Group, entry: Waiting, due_ms: int, ranges: list[Range], view: View) -> None:
         """Let messages that waited in an entry wait until then."""
         since_ms = min(entry.since_ms, self._now().new_ms)
-        places = PackedRanges(sorted(ranges))
-        again = Waiting(
-            due_ms, 0, entry.attempt, entry.error, places, since_ms, entry.kept, None, entry.history, (0, due_ms)
-        )
+        places, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
+        again = Waiting(due_ms, 0, entry.attempt, entry.error, places, since_ms, entry.kept, None, entry.history, made)
         self._waiting.add(group, again, view)
 
     def _time_memories(self, index: int, place: int, view: View) -> bool:
@@ -430,7 +427,9 @@ class _Regrouped:
         if not isinstance(entry, Waiting):
             return None
         self._reset._waiting.part(group, entry, offset, None, view)
-        due_ms = max(self._reset.due_ms(entry), wanted_ms)
+        due_ms = self._reset.due_ms(entry)
+        if not _is_moved(entry):
+            due_ms = max(due_ms, wanted_ms)
         self._found.setdefault((group.group_id, entry.seq, due_ms), (group, entry, []))[2].append(new)
         return entry
 
@@ -462,7 +461,7 @@ class _Placing:
         self.messages += entry.length
         if value[0] == rows.KIND_MESSAGE:
             at_ms = offsets.deliver_ms(entry.first)
-            message = self._alone(entry.first, at_ms, value)
+            message = self._as_moved(self._alone(entry.first, at_ms, value))
             passed = self._passed(message)
             if message.wanted_ms == at_ms:
                 self._count(at_ms, at_ms)
@@ -474,8 +473,15 @@ class _Placing:
         messages = self._messages(key, value, entry)
         self._log.delete_row(key, len(value), self._view)
         self._log.state.bytes -= entry.unit * len(messages) if len(messages) < entry.length else entry.size
-        for message in messages:
+        for message in map(self._as_moved, messages):
             self._log.state.bytes += self._move(message, self._passed(message)).size
+
+    def _as_moved(self, message: _Message) -> _Message:
+        """A message as its producer wants it, who may have moved it where it waits."""
+        for group, _ in self._groups:
+            if isinstance(entry := group.holder_of(message.offset), Waiting) and _is_moved(entry):
+                return message._replace(wanted_ms=self._reset.due_ms(entry))
+        return message
 
     def put_back(self, message: _Message) -> None:
         """Place a message in the log again that was trimmed there, since only groups kept it."""
@@ -594,6 +600,11 @@ class _Placing:
         self._regrouped.store(self._view)
         for group_id, found in self._gaps.items():
             self._reset._groups.by_id[group_id].gaps.add(merged(sorted(found)), self._view)
+
+
+def _is_moved(entry: Waiting) -> bool:
+    """Whether the producer of what waits in an entry has moved it there."""
+    return entry.made is not None and entry.made.by_move
 
 
 def _last_of(ms: int) -> bytes:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.partition import rows
@@ -223,6 +223,17 @@ class Lease:
         return lease
 
 
+class Made(NamedTuple):
+    """What made messages wait, for a `ClockReset`."""
+
+    stamp_ms: int
+    """Of the entry; 0 where an instant was chosen."""
+    delay_ms: int
+    """How long from there on."""
+    by_move: bool = False
+    """Their producer chose it: that counts even before their own instant."""
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """Messages that come back at `due_ms`; `attempt` is the number of attempts they have had."""
@@ -237,9 +248,8 @@ class Waiting:
     expires_ms: int | None = None
     """When the ttl of the first of them has passed."""
     history: History = ()
-    made: tuple[int, int] | None = None
-    """The stamp of the entry that made it wait, and how long from there on (ms); (0, due_ms) when its producer chose
-    the instant. None below the level `CLOCK_RESET`."""
+    made: Made | None = None
+    """None below the level `CLOCK_RESET`."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
@@ -272,7 +282,7 @@ class Waiting:
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
-        entry.made = (made[0][0], made[0][1]) if made else None
+        entry.made = Made(*made[0]) if made else None
         return entry
 
 

@@ -6,7 +6,7 @@ from sandq.partition import rows
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.view import View
 
 
@@ -58,7 +58,7 @@ class Ownership:
             taken.append(group)
         return taken
 
-    def delay(self, offset: bytes, due_ms: int, made: tuple[int, int], view: View) -> None:
+    def delay(self, offset: bytes, due_ms: int, made: Made, view: View) -> None:
         """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in
         `Waiting`."""
         for group in self._groups.by_id.values():

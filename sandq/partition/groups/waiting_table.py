@@ -12,7 +12,7 @@ from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.levels import CLOCK_RESET
@@ -73,7 +73,7 @@ class WaitingTable:
     def add(self, group: Group, entry: Waiting, view: View) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires."""
         if self._shared.level >= CLOCK_RESET and entry.made is None:
-            entry.made = self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0)
+            entry.made = Made(self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0))
         if self._ttl.any_expires:
             entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
         entry.seq = self._shared.next_seq
@@ -106,7 +106,7 @@ class WaitingTable:
         offset: bytes,
         due_ms: int | None,
         view: View,
-        made: tuple[int, int] | None = None,
+        made: Made | None = None,
     ) -> None:
         """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
         row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long.

@@ -22,7 +22,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.ownership import Ownership
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
 from sandq.partition.log.reader import holding_bounds
 from sandq.partition.shared_state import SharedState
@@ -111,7 +111,9 @@ class Pending:
         if claim is not None and claim.waiting:
             if claim.pending:
                 return ["too_late", WAITING]
-            return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
+            if self._shared.level < CLOCK_RESET or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
+                return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
+            # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
         return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay)]
 
     def _find_owned(

@@ -11,7 +11,7 @@ from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.levels import CLOCK_RESET
@@ -95,7 +95,7 @@ class Redrive:
                 group.order.start(message.offset, order)
         for due_ms, found in by_due.items():
             ranges = PackedRanges(merged(found))
-            made = None if due_ms == now_ms else (0, due_ms)
+            made = None if due_ms == now_ms else Made(0, due_ms)
             self._waiting.add(group, Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made), view)
         self._groups.store(group, view)
 

@@ -30,6 +30,7 @@ from sandq.partition.dedup.unique_keys import (
 )
 from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.counts import Counts
@@ -447,7 +448,7 @@ class MessageLog:
         stays. `is_delay`: as in `move`."""
         due_ms = max(to_ms, now_ms, offsets.deliver_ms(found.offset))
         from_ms = self._shared.stamp_ms if is_delay else 0
-        made = from_ms, min(max(to_ms - from_ms, 0), offsets.U48_MAX)
+        made = Made(from_ms, min(max(to_ms - from_ms, 0), offsets.U48_MAX), by_move=True)
         self._ownership.delay(found.offset, min(due_ms, offsets.U48_MAX), made, view)
         self._shared.totals.moved += 1
         return found.offset

@@ -209,6 +209,14 @@ class ResetWalk:
         return b"" if found is None else found.offset
 
     def _pick(self) -> Message | None:
+        """Any message; as often as not one that waits, of which there are few."""
+        waits = []
+        if self.random.random() < 0.5:
+            groups = [self.bench.machine.groups.named(name) for name in self.open]
+            ranges = [(entry, group) for group in groups for entry in group.waiting.values()]
+            waits = [m for e, g in ranges for m in self.bench.read(list(e.ranges), g.group_id if e.kept else None)]
+        if waits:
+            return self.messages[self._name(self.random.choice(waits))]
         return self.random.choice(list(self.messages.values())) if self.messages else None
 
     def expire(self) -> None:

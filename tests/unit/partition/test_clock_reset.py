@@ -192,6 +192,41 @@ def test_move_of_what_waits_keeps_its_instant() -> None:
     assert bench.values(bench.lease(at=50_000)) == ["a"]
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize(("to", "relative", "comes"), [(HOUR, False, HOUR), (5000, True, 8000)])
+def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: bool, comes: int, trimmed: bool) -> None:
+    """Consumers got it too early, and gave it back: its producer's last word holds."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    base = bench.append("a", at=1000, due=[2 * HOUR])
+    for group in "gh":
+        bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=3 * HOUR)
+    if trimmed:
+        bench.trim(at=YEAR + HOUR)
+    assert bench.rows(rows.LOG) == [] or not trimmed
+    assert bench.move(base, to, at=YEAR, relative=relative)[0] == "moved"
+    set_back(bench, 3000, restart=True)
+    for group in "gh":
+        assert bench.lease(group=group, at=comes - 1) == []
+        assert bench.values(bench.lease(group=group, at=comes)) == ["a"]
+
+
+def test_move_of_what_waits_to_before_its_place() -> None:
+    """A reset has put its place where its producer had first wanted it."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    base = bench.append("a", at=1000, due=[2 * HOUR])
+    for group in "gh":
+        bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=3 * HOUR)
+    set_back(bench, 3000, restart=True)
+    assert bench.move(base, HOUR, at=4000)[0] == "moved"
+    for group in "gh":
+        assert bench.lease(group=group, at=HOUR - 1) == []
+        assert bench.values(bench.lease(group=group, at=HOUR)) == ["a"]
+
+
 def test_dead_letters_stay_and_can_be_redriven() -> None:
     bench = Bench(level=4, max_attempts=1)
     bench.open()
