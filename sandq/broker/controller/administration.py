@@ -264,6 +264,7 @@ class Administration:
                 await self._change(m.ChangeStanding(node, REMOVING))
                 log.info("a node is being removed", removed=node)
 
+        await self._until_led_without(self._node(node))
         await self._whole(change)
 
     async def transfer(self, request: Transfer, caller: Caller) -> None:
@@ -381,6 +382,13 @@ class Administration:
                 )
         if not others:
             raise InvalidRequest(f"{node} is the only node: there is nowhere to go")
+
+    async def _until_led_without(self, node: NodeRecord) -> None:
+        """Where a failed node held a replica an election may be under way yet."""
+        if node.failed_since_ms is not None:
+            placed = [placed for topic in self._view.topics.values() for placed in topic.partitions]
+            with trio.move_on_after(LEADERS_WAIT_S):
+                await self._routes.until_led([one.group for one in placed if node.node_id in one.nodes])
 
     def _check_removable(self, node: NodeRecord) -> None:
         view = self._view
