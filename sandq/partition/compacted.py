@@ -59,7 +59,9 @@ class CompactedPartition(TimerPartition):
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
         check_writes(batch)
+        self.shared.give_way()
         writes = Writes.of(batch)
+        self.shared.give_way()
         self.compactor.appended(self.now_ms, batch.count)
         store = self._writer.compare_and_set if command.split else self._writer.store_all
         return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)

@@ -358,16 +358,18 @@ class TimerPartition:
         return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
-        settlement, admin, now_ms = self._settlement, self._admin, self.now_ms
+        settlement, admin, now_ms, in_turns = self._settlement, self._admin, self.now_ms, self.shared.in_turns
         match command:
             case c.Ack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.ack(token, what, now_ms, view) for token, what in command.items]
+                return [
+                    settlement.ack(token, what, now_ms, view) for token, what in self.shared.in_turns(command.items)
+                ]
             case c.Nack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.nack(item, now_ms, view) for item in command.items]
+                return [settlement.nack(item, now_ms, view) for item in in_turns(command.items)]
             case c.Extend():
-                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
+                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in in_turns(command.items)]
             case c.Expire():
                 self._trim_schedule.note_settled(now_ms)
                 return settlement.expire(now_ms, view)
@@ -376,7 +378,7 @@ class TimerPartition:
             case c.Cancel():
                 return [
                     self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
-                    for target in command.targets
+                    for target in in_turns(command.targets)
                 ]
             case c.OpenGroup():
                 return admin.open_group(command, self._latest(index, place), now_ms, view)
@@ -426,7 +428,7 @@ class TimerPartition:
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
         outcomes = []
-        for at, (target, at_ms, relative) in enumerate(command.items):
+        for at, (target, at_ms, relative) in enumerate(self.shared.in_turns(command.items)):
             to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
             outcomes.append(
                 self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view, is_delay=relative)

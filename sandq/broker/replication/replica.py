@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -114,14 +114,18 @@ class PartitionReplica:
         settings: dict[str, Any],
         kind: str = TIMER,
         look_aheads: LookAheads | None = None,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
-        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node."""
+        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node. `give_way`: see
+        `Applier.give_way`."""
         self.store = store
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = MessageReader()
         self.machine = MACHINES[kind].load(partition, settings, self._view, look_aheads)
+        if give_way is not None:
+            self.machine.shared.give_way = give_way
         self._queries = PartitionQueries(self.machine, self._view)
 
     @property

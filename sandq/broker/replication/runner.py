@@ -74,6 +74,7 @@ class Runner:
             attrgetter("group"),
             node_log.applier.rest,
         )
+        node_log.applier.beside = self._apply.beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._prepare()

@@ -55,6 +55,8 @@ from sandq.partition.view import Bounds, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
+PART_MESSAGES = 2048
+"""Of a batch whose messages get rows of their own, after which it may give way."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
@@ -172,15 +174,20 @@ class MessageLog:
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
+        give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms
         batch = Batch.parse(command.batch)
-        stamp_ms = self._shared.stamp_ms
+        give_way()
         times, column = placed_each(batch, index, place, self.partition, stamp_ms, floor_ms)
+        give_way()
         wanted = wanted_each(batch, stamp_ms, times) if self._shared.level >= CLOCK_RESET else None
+        give_way()
+        messages = decode_fields(batch)
+        give_way()
         refused: list[tuple[int, str]] = []
         if command.split:
-            refused = self._append_special(column, decode_fields(batch), wanted, command, now_ms, floor_ms, view)
+            refused = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
         else:
-            self._append_plain(column, decode_fields(batch), wanted, view)
+            self._append_plain(column, messages, wanted, view)
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
         return Stored(b"".join(column), refused)
@@ -189,6 +196,14 @@ class MessageLog:
         self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
     ) -> None:
         """Messages of which the log needs nothing, but where they are."""
+        for start in range(0, len(column), PART_MESSAGES):
+            part = slice(start, start + PART_MESSAGES)
+            self._append_part(column[part], messages[part], None if wanted is None else wanted[part], view)
+            self._shared.give_way()
+
+    def _append_part(
+        self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
+    ) -> None:
         stamp_ms = self._shared.stamp_ms
         kinds = {AS_PLACED} if wanted is None else set(wanted)
         stored = None
@@ -228,7 +243,7 @@ class MessageLog:
         """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
         one that has its unique key. Those refused."""
         refused: list[tuple[int, str]] = []
-        for at, fields in enumerate(messages):
+        for at, fields in enumerate(self._shared.in_turns(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -188,6 +188,10 @@ class FairTaskWorker(TaskWorker):
         self._queue = _Lanes(lane_of)
         self._rest = rest
 
+    def beside(self) -> Sequence[Any]:
+        """Nothing: an entry is applied in no time here, so it gives way to no other."""
+        return ()
+
 
 class _Lanes(Lanes[Any]):
     """With the methods of a queue."""
@@ -199,12 +203,14 @@ class _Lanes(Lanes[Any]):
     def append(self, item: Any) -> None:
         self.add(item, self._lane_of(item))
 
-    popleft = Lanes.pop
+    def popleft(self) -> Any:
+        for item in self.turn(lambda: False):
+            found = item
+        return found
 
     def __iter__(self) -> Iterator[Any]:
         """Takes them out."""
-        while self:
-            yield self.pop()
+        return self.turn(lambda: True)
 
     def clear(self) -> None:
         for _ in self:

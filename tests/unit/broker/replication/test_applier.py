@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sandq.broker.replication import applier
 from sandq.broker.replication.applier import (
+    DEPTH,
     WRITE_BYTES,
     WRITE_ENTRIES,
     WRITE_ROW_BYTES,
@@ -35,8 +38,11 @@ class Counter:
         self.digests_asked: list[int] = []
         self.applied_index = 0
         self._rows: dict[bytes, bytes] = {}
+        self.half_way: Callable[[], None] = tuple
+        """Called in the middle of an entry."""
 
     def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        self.half_way()
         self.applied_index = index
         self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
         return [index]
@@ -132,3 +138,56 @@ def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
     assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0]
     bed.applier.run([Ask(lambda: bed.written(0) + bed.written(1), found.append)])
     assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0, 2]
+
+
+def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before it is told, but for what came of its own group; what others have to do is done and told."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    long, other = bed.replicas
+    bed.applier.run([bed.entry(0)])
+    assert bed.told.pop().statuses == {0: 1}
+
+    def give_way() -> None:
+        bed.applier.beside = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
+        bed.applier.give_way()
+        assert [(told.results, told.statuses) for told in bed.told] == [
+            ([(1, 1, [1])], {1: 1}),
+            ([(1, 2, [2])], {1: 2}),
+        ]
+        assert (bed.written(0), bed.written(1)) == (0, 2), "nothing of an entry that is half done is written"
+        long.half_way = tuple
+
+    first = Apply(0, long, 2, b"x", True)
+    long.half_way = lambda: setattr(long, "half_way", give_way)
+    bed.applier.run([first, bed.entry(1), Apply(0, long, 3, b"x", True)])
+    assert [(told.results, told.statuses) for told in bed.told[2:]] == [([(0, 2, [2]), (0, 3, [3])], {0: 3})]
+    assert sum(told.applied_bytes for told in bed.told) == 3 + WRITE_ROWS
+    bed.applier.rest()
+    assert (bed.written(0), bed.written(1)) == (3, 2)
+
+
+def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 1e9)
+    bed.replicas[0].half_way = bed.applier.give_way
+    bed.applier.beside = lambda: pytest.fail("nobody is asked")
+    bed.applier.run([bed.entry(0)])
+    assert len(bed.told) == 1
+
+
+def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    bed.replicas = [Counter(number) for number in range(DEPTH + 2)]
+    for replica in bed.replicas:
+        replica.half_way = bed.applier.give_way
+    waiting = [bed.entry(number) for number in range(1, DEPTH + 2)]
+    deepest = []
+
+    def beside() -> list[Apply]:
+        deepest.append(len(waiting))
+        return [waiting.pop(0)]
+
+    bed.applier.beside = beside
+    bed.applier.run([bed.entry(0)])
+    assert len(deepest) == DEPTH and len(waiting) == 1
+    told = [number for published in bed.told for number in published.statuses]
+    assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"

@@ -13,8 +13,16 @@ from sandq.broker.replication.worker import REST_S, TURN_ITEMS, FairWorker
 from tests.support.waiting import PATIENCE_S
 
 
+def one() -> bool:
+    return False
+
+
+def on() -> bool:
+    return True
+
+
 def all_of(lanes: Lanes[str]) -> str:
-    return "".join(lanes.pop() for _ in range(len(lanes)))
+    return "".join(lanes.turn(on))
 
 
 def test_groups_take_turns() -> None:
@@ -23,7 +31,7 @@ def test_groups_take_turns() -> None:
         lanes.add(item, 1)
     lanes.add("b", 2)
     lanes.add("c", 3)
-    assert lanes.pop() == "a"
+    assert [*lanes.turn(one)] == ["a"]
     lanes.add("b", 2)
     assert all_of(lanes) == "bcaba" + "a"
 
@@ -44,6 +52,25 @@ def test_what_is_behind_all_comes_when_all_that_was_there_is_done() -> None:
     assert len(lanes) == 0
 
 
+def test_others_have_turns_beside_an_item_that_gives_way() -> None:
+    lanes: Lanes[str] = Lanes()
+    for item, lane in [("a", 1), ("b", 2), ("A", 1), ("B", 2), ("!", None), ("c", 3)]:
+        lanes.add(item, lane)
+    done = []
+    for item in lanes.turn(on):
+        if item == "a":
+            for other in lanes.beside(on):
+                if other == "b":
+                    lanes.add("C", 3)
+                    done += [each.upper() + "'" for each in lanes.beside(one)]
+                    done += [each + "'" for each in lanes.beside(on)]
+                done.append(other)
+            assert len(lanes) == 3, "this one, the next of its group, and what comes behind all"
+        done.append(item)
+    assert done == ["c'", "C'", "b", "B", "a", "A", "!"]
+    assert len(lanes) == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order(seed: int) -> None:
     rng = random.Random(seed)
@@ -56,8 +83,8 @@ def test_any_order(seed: int) -> None:
             lanes.add((added, lane), lane)
             added += 1
         else:
-            done.append(lanes.pop())
-    done += [lanes.pop() for _ in range(len(lanes))]
+            done += lanes.turn(one)
+    done += lanes.turn(on)
     assert sorted(number for number, _ in done) == [*range(added)]
     for at, (number, lane) in enumerate(done):
         before = {each for each, _ in done[:at]}
