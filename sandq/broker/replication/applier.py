@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
@@ -172,8 +173,10 @@ class Applier:
         calls this where all that it works with may change, but for its own group."""
         if len(self._runs) > DEPTH or time.perf_counter() - self._slice_s < SLICE_S:
             return
-        self._tell(self._runs[-1])
-        self.run(self.beside())
+        others = iter(self.beside())
+        if (first := next(others, None)) is not None:
+            self._tell(self._runs[-1])
+            self.run(chain([first], others))
         self._slice_s = time.perf_counter()
 
     def _tell(self, run: _Run) -> None:
