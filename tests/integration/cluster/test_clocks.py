@@ -148,9 +148,9 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         looks = [0]
         balance, hand_over = rebalancer.Rebalancer._balance, rebalancer.Rebalancer._hand_over
 
-        def counted(rebalancer: rebalancer.Rebalancer, now_s: float, nursery: trio.Nursery) -> None:
+        async def counted(rebalancer: rebalancer.Rebalancer, now_s: float, nursery: trio.Nursery) -> None:
             """Who has not heard yet of node1's clock, or not for a while, may believe that it would keep it."""
-            balance(rebalancer, now_s, nursery)
+            await balance(rebalancer, now_s, nursery)
             looks[0] += not rebalancer._may_lead("node1")
 
         def noted(rebalancer: rebalancer.Rebalancer, led: rebalancer._Led, member: str, nursery: trio.Nursery) -> None:
