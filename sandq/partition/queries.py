@@ -67,7 +67,7 @@ class PartitionQueries:
             if row is not None:
                 message = load_kept(offset, row)
                 return self._shown(message, self._state(offset), values=True)
-            buried = dead_letters.find(group.group_id, offset, self._view)
+            buried = dead_letters.find(group, offset, self._view)
             if buried is not None:
                 message = Message(offset, buried.id, buried.created_ms, buried.fields)
                 return self._shown(message, self._state(offset), values=True)
@@ -111,7 +111,7 @@ class PartitionQueries:
             told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
             told["history"] = [list(one) for one in waiting.history]
         elif state == DEAD:
-            buried = dead_letters.find(group.group_id, offset, self._view)
+            buried = dead_letters.find(group, offset, self._view)
             assert buried is not None
             told |= {"attempt": buried.attempts, "error": buried.error}
             told["history"] = [list(one) for one in buried.history]
@@ -139,7 +139,7 @@ class PartitionQueries:
                     return "its ttl passes before its next attempt: it dies then"
                 return "it waits for its next attempt"
             case "dead":
-                buried = dead_letters.find(group.group_id, offset, self._view)
+                buried = dead_letters.find(group, offset, self._view)
                 return (
                     f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
                 )

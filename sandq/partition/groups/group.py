@@ -56,7 +56,7 @@ class Group:
         self.waiting_ranges = 0
         """Ranges of all that waits."""
         self.dead: Counter[str] = Counter()
-        """By reason."""
+        """By reason: as many as there are rows of them."""
         self.touched_ms = 0
         """When a consumer was last known to be there."""
         self.settings: dict[str, Any] = {}
@@ -221,6 +221,10 @@ class Group:
     def is_pending(self, offset: bytes) -> bool:
         """No attempt of this message was made."""
         return not self.has_passed(offset) or offset in self.order.blocked
+
+    def is_dead(self, offset: bytes, view: View) -> bool:
+        """Whether a message is dead: looked up only where any is."""
+        return self.dead.total() > 0 and view.get(rows.of_group(rows.DEAD, self.group_id, offset)) is not None
 
     def has_passed(self, offset: bytes) -> bool:
         """Whether the cursor is beyond this message, or was before the clock was set back."""

@@ -82,8 +82,7 @@ class KeptMessages:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
         if message_id == offset or offset > self._log_state.trimmed:
             return
-        for group_id in self._groups.by_id:
-            for tag in (rows.KEPT, rows.DEAD):
-                if view.get(rows.of_group(tag, group_id, offset)) is not None:
-                    return
+        for group_id, group in self._groups.by_id.items():
+            if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
+                return
         self._expiring_rows.expire_move(message_id, now_ms, view)

@@ -31,7 +31,7 @@ class Ownership:
                 waiting = True
             elif holder is not None:
                 found.add(LEASED)
-            elif view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+            elif group.is_dead(offset, view):
                 found.add(DEAD)
             else:
                 found.add(ACKED)

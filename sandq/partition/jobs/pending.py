@@ -16,7 +16,6 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
-from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -80,7 +79,8 @@ class Pending:
         """These messages have no log row: find out at once which of them groups have in rows of their own."""
         if len(ids) < AHEAD_FROM:
             return
-        prefixes = [rows.of_group(tag, group_id) for group_id in self._groups.by_id for tag in (rows.KEPT, rows.DEAD)]
+        prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
+        prefixes += [rows.of_group(rows.DEAD, one.group_id) for one in self._groups.by_id.values() if one.dead.total()]
         for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
             view.note_vacant([_bounds(prefix, one) for one in ids])
 
@@ -194,7 +194,7 @@ class Pending:
             return WAITING if holder.due_ms > now_ms else READY
         if holder is not None:
             return LEASED
-        if view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+        if group.is_dead(offset, view):
             return DEAD
         return ACKED
 
@@ -203,7 +203,7 @@ class Pending:
         for group in self._groups.by_id.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
                 return LEASED
-        if any(dead_letters.find(group.group_id, offset, view) for group in self._groups.by_id.values()):
+        if any(group.is_dead(offset, view) for group in self._groups.by_id.values()):
             return DEAD
         return None
 

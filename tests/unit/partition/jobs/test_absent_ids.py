@@ -153,3 +153,14 @@ def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) ->
     outcomes = bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 100)]))[0]
     assert {outcome[0] for outcome in outcomes} <= {"not_found", "too_late"}
     assert len(outcomes) == 100
+
+
+def test_dead_ones_are_looked_for_in_groups_alone_that_have_any() -> None:
+    """Of 60 groups: they are few reads too."""
+    bench, stores = partition(KNOWN.highest)
+    for number in range(58):
+        bench.open(f"group{number}")
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, ABSENT)]))[0]
+    assert {outcome[0] for outcome in outcomes} == {"not_found"}
+    assert stores.reads < 100
