@@ -7,6 +7,7 @@ does not make who has a single one wait for all of them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ class Applier:
         self._runs: list[_Run] = []
         """The one that is being done last; those before it have given way."""
         self._slice_s = 0.0
-        """When the entry that is being applied went on."""
+        """When what is being done went on; inf: it does not give way."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
@@ -132,6 +133,8 @@ class Applier:
             if isinstance(task, Apply):
                 self._apply(task, run)
             else:
+                # A question of a partition may give way as its entries do.
+                self._slice_s = math.inf if task.group is None else time.perf_counter()
                 if task.group is None:
                     self.write()
                 run.answers.append((task.answered, task.call()))
@@ -169,8 +172,8 @@ class Applier:
             self._after_entry()
 
     def give_way(self) -> None:
-        """Do what other groups have to do, if the entry that is being applied has taken long since it last did this: it
-        calls this where all that it works with may change, but for its own group."""
+        """Do what other groups have to do, if the entry that is being applied, or the question of a group, has taken
+        long since it last did this: it calls this where all may change but for its own group."""
         if len(self._runs) > DEPTH or time.perf_counter() - self._slice_s < SLICE_S:
             return
         others = iter(self.beside())

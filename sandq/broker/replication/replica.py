@@ -198,7 +198,7 @@ class PartitionReplica:
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
-        for key in keys:
+        for key in self.machine.shared.in_turns(keys):
             row = table.get(key, late_ms, self._view)
             rows.append(row)
             size += len(row or b"")

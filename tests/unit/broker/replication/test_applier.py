@@ -191,3 +191,19 @@ def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeyp
     assert len(deepest) == DEPTH and len(waiting) == 1
     told = [number for published in bed.told for number in published.statuses]
     assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"
+
+
+def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of no group comes behind everything: nobody else may change anything meanwhile."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    asked: list[int] = []
+
+    def beside() -> list[Apply]:
+        asked.append(0)
+        return []
+
+    bed.applier.beside = beside
+    bed.applier.run([Ask(bed.applier.give_way, asked.append, 0)])
+    assert len(asked) == 1
+    bed.applier.run([Ask(bed.applier.give_way, asked.append)])
+    assert len(asked) == 1
