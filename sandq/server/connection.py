@@ -15,7 +15,7 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import LEAST_WORK, Turn
+from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller, host_of
 from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
@@ -455,7 +455,7 @@ class Connection:
                     if len(frames) < most:
                         break
                     came_bytes = reader.buffered_bytes
-                    most = max(self.turn.left, LEAST_WORK)
+                    most = max(self.turn.left, SHARED_WORK)
                     frames = reader.feed(b"", most)
             except WrongPort as error:
                 self._wrong_port(error)
