@@ -111,6 +111,7 @@ class ClockResets:
         self._shared = shared
         self._groups = group_state.groups
         self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
         self._log = log
         self._settlement = settlement
         self._jobs = jobs
@@ -436,7 +437,9 @@ class _Regrouped:
     def store(self, view: View) -> None:
         """Let them wait, once they are where they are now."""
         for (_, _, due_ms), (group, entry, found) in self._found.items():
-            ranges = merged(sorted(found)) if entry.kept else [Range(offset, 1) for offset in found]
+            # Of what is in one range all expires together.
+            is_one = entry.kept and not self._reset._ttl.any_expires
+            ranges = merged(sorted(found)) if is_one else [Range(offset, 1) for offset in found]
             self._reset.wait(group, entry, due_ms, ranges, view)
 
 
@@ -472,7 +475,7 @@ class _Placing:
             return
         messages = self._messages(key, value, entry)
         self._log.delete_row(key, len(value), self._view)
-        self._log.state.bytes -= entry.unit * len(messages) if len(messages) < entry.length else entry.size
+        self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
         for message in map(self._as_moved, messages):
             self._log.state.bytes += self._move(message, self._passed(message)).size
 
