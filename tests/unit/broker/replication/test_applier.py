@@ -284,3 +284,12 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
     bed.applier.run([bed.entry(0)])
     assert nested <= SHARE + 1
     assert now_s <= (SHARE + 2) * work_s + 1e-9
+
+
+def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
+    said: list[bool] = []
+    settings = parse_settings({}).record()
+    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, give_way=lambda: said.append(replica.is_half_way))
+    batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"]})
+    replica.apply(1, c.Entry(T, [c.Append(batch, split=True)]).encode(), True)
+    assert said and all(said) and not replica.is_half_way
