@@ -434,6 +434,35 @@ def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
     assert sorted(bench.values(bench.lease(at=3000 + 2 * HOUR))) == ["a", "c"]
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_what_waits_before_its_own_time_does_not_expire_before_it(trimmed: bool) -> None:
+    """A consumer got it too early, and gave it back: its ttl counts from its time, be it copied aside or not."""
+    bench = Bench(level=4)
+    bench.open()
+    bench.apply(1000, c.Append(batch_of(["a"], due=[2 * HOUR], ttls=[HOUR]), split=True))
+    bench.nack(bench.one(at=2 * HOUR).token, at=2 * HOUR, delay=HOUR // 2)
+    if trimmed:
+        bench.trim(at=2 * HOUR + 61_000)
+    assert (bench.rows(rows.LOG) == []) == trimmed
+    set_back(bench, 3000, restart=True)
+    bench.apply(2 * HOUR - 1, c.Expire())
+    assert bench.dead() == [] and bench.lease(at=2 * HOUR - 1) == []
+    assert bench.values(bench.lease(at=2 * HOUR)) == ["a"]
+
+
+def test_time_of_what_was_copied_aside_lasts_over_two_resets() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    bench.append("a", at=1000, due=[2 * HOUR])
+    for now in (3000, HOUR):
+        bench.nack(bench.one(at=3 * HOUR).token, at=3 * HOUR, delay=0)
+        bench.trim(at=3 * HOUR + 61_000)
+        assert bench.rows(rows.LOG) == []
+        set_back(bench, now, restart=True)
+    assert bench.lease(at=2 * HOUR - 1) == []
+    assert bench.values(bench.lease(at=2 * HOUR)) == ["a"]
+
+
 def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() -> None:
     bench = Bench(level=4)
     bench.open()
