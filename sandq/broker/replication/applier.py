@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
 from sandq.storage.stores import Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
@@ -190,7 +191,11 @@ class Applier:
         others = iter(self.beside())
         if (first := next(others, None)) is not None:
             self._tell(self._runs[-1])
-            self.run(chain([first], others))
+            try:
+                self.run(chain([first], others))
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as error:
+                # Raised by another entry as a whole, which is a fault: not the answer to a command of this one.
+                raise RuntimeError(f"an entry could not be applied: {error!r}") from error
         ended_s = time.perf_counter()
         self._until_s = ended_s + max(SLICE_S, (ended_s - began_s) / SHARE)
 

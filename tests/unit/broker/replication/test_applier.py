@@ -25,6 +25,7 @@ from sandq.broker.replication.applier import (
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
+from sandq.model.errors import NotFound
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.view import Change
@@ -293,3 +294,18 @@ def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
     batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"]})
     replica.apply(1, c.Entry(T, [c.Append(batch, split=True)]).encode(), True)
     assert said and all(said) and not replica.is_half_way
+
+
+def test_an_entry_that_cannot_be_applied_is_no_answer_to_one_that_gives_way(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    long, other = bed.replicas
+
+    def fail() -> None:
+        raise NotFound("a fault of the state machine")
+
+    long.half_way, other.half_way = bed.applier.give_way, fail
+    bed.applier.beside = lambda: [bed.entry(1)]
+    with pytest.raises(RuntimeError, match="a fault of the state machine"):
+        bed.applier.run([bed.entry(0)])
