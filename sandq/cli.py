@@ -162,6 +162,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, Serving, run_node
     from sandq.server import logs, open_files
+    from sandq.server.collector import collect_rarely
     from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
 
@@ -186,6 +187,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             host, port = serving.http
             http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             say(f"HTTP: {http}")
+        collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
         started.append(True)
 

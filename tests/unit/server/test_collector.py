@@ -1,0 +1,22 @@
+"""The collector of a process that serves looks rarely, and never at what was there when it began."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from sandq.server.collector import ROUNDS, YOUNG_OBJECTS
+
+PROGRAM = """
+import gc
+from sandq.server.collector import collect_rarely
+before = len(gc.get_objects())
+collect_rarely()
+print(*gc.get_threshold(), gc.get_freeze_count() > before // 2, len(gc.get_objects()) < before // 2)
+"""
+
+
+def test_it_leaves_alone_what_there_is() -> None:
+    """In a process of its own: the collector is everybody's."""
+    said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(YOUNG_OBJECTS), str(ROUNDS), str(ROUNDS), "True", "True"]
