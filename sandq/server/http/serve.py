@@ -10,7 +10,7 @@ import anyio
 from starlette.types import ASGIApp
 
 from sandq.broker.memory_budget import ADDRESS_SHARE, Account
-from sandq.client import connect_with
+from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
@@ -32,11 +32,20 @@ class HttpSettings:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunningApp:
+    """`ending`: to be set when it is to end, so that nobody waits any more."""
+
+    app: ASGIApp
+    client: Client
+    ending: anyio.Event
+
+
 @asynccontextmanager
 async def running_app(
     settings: HttpSettings, limits: Limits, node: Node, observe: Observe, account: Account
-) -> AsyncIterator[tuple[ASGIApp, anyio.Event]]:
-    """The application with its client inside the block, and what ends requests that wait when it is set.
+) -> AsyncIterator[RunningApp]:
+    """The application, with its client, inside the block.
 
     The client port must be served already: what is asked here is asked there.
     """
@@ -47,4 +56,5 @@ async def running_app(
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        yield create_app(Gateway(client, node, settings.version, ending), rules, observe, account), ending
+        app = create_app(Gateway(client, node, settings.version, ending), rules, observe, account)
+        yield RunningApp(app, client, ending)
