@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    absent,
     abuse,
     cluster,
     cluster_moves,
@@ -20,7 +21,21 @@ from benchmarks.result import Row
 
 MEASURES: dict[str, Row] = {
     row.name: row
-    for module in (produce, consume, small, lateness, pending, held, cluster, cluster_moves, shape, keys, abuse, spark)
+    for module in (
+        produce,
+        consume,
+        small,
+        lateness,
+        pending,
+        held,
+        absent,
+        cluster,
+        cluster_moves,
+        shape,
+        keys,
+        abuse,
+        spark,
+    )
     for row in module.ROWS
 }
 ALIASES = {"memory": "pending_1m"}

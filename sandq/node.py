@@ -44,6 +44,7 @@ from sandq.broker.peers.raft_frames import send_messages
 from sandq.broker.peers.routes import Routes, tell_by
 from sandq.broker.peers.secret import read_secret
 from sandq.broker.peers.this_node import ThisNode
+from sandq.broker.replication.applier import Published
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
@@ -63,6 +64,7 @@ from sandq.server.connection import Connection, Gate
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics.metrics import About, Metrics
+from sandq.server.sender import Sender
 from sandq.server.tcp import ClientServer, listen
 from sandq.server.topic_records import TopicRecords
 from sandq.storage import identity
@@ -149,6 +151,7 @@ class _Parts:
     scrubber: Scrubber
     digests: ReplicaDigests
     broker: Broker
+    sender: Sender
 
 
 @contextlib.asynccontextmanager
@@ -194,6 +197,12 @@ async def _running(
     stats = NodeStats()
     wakeup = Signal()
     token = trio.lowlevel.current_trio_token()
+    sender = Sender()
+
+    def publish(published: Published) -> None:
+        with sender.gathering():
+            node_log.published(published)
+
     ended = True
     # Later a file that is missing is a file that was lost, and not to be made anew.
     stores = stores_at(data_dir / STORES_NAME, create=first_start)
@@ -203,7 +212,7 @@ async def _running(
             stores,
             node_id=own.node,
             now_ms=clock.now_ms,
-            publish=lambda published: token.run_sync_soon(node_log.published, published),
+            publish=lambda published: token.run_sync_soon(publish, published),
             limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
@@ -305,6 +314,7 @@ async def _running(
                     scrubber,
                     digests,
                     broker,
+                    sender,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
@@ -400,7 +410,9 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen)
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
-        server = ClientServer(session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s, memory)
+        server = ClientServer(
+            session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s, memory, parts.sender
+        )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)

@@ -4,7 +4,7 @@ stand in `sandctl.commands.cluster_moves`."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,10 +13,19 @@ from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_option
 from sandctl.options.times import limit_option
-from sandctl.output.results import done, show_one, show_rows
+from sandctl.output.results import done, say, show_one, show_rows
 
 if TYPE_CHECKING:
     from sandq.client import Client, TopicRecord
+
+
+AHEAD_MS: Final = 1000
+"""A partition whose time is less far ahead is not worth a word."""
+_OUTCOMES: Final = {
+    "begun": "is being set back",
+    "under_way": "was being set back already",
+    "not_ahead": "is not ahead any more",
+}
 
 
 @click.group()
@@ -182,7 +191,8 @@ cluster.add_command(rebuild)
 @common_options
 @click.pass_context
 def clock(context: click.Context) -> None:
-    """Show the node's guarded clock, or accept a step of its wall clock.
+    """Show the node's guarded clock, or accept a step of its wall clock; find partitions that a wrong clock put ahead,
+    and set them back.
 
     \b
       sandctl cluster clock
@@ -213,6 +223,99 @@ def accept() -> None:
     state = _clock(accept=True)
     stays = f"; the alarm stays: {state['reason']}" if state.get("reason") else ""
     done(f"the guarded clock is now {state['guarded']}{stays}", state)
+
+
+@clock.command()
+@click.argument("topic", required=False)
+@common_options
+def floors(topic: str | None) -> None:
+    """List the partitions, of all topics or of TOPIC, whose time is ahead of the clock of the node that leads them, and
+    those that are being set back.
+
+    \b
+      sandctl cluster clock floors
+      sandctl cluster clock floors orders -o json
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return [row for row in await _floors(client, topic) if row["ahead_ms"] >= AHEAD_MS or row["clock_reset"]]
+
+    columns = {
+        "topic": "TOPIC",
+        "partition": "PARTITION",
+        "floor": "FLOOR",
+        "ahead": "AHEAD",
+        "clock_epoch": "EPOCH",
+        "reset": "RESET",
+    }
+    show_rows(run(work), columns)
+
+
+@clock.command()
+@click.argument("topic", required=False)
+@click.argument("partition", type=int, required=False)
+@yes_option
+@common_options
+def reset(topic: str | None, partition: int | None, yes: bool) -> None:
+    """Set partitions back whose time a wrong clock put ahead: all that are ahead, those of TOPIC, or PARTITION of it.
+
+    \b
+      sandctl cluster clock reset
+      sandctl cluster clock reset orders 0 --yes
+
+    Set the clocks right first: a partition is set back to the guarded clock of the node that leads it. Until it is
+    through it neither stores nor delivers; leases end, and bulk jobs are stopped. `floors` shows how far it is.
+    """
+    if not yes:
+        need_yes("a partition that is set back neither stores nor delivers until it is through")
+
+    async def look(client: Client) -> list[dict[str, Any]]:
+        found = [row for row in await _floors(client, topic) if partition in (None, row["partition"])]
+        return [row for row in found if row["ahead_ms"] >= AHEAD_MS]
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return [
+            {"topic": row["topic"], **await client.admin.reset_clock(row["topic"], row["partition"])}
+            | {"partition": row["partition"]}
+            for row in chosen
+        ]
+
+    chosen = run(look)
+    if not chosen:
+        done("no partition is ahead of its leader's clock", {"reset": []})
+        return
+    if not yes:
+        for row in chosen:
+            say(f"partition {row['partition']} of {row['topic']} is {row['ahead']} ahead")
+        confirm("Set them back?", "set back")
+    results = run(work)
+    names = [f"partition {row['partition']} of {row['topic']}: {_OUTCOMES[row['outcome']]}" for row in results]
+    done("\n".join(names), {"reset": results})
+
+
+async def _floors(client: Client, topic: str | None) -> list[dict[str, Any]]:
+    """The partitions of all topics, or of one: how far their time is ahead of the clock of who leads them."""
+    from sandq.model.times import format_duration, format_instant
+
+    topics = [topic] if topic is not None else [record.name for record in await client.admin.list_topics()]
+    found: list[dict[str, Any]] = []
+    for name in topics:
+        for row in await client.admin.stats(name):
+            ahead_ms, progress = row.get("ahead_ms") or 0, row.get("clock_reset")
+            found.append(
+                {
+                    "topic": name,
+                    "partition": row["partition"],
+                    "floor": format_instant(row["floor_ms"]),
+                    "ahead": format_duration(ahead_ms),
+                    "reset": f"{progress[0]} of {progress[1]}" if progress else None,
+                    "floor_ms": row["floor_ms"],
+                    "ahead_ms": ahead_ms,
+                    "clock_epoch": row.get("clock_epoch") or 0,
+                    "clock_reset": progress,
+                }
+            )
+    return found
 
 
 def _clock(*, accept: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ level  since    what it adds
 1      v0.2.0   everything that v0.2.0 has
 2      v0.3.0   RAISE_LEVEL, by which partitions come to newer rules (ADR 19)
 3      v0.3.0   TAKE_DIGEST and DIGEST, by which replicas are compared (ADR 21)
+4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
 =====  =======  ===========================================================
 """
 
@@ -34,5 +35,5 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=3)
+KNOWN: Final = Levels(lowest=1, highest=4)
 """What this version knows."""

@@ -44,6 +44,7 @@ class CommandType(IntEnum):
     HOLD = 20
     RAISE_LEVEL = 21
     TAKE_DIGEST = 22
+    CLOCK_RESET = 23
 
 
 What = list[list[Any]] | None
@@ -284,6 +285,15 @@ class TakeDigest(Command):
     feature_level: ClassVar[int] = 3
     number: int
     """By which who asked knows the answers; below 2^63."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReset(Command):
+    """Set the partition's time, which is far ahead, back to this instant; `Upkeep` goes on with it in steps."""
+
+    type: ClassVar[int] = CommandType.CLOCK_RESET
+    feature_level: ClassVar[int] = 4
+    new_ms: int
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

@@ -59,7 +59,9 @@ class CompactedPartition(TimerPartition):
     def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
         check_writes(batch)
+        self.shared.give_way()
         writes = Writes.of(batch)
+        self.shared.give_way()
         self.compactor.appended(self.now_ms, batch.count)
         store = self._writer.compare_and_set if command.split else self._writer.store_all
         return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
@@ -75,6 +77,12 @@ class CompactedPartition(TimerPartition):
         if isinstance(command, c.Configure):
             self.compactor.look_anew(self.now_ms)
         return super()._other(index, place, command, view)
+
+    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+        raise InvalidRequest(
+            "the clock of a compacted topic is not set back: the version of a value is its place in the log, which "
+            "would fall; read its keys and put them into a new topic"
+        )
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
         raise _not_here()

@@ -179,7 +179,7 @@ class StatusTable:
         self._names[group_id] = group.name
         self._standings[group.name] = standing
         self.dead += standing.status.dead
-        head = None if group.seeking else group.reader.head(view)
+        head = None if group.halts else group.reader.head(view)
         group.is_noted, group.head_until = False, offsets.LAST if head is None else rows.last_of(head)
         self._ripening.put(group_id, self._ripens_ms(group, now_ms))
         return group.name
@@ -220,7 +220,7 @@ class StatusTable:
             reader.unsure_s = at_s if reader.passed is None else None
             second, taken = max(reader.taken, self._log_state.gone, (at_s, 0))
             reader.passed = counts.due - counts.between(second, counts.now_s + 1, view) + taken
-        if group.seeking:
+        if group.halts:
             return reader.passed, 0, 0, None
         head = reader.head(view)
         head_ms = None if head is None else offsets.deliver_ms(head.first)
@@ -240,7 +240,7 @@ class StatusTable:
 
 
 def _next_ms(group: Group, view: View) -> int | None:
-    if group.seeking:
+    if group.halts:
         return None
     waiting = group.next_waiting()
     times = [waiting.due_ms] if waiting else []

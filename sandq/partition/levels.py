@@ -12,3 +12,6 @@ OWNERSHIP: Final = 2
 """A unique key is taken until every group has passed its message, and a replacement that comes too late is refused.
 What waits for another attempt is its producer's to cancel and to move. What its key blocks for long is copied aside. A
 step of trimming reads 8 MiB."""
+CLOCK_RESET: Final = 4
+"""Delays count from the entry's own stamp. What is placed later than it should be, because the floor is ahead of the
+stamp, says when it is wanted, and what waits says when it was made to: a `ClockReset` goes by that."""

@@ -21,7 +21,7 @@ from sandq.partition.jobs.pending import DELAYED, READY
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
-from sandq.partition.log.pieces import Message
+from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
@@ -65,9 +65,9 @@ class PartitionQueries:
         for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
-                message = Message(offset, *rows.unpack(row)[:3])
+                message = load_kept(offset, row)
                 return self._shown(message, self._state(offset), values=True)
-            buried = dead_letters.find(group.group_id, offset, self._view)
+            buried = dead_letters.find(group, offset, self._view)
             if buried is not None:
                 message = Message(offset, buried.id, buried.created_ms, buried.fields)
                 return self._shown(message, self._state(offset), values=True)
@@ -111,7 +111,7 @@ class PartitionQueries:
             told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
             told["history"] = [list(one) for one in waiting.history]
         elif state == DEAD:
-            buried = dead_letters.find(group.group_id, offset, self._view)
+            buried = dead_letters.find(group, offset, self._view)
             assert buried is not None
             told |= {"attempt": buried.attempts, "error": buried.error}
             told["history"] = [list(one) for one in buried.history]
@@ -139,7 +139,7 @@ class PartitionQueries:
                     return "its ttl passes before its next attempt: it dies then"
                 return "it waits for its next attempt"
             case "dead":
-                buried = dead_letters.find(group.group_id, offset, self._view)
+                buried = dead_letters.find(group, offset, self._view)
                 return (
                     f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
                 )

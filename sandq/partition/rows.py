@@ -21,11 +21,14 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
+    "z" group u32, offset 16           messages above the cursor that the group had passed before a clock reset
 
 Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
 batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
 msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
-where the map has only what the log itself needs (ttl, unique key, ordering hash). Flag 1: there is some of that.
+where the map has only what the log itself needs (ttl, unique key, ordering hash). Flag 1: there is some of that. One
+that was placed far later than it was wanted (the floor was ahead) has the instant it was wanted at in its map, as
+`deliver_ms`: in the log, and where a group keeps it. Flag 2: that counts from when it was stored, or moved last.
 All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
 """
 
@@ -44,16 +47,18 @@ from sandq.model.partitioning import ordering_hash
 from sandq.partition.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
-GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED = b"g", b"l", b"a", b"w", b"d", b"k", b"b"
+GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
 JOB = b"j"
 HOLD = b"h"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2
-FLAG_EXTRA = 1
+FLAG_EXTRA, FLAG_DELAY = 1, 2
 INLINE_BYTES = 4096
 LOG_HEADER = struct.Struct("<BB2xIq")
 RANGE_BYTES = 20
+SHARED_BYTES = 12
+"""Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
 _ALL = 1 << 40
 
 Fields = dict[int, Any]
@@ -140,7 +145,7 @@ def tag_bounds(tag: bytes) -> tuple[bytes, bytes]:
 
 def entry_start(offset: bytes) -> bytes:
     """The lowest log key that a row holding `offset` can have: a row never spans Raft entries or delivery times."""
-    return LOG + offset[:12] + bytes(4)
+    return LOG + offset[:SHARED_BYTES] + bytes(4)
 
 
 def all_rows(view: View, tag: bytes) -> list[Row]:
@@ -183,12 +188,14 @@ def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
     return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 
 
-def needed_of(fields: Fields, ordered: bool) -> Fields:
-    """What of a message the log itself needs."""
+def needed_of(fields: Fields, ordered: bool, wanted_ms: int | None = None) -> Fields:
+    """What of a message the log itself needs. `wanted_ms`: when it was wanted, if it is placed far later."""
     light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
     order = order_of(fields) if ordered else None
     if order is not None:
         light[Column.ORDERING_HASH] = order
+    if wanted_ms is not None:
+        light[Column.DELIVER_MS] = wanted_ms
     return light
 
 
@@ -199,15 +206,25 @@ def order_of(fields: Fields) -> int | None:
 
 
 def message_rows(
-    offset: bytes, created_ms: int, fields: Fields, original_id: bytes | None, light: Fields
+    offset: bytes,
+    created_ms: int,
+    fields: Fields,
+    original_id: bytes | None,
+    light: Fields,
+    *,
+    is_delay: bool = False,
 ) -> tuple[list[Row], LogEntry]:
     """The log row of one message, before it its payload row when it is too large to be moved about; and its entry.
-    `light`: what the log needs of it (`needed_of`)."""
-    header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_EXTRA if light else 0, 1, created_ms)
+    `light`: what the log needs of it (`needed_of`). `is_delay`: its time counts from now on."""
+    flags = (FLAG_EXTRA if light else 0) | (FLAG_DELAY if is_delay else 0)
+    header = LOG_HEADER.pack(KIND_MESSAGE, flags, 1, created_ms)
     extra = _extra(original_id or offset, light) if light else None
+    whole = fields
     if Column.ORDERING_HASH in light:
-        fields = fields | {Column.ORDERING_HASH: light[Column.ORDERING_HASH]}
-    inline = pack(original_id, fields)
+        fields = whole = fields | {Column.ORDERING_HASH: light[Column.ORDERING_HASH]}
+    if Column.DELIVER_MS in light:
+        whole = fields | {Column.DELIVER_MS: light[Column.DELIVER_MS]}
+    inline = pack(original_id, whole)
     if len(inline) <= INLINE_BYTES:
         return [(LOG + offset, header + inline)], LogEntry(offset, 1, len(header) + len(inline), extra)
     payload = pack(fields)
@@ -215,18 +232,28 @@ def message_rows(
     return [(PAYLOAD + (original_id or offset), payload), (LOG + offset, row)], LogEntry(offset, 1, len(payload), extra)
 
 
-def plain_rows(column: Sequence[bytes], created_ms: int, messages: Sequence[Fields]) -> list[Row] | None:
+def plain_rows(
+    column: Sequence[bytes], created_ms: int, messages: Sequence[Fields], *, is_delay: bool = False
+) -> list[Row] | None:
     """`message_rows` of many, at these offsets, of which the log needs nothing; None: some payload is too large."""
-    header = LOG_HEADER.pack(KIND_MESSAGE, 0, 1, created_ms)
+    header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
     packed = [_pack((None, fields)) for fields in messages]
     if max(map(len, packed)) > INLINE_BYTES:
         return None
     return [(LOG + offset, header + inline) for offset, inline in zip(column, packed, strict=True)]
 
 
-def moved_row(value: bytes, message_id: bytes) -> bytes:
-    """The log row of a message at another offset; its payload, when apart, stays where it is."""
-    return value[: LOG_HEADER.size] + pack(message_id, *unpack(value[LOG_HEADER.size :])[1:])
+def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, is_delay: bool = False) -> bytes:
+    """The log row of a message at another offset; its payload, when apart, stays where it is. `wanted_ms`: as in
+    `needed_of`; `is_delay` as in `message_rows`."""
+    kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
+    _, *rest = unpack(value[LOG_HEADER.size :])
+    rest[-1].pop(Column.DELIVER_MS, None)
+    if wanted_ms is not None:
+        rest[-1][Column.DELIVER_MS] = wanted_ms
+        flags |= FLAG_EXTRA
+    flags = flags | FLAG_DELAY if is_delay else flags & ~FLAG_DELAY
+    return LOG_HEADER.pack(kind, flags, count, created_ms) + pack(message_id, *rest)
 
 
 def is_apart(value: bytes) -> bool:
@@ -238,14 +265,26 @@ def _extra(message_id: bytes, fields: Fields) -> Extra:
     return Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), fields.get(Column.ORDERING_HASH))
 
 
-def kept_row(message_id: bytes, created_ms: int, fields: Fields, *, immortal: bool = False) -> bytes:
-    """A message that a group keeps; an immortal one has no ttl any more."""
-    return pack(message_id, created_ms, fields, immortal)
+def kept_row(
+    message_id: bytes,
+    created_ms: int,
+    fields: Fields,
+    *,
+    immortal: bool = False,
+    wanted_ms: int | None = None,
+    is_delay: bool | None = None,
+) -> bytes:
+    """A message that a group keeps; an immortal one has no ttl any more. `wanted_ms`: as in `needed_of`; `is_delay`:
+    as in `message_rows`; None: it is not known."""
+    if wanted_ms is not None:
+        fields = fields | {Column.DELIVER_MS: wanted_ms}
+    row = message_id, created_ms, fields, immortal
+    return pack(*row) if is_delay is None else pack(*row, is_delay)
 
 
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
-    message_id, _, fields, _ = unpack(row)
+    message_id, _, fields, *_ = unpack(row)
     extra = Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), order_of(fields))
     return LogEntry(offset, 1, len(row), extra)
 
@@ -254,12 +293,12 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
     kind, flags, count, _ = LOG_HEADER.unpack_from(value)
     if kind == KIND_BATCH:
         return batch_entry(key[1:], count, len(value))
-    if not flags and len(value) >= 64:
+    if not flags & FLAG_EXTRA and len(value) >= 64:
         return LogEntry(key[1:], 1, len(value))
     # Apart: the row is short and names the payload's size, which is what byte limits go by.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
-    extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags else None
+    extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
     return LogEntry(key[1:], 1, fields[2] if apart else len(value), extra)
 
 

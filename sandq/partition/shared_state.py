@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from sandq.model.features import FIRST_LEVEL
 from sandq.partition.metrics import Totals
+
+T = TypeVar("T")
+
+TURN_ITEMS = 64
+"""Of an entry, after which it may give way: they take some milliseconds where each is a look-up."""
+
+
+def _go_on() -> None:
+    """Do nothing: there is nobody to give way to."""
 
 
 class SharedState:
@@ -19,7 +29,29 @@ class SharedState:
         self.level = FIRST_LEVEL
         """The feature level whose rules the partition goes by (ADR 19): replicated, so that all replicas change at the
         same entry, and raised by `RaiseLevel` alone."""
+        self.now_ms = 0
+        """The partition's time: the greatest stamp that was applied since its clock was set back last."""
+        self.stamp_ms = 0
+        """The stamp of the entry that is being applied: what a delay counts from. Below the level `CLOCK_RESET` the
+        partition's time."""
         self.totals = Totals()
+        self.give_way: Callable[[], None] = _go_on
+        """Called now and then while an entry of many messages is applied: other partitions may have a turn."""
+
+    def in_turns(self, items: Sequence[T]) -> Iterable[T]:
+        """Give way now and then between items of an entry."""
+        return items if len(items) <= TURN_ITEMS else self._in_turns(items)
+
+    def _in_turns(self, items: Sequence[T]) -> Iterator[T]:
+        for at, item in enumerate(items):
+            if at % TURN_ITEMS == 0:
+                self.give_way()
+            yield item
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the partition's time is ahead of the entry that is being applied."""
+        return self.now_ms - self.stamp_ms
 
     @property
     def is_ordered(self) -> bool:

@@ -12,14 +12,16 @@ Invariants (the first three carry the promise "never skipped, never early, never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
 from sandq.model.features import FIRST_LEVEL
+from sandq.partition import clock_reset, rows
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.clock_reset import ClockResets
 from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import UniqueKeys
@@ -33,7 +35,7 @@ from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.look_aheads import LookAheads
@@ -51,7 +53,7 @@ Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
-Hold: up to where the log is trimmed. RaiseLevel: the level that it is at.
+Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. ClockReset: its outcome, the floor and time.
 Of any: the SandqError that refused it."""
 
 
@@ -91,6 +93,10 @@ class Status:
     """The feature level whose rules the partition goes by."""
     producers: int = 0
     """Idempotent ones that are known."""
+    clock_epoch: int = 0
+    """How often the clock was set back."""
+    reset: tuple[int, int] | None = None
+    """While it is being set back: so many messages were looked at, of about so many."""
 
 
 class TimerPartition:
@@ -124,6 +130,17 @@ class TimerPartition:
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
         self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique, schedule)
+        self.resets = ClockResets(
+            shared,
+            group_state,
+            self.log,
+            self._settlement,
+            self.jobs,
+            self.holds,
+            self._trimmer,
+            self.producers,
+            expiring_rows,
+        )
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -145,6 +162,7 @@ class TimerPartition:
             self.shared.settings,
             # Not at the first level: versions that know no other must be able to read it.
             *((self.shared.level,) if self.shared.level > FIRST_LEVEL else ()),
+            *((self.resets.state,) if self.resets.state is not None else ()),
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
 
@@ -157,18 +175,21 @@ class TimerPartition:
         row = view.get(rows.STATE_KEY)
         if row is not None:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
-            log, counts, expiring_rows, trimmer, numbers, stored, *level = parts
-            self.shared.level = level[0] if level else FIRST_LEVEL
+            log, counts, expiring_rows, trimmer, numbers, stored, *later = parts
+            self.shared.level = later[0] if later else FIRST_LEVEL
+            reset = later[1] if len(later) > 1 else None
+            self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
             self.expiring_rows.load(expiring_rows)
             self._trimmer.load(trimmer)
             self.groups.next_id, self.shared.next_seq, self.ttl.any_own = numbers
             self.shared.settings = stored
-            self._group_state.load(view)
+            self._group_state.load(view, placing=clock_reset.is_placing(reset))
             self.jobs.load(view)
             self.producers.load(view)
             self.holds.load(view)
+            self.resets.load(reset)
         return self
 
     # -- what the host asks ---------------------------------------------------------------------------------------
@@ -183,7 +204,7 @@ class TimerPartition:
             self.applied_index,
             self.now_ms,
             self.floor_ms,
-            self._group_state.next_expiry_ms(view),
+            None if self.resets.state is not None else self._group_state.next_expiry_ms(view),
             self._upkeep_ms(),
             self.log.state.messages,
             self.log.counts.later,
@@ -199,13 +220,31 @@ class TimerPartition:
             self.holds.all,
             self.shared.level,
             len(self.producers),
+            self.clock_epoch,
+            self.reset_progress(),
         )
 
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
         return 0, 0, None, False
 
+    def reset_progress(self) -> tuple[int, int] | None:
+        """While the clock is being set back: so many messages were looked at, of about so many."""
+        state = self.resets.state
+        return None if state is None else (state.done, max(state.total, state.done))
+
+    def check_places(self) -> None:
+        """Raises Unavailable while the clock is being set back."""
+        progress = self.reset_progress()
+        if progress is not None:
+            done, total = progress
+            raise Unavailable(
+                f"the partition's clock is being set back, {done} of {total} messages; ask again in a moment"
+            )
+
     def _upkeep_ms(self) -> int | None:
+        if self.resets.state is not None:
+            return self.now_ms
         forgotten_ms = (self.expiring_rows.next_ms, self.producers.next_ms)
         times = (
             self._trim_schedule.due_ms,
@@ -225,14 +264,22 @@ class TimerPartition:
         stamp_ms = entry.now_ms
         if self.shared.level >= OWNERSHIP:
             stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
-        self.now_ms = max(self.now_ms, stamp_ms)
-        self.floor_ms = max(self.floor_ms, self.now_ms)
-        self.log.counts.advance(self.now_ms, view)
+        if self.resets.state is None:
+            self._advance(stamp_ms, view)
         place = grants = 0
         results: list[Result] = []
+        targets = _targets(entry.commands)
+        if targets:
+            self.pending.look_ahead(targets, view)
         for command in entry.commands:
             try:
                 match command:
+                    case c.ClockReset():
+                        results.append(self._reset_clock(index, command, view))
+                    case _ if self.resets.state is not None:
+                        result, places = self._while_reset(index, place, stamp_ms, command, view)
+                        place += places
+                        results.append(result)
                     case c.Append():
                         result, places = self._append(index, place, command, view)
                         place += places
@@ -249,11 +296,52 @@ class TimerPartition:
                         results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
                     case _:
                         results.append(self._other(index, place, command, view))
-            except (NotFound, InvalidRequest, Conflict, OutOfSequence) as refusal:
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as refusal:
                 results.append(refusal)
         self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
+
+    def _advance(self, stamp_ms: int, view: View) -> None:
+        """Let the time come to that of an entry."""
+        self.now_ms = max(self.now_ms, stamp_ms)
+        self.floor_ms = max(self.floor_ms, self.now_ms)
+        self.shared.now_ms = self.now_ms
+        self.shared.stamp_ms = stamp_ms if self.shared.level >= CLOCK_RESET else self.now_ms
+        self.log.counts.advance(self.now_ms, view)
+
+    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+        """Begin to set the clock back, if the floor is ahead and that is not under way."""
+        if self.shared.level < CLOCK_RESET:
+            raise Conflict(f"the partition is at feature level {self.shared.level}, a clock reset needs {CLOCK_RESET}")
+        outcome, old_ms = clock_reset.NOTHING, self.floor_ms
+        # One that was long on its way sets nothing back that is right by now.
+        new_ms = max(command.new_ms, self.shared.stamp_ms)
+        if self.resets.state is not None:
+            outcome = clock_reset.UNDER_WAY
+        elif old_ms - new_ms >= clock_reset.LEAST_MS:
+            outcome = clock_reset.BEGUN
+            self.now_ms = self.shared.now_ms = self.shared.stamp_ms = new_ms
+            # What is placed from here on stands above the cursors, which are put at the end of the new time.
+            self.floor_ms = new_ms + 1
+            self.clock_epoch += 1
+            self.resets.begin(index, new_ms, old_ms, view)
+        return {"outcome": outcome, "floor_ms": old_ms, "now_ms": self.now_ms, "clock_epoch": self.clock_epoch}
+
+    def _while_reset(self, index: int, place: int, stamp_ms: int, command: c.Command, view: View) -> tuple[Result, int]:
+        """The result of a command while the clock is being set back, and the places that it used."""
+        match command:
+            case c.Upkeep():
+                used = self.resets.step(index, place, view)
+                if self.resets.state is None:
+                    self._advance(stamp_ms, view)  # what follows in this entry goes by its own time again
+                return self.resets.state is not None or (self._upkeep_ms() or self.now_ms + 1) <= self.now_ms, used
+            case c.TakeDigest() | c.RaiseLevel() | c.Configure():
+                return self._other(index, place, command, view), 0
+            case c.Clock() | c.Touch():
+                return None, 0
+        self.check_places()
+        raise AssertionError("a clock reset is under way")
 
     def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
         """The batch's answer, and the places that it used: none, when it was stored before."""
@@ -262,7 +350,7 @@ class TimerPartition:
             return before, 0
         stored = self._store(index, place, command, view)
         if command.producer_id:
-            self.producers.stored(command, stored, index, place, self.now_ms, self.floor_ms, view)
+            self.producers.stored(command, stored, index, place, self.now_ms, self.shared.stamp_ms, self.floor_ms, view)
         self._trim_schedule.note_appended(self.now_ms)
         return stored, stored.count if isinstance(stored, Stored) else stored[1]
 
@@ -270,16 +358,18 @@ class TimerPartition:
         return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
 
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
-        settlement, admin, now_ms = self._settlement, self._admin, self.now_ms
+        settlement, admin, now_ms, in_turns = self._settlement, self._admin, self.now_ms, self.shared.in_turns
         match command:
             case c.Ack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.ack(token, what, now_ms, view) for token, what in command.items]
+                return [
+                    settlement.ack(token, what, now_ms, view) for token, what in self.shared.in_turns(command.items)
+                ]
             case c.Nack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.nack(item, now_ms, view) for item in command.items]
+                return [settlement.nack(item, now_ms, view) for item in in_turns(command.items)]
             case c.Extend():
-                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in command.items]
+                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in in_turns(command.items)]
             case c.Expire():
                 self._trim_schedule.note_settled(now_ms)
                 return settlement.expire(now_ms, view)
@@ -288,7 +378,7 @@ class TimerPartition:
             case c.Cancel():
                 return [
                     self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
-                    for target in command.targets
+                    for target in in_turns(command.targets)
                 ]
             case c.OpenGroup():
                 return admin.open_group(command, self._latest(index, place), now_ms, view)
@@ -338,9 +428,11 @@ class TimerPartition:
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
         outcomes = []
-        for at, (target, at_ms, relative) in enumerate(command.items):
-            to_ms = self.now_ms + at_ms if relative else at_ms
-            outcomes.append(self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view))
+        for at, (target, at_ms, relative) in enumerate(self.shared.in_turns(command.items)):
+            to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
+            outcomes.append(
+                self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view, is_delay=relative)
+            )
         return outcomes
 
     def _hold(self, command: c.Hold, view: View) -> bytes:
@@ -361,3 +453,14 @@ class TimerPartition:
             self._trim_schedule.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
+
+
+def _targets(commands: Sequence[c.Command]) -> list[c.Target]:
+    """What the commands of an entry are to cancel or move."""
+    targets: list[c.Target] = []
+    for command in commands:
+        if isinstance(command, c.Cancel):
+            targets += command.targets
+        elif isinstance(command, c.Move):
+            targets += [target for target, _, _ in command.items]
+    return targets

@@ -12,6 +12,8 @@ AHEAD_STRETCHES = 64
 Row = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]
 """A row to put, or (value None) to delete. Keys are relative to the partition's store."""
+Bounds = tuple[bytes, bytes]
+"""Of the rows with start <= key < stop."""
 
 
 class Rows(Protocol):
@@ -22,6 +24,10 @@ class Rows(Protocol):
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
         """Rows with start <= key < stop in key order (or backwards). Ends after `limit` rows, or with the row
         that brings the values returned to `max_bytes`."""
+        ...
+
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        """Say of each range, in the order of their starts, whether it holds no row."""
         ...
 
 
@@ -39,15 +45,23 @@ class View:
         """Changed keys in order, by their first byte; of those first bytes that were scanned since the last drain."""
         self._ahead: list[tuple[bytes, bytes, dict[bytes, bytes]]] = []
         """All stored rows from one key to another, that `get_ahead` read since the last drain."""
+        self._vacant: set[Bounds] = set()
+        """Ranges without a stored row, that `note_vacant` found since the last drain."""
+        self.bytes = 0
+        """Of values that were put, or read ahead, since the last drain: what is kept in memory until then, at most."""
 
     def __len__(self) -> int:
-        return len(self._changes)
+        """What is kept in memory until the next drain: changed rows, those that were read ahead, and ranges without."""
+        ahead = sum([len(known) for _, _, known in self._ahead])
+        return len(self._changes) + ahead + len(self._vacant)
 
     def put(self, key: bytes, value: bytes) -> None:
+        self.bytes += len(value)
         self._change(key, value)
 
     def put_all(self, rows: Sequence[Row]) -> None:
         """Rows of one first byte."""
+        self.bytes += sum([len(value) for _, value in rows])
         if rows[0][0][0] in self._order:
             for key, value in rows:
                 self._change(key, value)
@@ -68,13 +82,35 @@ class View:
         self._changes.clear()
         self._order.clear()
         self._ahead.clear()
+        self._vacant.clear()
+        self.bytes = 0
         return changes
 
     def get(self, key: bytes) -> bytes | None:
         try:
             return self._changes[key]
         except KeyError:
+            if self._vacant and (key, key + b"\x00") in self._vacant:
+                return None
             return self._base.get(key)
+
+    def note_vacant(self, ranges: Sequence[Bounds]) -> set[Bounds]:
+        """Those of these ranges, in the order of their starts, that hold no stored row. It is remembered until the next
+        drain: `get` (of the key of a range of one) and `scan` do not ask the store then. For many ranges at a time."""
+        found = self._base.vacant(ranges)
+        vacant = {bounds for bounds, is_vacant in zip(ranges, found, strict=True) if is_vacant}
+        self._vacant |= vacant
+        return vacant
+
+    def forget_vacant(self) -> None:
+        """Forget what `note_vacant` remembered, before other ranges are looked at."""
+        self._vacant.clear()
+
+    def _scan(self, start: bytes, stop: bytes, limit: int, max_bytes: int, reverse: bool) -> list[Row]:
+        """Stored rows alone."""
+        if (start, stop) in self._vacant:
+            return []
+        return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
 
     def get_ahead(self, key: bytes, stop: bytes) -> bytes | None:
         """`get` for those who look up many keys below `stop`, most of which are not there: stored rows are read many at
@@ -85,7 +121,9 @@ class View:
             if start <= key < end:
                 return known.get(key)
         found = self._base.scan(key, stop, limit=AHEAD_ROWS, max_bytes=AHEAD_BYTES)
-        if len(found) == AHEAD_ROWS or sum([len(value) for _, value in found]) >= AHEAD_BYTES:
+        size = sum([len(value) for _, value in found])
+        self.bytes += size
+        if len(found) == AHEAD_ROWS or size >= AHEAD_BYTES:
             stop = found[-1][0] + b"\x00"
         known = dict(found)
         if len(self._ahead) >= AHEAD_STRETCHES:
@@ -96,12 +134,12 @@ class View:
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
         changed = self._changed(start, stop)
         if not changed:
-            return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
+            return self._scan(start, stop, limit, max_bytes, reverse)
         rows: list[Row] = []
         while True:
             # Deleted rows can hide at most len(changed) of what the base returns.
             wanted = limit + len(changed)
-            found = self._base.scan(start, stop, limit=wanted, max_bytes=max_bytes, reverse=reverse)
+            found = self._scan(start, stop, wanted, max_bytes, reverse)
             complete = len(found) < wanted and sum(len(value) for _, value in found) < max_bytes
             merged: dict[bytes, bytes | None] = dict(found)
             if complete:

@@ -15,23 +15,26 @@ msgpack bin; ext types, floats and map keys that are not text have no place in a
 
 A frame from the network is decoded only when it is whole, and what may be made of its bytes is bounded: an
 array or a map has at most 65,536 items, and everything in a frame but the bin fields of its outermost
-array (the batches) is 4 MiB at most. Without the second bound a 32 MiB frame of empty arrays would become
-2 GiB of objects. It holds for requests; a client reads from a node that it chose, and whose answers may bring
-values within maps: it lifts the bound.
+array (the batches) is 4 MiB at most, and 524,288 arrays and maps. Without the second bound a 32 MiB frame of
+empty arrays would become 2 GiB of objects, without the third one of 4 MiB 270 MB. They hold for requests; a client
+reads from a node that it chose, and whose answers may bring values within maps: it lifts the bounds.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgpack
 
 from sandq.model.errors import FrameTooLarge, ProtocolError, SandqError, WrongPort, from_wire, to_wire
 from sandq.model.limits import DEFAULT
+
+T = TypeVar("T")
 
 PROTOCOL_VERSION: Final = 1
 
@@ -39,6 +42,9 @@ ITEMS_MAX: Final = 65_536
 """Items of one array or map in a frame."""
 CONTROL_BYTES: Final = 4 * 1024 * 1024
 """Everything in a request but the bin fields of its outermost array."""
+
+PARTS_MAX: Final = 8 * ITEMS_MAX
+"""Arrays and maps of a request that is decoded in steps: an item of an ACK has three."""
 
 LARGE_BYTES: Final = 256 << 10
 """A larger frame is decoded in steps, where its reader has others to look after."""
@@ -102,6 +108,7 @@ class Type(IntEnum):
     NODE_CHANGE = 51
     TRANSFER = 52
     REBUILD = 53
+    CLOCK_RESET = 54
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66
@@ -267,7 +274,7 @@ class LargeFrame:
     def decode(self) -> Generator[int, None, Frame]:
         """Decode it in steps; yields how many items, or pieces of bytes, each was. Raises as `FrameReader.feed`."""
         try:
-            frame = yield from _decode(self._body, 0, self._control_bytes)
+            frame = yield from _decode(self._body, 0, self._control_bytes, _unpacker())
             kind, request_id = frame[0], frame[1]
         except SandqError:
             raise
@@ -280,12 +287,39 @@ class LargeFrame:
         return frame
 
 
-def _decode(body: memoryview, depth: int, control_bytes: int) -> Generator[int, None, Any]:
+def _unpacker() -> Callable[[memoryview], Any]:
+    """What decodes the pieces of one frame, and counts its arrays and maps."""
+    parts = 0
+
+    def count(part: T) -> T:
+        nonlocal parts
+        parts += 1
+        if parts > PARTS_MAX:
+            raise ValueError(f"it has more than {PARTS_MAX} arrays and maps")
+        return part
+
+    return partial(
+        msgpack.unpackb,
+        max_array_len=ITEMS_MAX,
+        max_map_len=ITEMS_MAX,
+        list_hook=count,
+        object_hook=count,
+        ext_hook=_no_ext,
+    )
+
+
+def _no_ext(code: int, data: bytes) -> None:
+    raise ValueError(f"it has a value of ext type {code}")
+
+
+def _decode(
+    body: memoryview, depth: int, control_bytes: int, unpack: Callable[[memoryview], Any]
+) -> Generator[int, None, Any]:
     """What one value says. `control_bytes`: what an outermost array may have beside its bin fields."""
     code = body[0]
     if len(body) <= PIECE_BYTES or depth == _STEP_DEPTH or not (code >> 4 == 0x9 or code in _ARRAY_CODES):
         yield 1 + len(body) // PIECE_BYTES
-        return msgpack.unpackb(body, max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
+        return unpack(body)
     walker = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
     walker.feed(body)
     count = walker.read_array_header()
@@ -302,9 +336,9 @@ def _decode(body: memoryview, depth: int, control_bytes: int) -> Generator[int, 
             if control > control_bytes:
                 raise _too_much_control(control, control_bytes)
         if stop - start > PIECE_BYTES:
-            values.append((yield from _decode(body[start:stop], depth + 1, control_bytes)))
+            values.append((yield from _decode(body[start:stop], depth + 1, control_bytes, unpack)))
         else:
-            values.append(msgpack.unpackb(body[start:stop], max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX))
+            values.append(unpack(body[start:stop]))
         if not number % _STEP_ITEMS:
             yield _STEP_ITEMS
     if walker.tell() != len(body):

@@ -150,3 +150,10 @@ class Rebuild(Request, type=Type.REBUILD):
     topic: str
     partition: Partition
     node: str
+
+
+class ClockReset(Request, type=Type.CLOCK_RESET):
+    """Set the time of a partition back to its leader's clock, if it is ahead. The answer comes when that has begun."""
+
+    topic: str
+    partition: Partition

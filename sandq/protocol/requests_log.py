@@ -25,6 +25,9 @@ _MEASURE_REPLY = Shape(
 )
 
 
+_CLOCK_EPOCH = Shape("MEASURE reply's clock epoch", Field("clock_epoch", int), exact=False, error=ProtocolError)
+
+
 class Fetch(Request, type=Type.FETCH):
     """Read from `start` up to, without, `end` (None: all there is); no lease, nothing changes. `pending`: also what is
     not closed, as it stands at the moment."""
@@ -70,7 +73,8 @@ class FetchReply(NamedTuple):
 
 class MeasureReply(NamedTuple):
     """How much there is. `first`: the first message's offset; `next`: behind what was counted, None at the end of what
-    was asked for; `messages`: about so many."""
+    was asked for; `messages`: about so many. `clock_epoch`: how often the partition's clock was set back; nodes of
+    before that was possible do not say it."""
 
     first: bytes | None
     next: bytes | None
@@ -78,10 +82,13 @@ class MeasureReply(NamedTuple):
     closed_ms: int
     trimmed: bytes
     number: int
+    clock_epoch: int = 0
 
     @classmethod
     def parse(cls, frame: Frame) -> MeasureReply:
         _MEASURE_REPLY.check(frame)
         for place in (1, 2, 5):
             check_offset(_MEASURE_REPLY, place, frame[place + 1])
-        return cls._make(frame[2 : 2 + len(cls._fields)])
+        if len(frame) > 8:
+            _CLOCK_EPOCH.check([0, 0, frame[8]])
+        return cls(*frame[2 : 2 + len(cls._fields)])

@@ -59,6 +59,8 @@ class GroupCommit:
         self._wake = wake
         self._room = room
         self._takes_entries = takes_entries
+        self._accompanied: set[Group] = set()
+        """Those that have other members: only for them does time matter."""
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
         self._ticking: deque[Group] = deque()
@@ -114,6 +116,7 @@ class GroupCommit:
         self._before_tick[number] = before_tick
         for node in self._up:
             group.connected(node)
+        self._note_company(group)
         self.mark(group)
         return group
 
@@ -124,6 +127,7 @@ class GroupCommit:
         """Run it no more. What it has written since the last tick never gets to the log."""
         self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)
+        self._accompanied.discard(group)
         self._before_tick.pop(group.number, None)
         self._dirty.pop(group, None)
         self._touched.pop(group, None)
@@ -166,7 +170,7 @@ class GroupCommit:
 
     def pause_s(self) -> float:
         """How long nothing need be done unless something happens: then `on_time` is to be called."""
-        if all(group.is_alone for group in self.groups.values()):
+        if not self._accompanied:
             return math.inf
         return max(0.0, min(self._heartbeat_s, self._scan_s) - hooks.now_s())
 
@@ -184,6 +188,13 @@ class GroupCommit:
                     self._dirty[group] = None
                 else:
                     self._look_at(group.deadline_s)
+
+    def _note_company(self, group: Group) -> None:
+        """Its members may have changed."""
+        if group.is_alone:
+            self._accompanied.discard(group)
+        else:
+            self._accompanied.add(group)
 
     def _add_dirty(self, group: Group) -> None:
         self._dirty[group] = None
@@ -217,6 +228,7 @@ class GroupCommit:
                 continue  # it was removed meanwhile
             self._before_tick[group.number]()
             group.tick()
+            self._note_company(group)
             self._touched[group] = None
             self._look_at(group.deadline_s)
             if group.has_more:
@@ -253,6 +265,7 @@ class GroupCommit:
         group = self.groups.get(message[1])
         if group is not None:
             group.receive(node, message, arrived_s)
+            self._note_company(group)
             self._look_at(group.deadline_s)
             self._touched[group] = None
             if group.has_more:

@@ -19,6 +19,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
+from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.topic_records import TopicRecords
 
 
@@ -104,6 +105,7 @@ class ServerInfo:
         broker = self.broker
         if self.waiting() is None:
             await self.placed.count(broker.metadata, turn)
+        floors_ahead = await self._floors_ahead(turn)
         waiting = self.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
         return {
@@ -124,9 +126,20 @@ class ServerInfo:
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
+            "floors_ahead": floors_ahead,
             "different": [] if waiting is not None else self._different(),
             "memory": self._memory(),
         }
+
+    async def _floors_ahead(self, turn: Turn) -> int:
+        """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""
+        latest_ms = self.broker.clock.now_ms() + FLOOR_AHEAD_MS
+        ahead = 0
+        for topic in self.broker.topics():
+            for leader in topic.led().values():
+                ahead += leader.host.status.floor_ms >= latest_ms
+                await turn.spend(1)
+        return ahead
 
     def _memory(self) -> list[dict[str, Any]]:
         """What each account of the memory budget holds, and how much it may."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import trio
@@ -20,17 +22,31 @@ class Sender:
 
     def __init__(self) -> None:
         self._due: list[Flushed] = []
+        self._is_gathering = False
         self._wake = trio.Event()
 
     def add(self, sending: Flushed) -> None:
-        if not self._due:
+        if not self._due and not self._is_gathering:
             self._wake.set()
         self._due.append(sending)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside nobody gets to send, at its end all that were added do: not a turn of the loop later."""
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+            self._flush()
 
     async def run(self) -> None:
         while True:
             await self._wake.wait()
-            due, self._due = self._due, []
             self._wake = trio.Event()
-            for sending in due:
-                sending.flush()
+            self._flush()
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for sending in due:
+            sending.flush()

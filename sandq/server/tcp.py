@@ -45,6 +45,7 @@ class ClientServer:
         gate: Gate | None = None,
         request_timeout_s: float = math.inf,
         memory: MemoryBudget | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self._memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
         self._request_timeout_s = request_timeout_s
@@ -53,7 +54,7 @@ class ClientServer:
         self._limits = limits
         self._http_address = http_address
         self._stats = stats if stats is not None else ClientStats()
-        self._sender = Sender()
+        self._sender = sender if sender is not None else Sender()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         async with trio.open_nursery() as nursery:

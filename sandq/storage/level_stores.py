@@ -119,6 +119,22 @@ class LevelStores:
         except plyvel.Error as error:
             raise self._read_error(error) from error
 
+    def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        vacant: list[bool] = []
+        at: bytes | None = b""
+        """The first row at or behind where was sought last; None: there is none."""
+        try:
+            # LevelDB reads a block once as long as seeks stay in it, and `get` each time. No value is copied.
+            with self._db.raw_iterator(verify_checksums=True) as rows:
+                for start, stop in ranges:
+                    if at is not None and at < start:
+                        rows.seek(start)
+                        at = rows.key() if rows.valid() else None
+                    vacant.append(at is None or at >= stop)
+        except plyvel.Error as error:
+            raise self._read_error(error) from error
+        return vacant
+
     def snapshot(self) -> LevelSnapshot:
         with self._snapshots_lock:
             if self._closed:
@@ -275,14 +291,15 @@ def _collect(
     reverse: bool,
 ) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = []
-    valid, item, step = rows.valid, rows.item, rows.prev if reverse else rows.next
+    valid, key_of, value_of, step = rows.valid, rows.key, rows.value, rows.prev if reverse else rows.next
     size = 0
     while valid():
-        row = item()
-        if row[0] < start if reverse else row[0] >= stop:
-            break
-        found.append(row)
-        size += len(row[1])
+        key = key_of()
+        if key < start if reverse else key >= stop:
+            break  # before its value is copied, which may be large
+        value = value_of()
+        found.append((key, value))
+        size += len(value)
         if len(found) == limit or (max_bytes is not None and size >= max_bytes):
             break
         step()

@@ -64,6 +64,11 @@ class Stores(Protocol):
         after `limit` rows, or with the row that brings the values returned to `max_bytes`."""
         ...
 
+    def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        """Say of each range (start <= key < stop; in the order of their starts) whether it holds no row. Beside a large
+        row that is far less work than `get` or `scan` of each; but deleted rows are walked over, each once."""
+        ...
+
     def snapshot(self) -> StoresSnapshot:
         """What has been written so far, to be read at leisure."""
         ...
@@ -112,6 +117,9 @@ class MemoryStores:
         reverse: bool = False,
     ) -> list[Row]:
         return _scan(self._rows, self._keys, start, stop, limit, max_bytes, reverse)
+
+    def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        return [not self.scan(start, stop, limit=1) for start, stop in ranges]
 
     def snapshot(self) -> MemorySnapshot:
         snapshot = MemorySnapshot(self._rows)

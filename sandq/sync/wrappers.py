@@ -175,6 +175,7 @@ class Admin(Wrapper[AsyncAdmin]):
     cluster = blocking(AsyncAdmin.cluster)
     init_cluster = blocking(AsyncAdmin.init_cluster)
     clock = blocking(AsyncAdmin.clock)
+    reset_clock = blocking(AsyncAdmin.reset_clock)
     drain_node = blocking(AsyncAdmin.drain_node)
     remove_node = blocking(AsyncAdmin.remove_node)
     transfer = blocking(AsyncAdmin.transfer)

@@ -144,6 +144,7 @@ OF_A_PARTITION: list[tuple[Any, ...]] = [
     (Type.JOB_STOP, JOB),
     (Type.DEAD_LIST, "g", None, 10, None, True),
     (Type.HOLD, "h", ID, 1000),
+    (Type.CLOCK_RESET,),
 ]
 OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.FORECAST, "hour", 1),

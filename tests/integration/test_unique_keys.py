@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.errors import DuplicateKey, InvalidRequest, NotFound
+from sandq.errors import DuplicateKey, InvalidRequest, NotFound, UnknownTopic
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, take, take_until, values, with_topic
@@ -183,3 +183,23 @@ async def test_a_unique_key_routes_and_key_must_equal_it(api: sandq.Client) -> N
         await api.produce("t", b"m", unique_key="a", key="b")
     spread = {message.partition async for message in api.messages("t").list()}
     assert len(spread) > 4
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_key_finds_its_partition_in_a_topic_that_others_made_anew(node: Serving, is_listed: bool) -> None:
+    async with connected(node) as api, connected(node) as other:
+        await api.admin.create_topic("t")
+        await api.produce("t", b"old", unique_key="call-ada", delay="1h")  # with one partition, any key belongs to it
+        await other.admin.delete_topic("t")
+        await other.admin.create_topic("t", partitions=64)
+        if is_listed:
+            assert [len(topic.partitions) for topic in await api.admin.list_topics()] == [64]
+        else:
+            await other.admin.delete_topic("t")
+            with pytest.raises(UnknownTopic):
+                await api.admin.delete_topic("t")
+            await other.admin.create_topic("t", partitions=64)
+            await api.leases("t", "g").take()  # asks, as it is known to be gone
+        for number in range(8):
+            await api.produce("t", b"new", unique_key=f"call-{number}", delay="1h")
+        assert (await other.messages("t").get(unique_key="call-7")).value == b"new"

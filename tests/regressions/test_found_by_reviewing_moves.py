@@ -104,7 +104,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
     rebalancer = Rebalancer(node_log, catalog, lambda: {"a", "b"}, lambda node: True, told.extend)
     for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
-            rebalancer._look(nursery)
+            await rebalancer._look(nursery)
         assert told == expected
 
 

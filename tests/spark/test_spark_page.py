@@ -39,13 +39,15 @@ def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None
     names: dict[str, Any] = {"spark": spark}
     for language, source, expected in BLOCKS:
         printed: list[str] = []
+        errors = ""
         if language == "sh":
             done = shell.run(source)
             assert done.code == 0 and "Traceback" not in done.err, (source, done.out, done.err)
             printed.append(done.out)
+            errors = done.err
         else:
             names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
             exec(source.replace(DEFAULT, process.address), names)
-        assert is_like("\n".join(printed), expected), (source, printed)
+        assert is_like("\n".join(printed), expected), (source, printed, errors)
     names_of_jobs = ("archive", "sql", "replay", "schedule", "forecast", "report")
     assert set(shell.ran) == {f"pipeline {name}" for name in names_of_jobs}

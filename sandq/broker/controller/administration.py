@@ -27,6 +27,7 @@ from sandq.model.errors import (
     InvalidRequest,
     NotFound,
     NotLeader,
+    Overloaded,
     SandqError,
     TimedOut,
     TooLarge,
@@ -263,6 +264,7 @@ class Administration:
                 await self._change(m.ChangeStanding(node, REMOVING))
                 log.info("a node is being removed", removed=node)
 
+        await self._until_led_without(self._node(node))
         await self._whole(change)
 
     async def transfer(self, request: Transfer, caller: Caller) -> None:
@@ -291,7 +293,8 @@ class Administration:
         """Let a node drop its replica of a partition, and get it anew from the others. Returns when the others go on
         without it and it is written down that it comes anew. Raises UnknownTopic, UnknownPartition; InvalidRequest when
         the node does not hold it, or nobody else; Conflict when the others are not all there; TimedOut when it is not
-        dropped in time: then it stays as it is."""
+        dropped in time: then it stays as it is; and when metadata cannot be changed a second time, as when this node
+        ceases to lead in between: whoever leads then sees to it that there are as many again."""
         topic, partition, node = request.topic, request.partition, request.node
         self._check_ready()
 
@@ -308,7 +311,15 @@ class Administration:
                         f"partition {partition} of {topic!r} has not let {node} go within {DROP_WAIT_S:g} s: it keeps "
                         "its replica; see that all nodes are there, and ask again"
                     )
-                await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
+                try:
+                    await self._change(m.Assign(placed.group, left.epoch, placed.nodes))
+                except (NotLeader, Overloaded, Unavailable, Conflict) as error:
+                    # To be asked again means that nothing was done.
+                    raise TimedOut(
+                        f"{node} was to drop its replica of partition {partition} of {topic!r}, and to get it anew; "
+                        "whoever leads the metadata gives the partition as many replicas as before, this one or a new "
+                        f"one: if they differ still, ask again ({error.message})"
+                    ) from None
             finally:
                 self._rebuilding.discard(placed.group)
             log.info("a replica is made anew", topic=topic, partition=partition, on=node)
@@ -371,6 +382,13 @@ class Administration:
                 )
         if not others:
             raise InvalidRequest(f"{node} is the only node: there is nowhere to go")
+
+    async def _until_led_without(self, node: NodeRecord) -> None:
+        """Where a failed node held a replica an election may be under way yet."""
+        if node.failed_since_ms is not None:
+            placed = [placed for topic in self._view.topics.values() for placed in topic.partitions]
+            with trio.move_on_after(LEADERS_WAIT_S):
+                await self._routes.until_led([one.group for one in placed if node.node_id in one.nodes])
 
     def _check_removable(self, node: NodeRecord) -> None:
         view = self._view

@@ -34,6 +34,8 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
+MARKED_AHEAD_MS: Final = 60_000
+"""A mark that is so much later than now was made by a wrong clock."""
 LOOKED_AWAY_S: Final = 10.0
 """Who has not looked for so long does not know since when a node is missing."""
 
@@ -144,9 +146,12 @@ class ClusterController:
                     commands.append(m.MarkNode(node.node_id, None))
                 continue
             missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
-            if node.failed_since_ms is None and missing_s >= FAILED_S:
+            now_ms, since_ms = self._now_ms(), node.failed_since_ms
+            # A mark of a later time than now is of a wrong clock: the node would be replaced only long after that.
+            is_marked = since_ms is not None and since_ms <= now_ms + MARKED_AHEAD_MS
+            if not is_marked and missing_s >= FAILED_S:
                 log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
-                commands.append(m.MarkNode(node.node_id, self._now_ms() - round(missing_s * 1000)))
+                commands.append(m.MarkNode(node.node_id, now_ms - round(missing_s * 1000)))
         await _all(metadata, commands)
 
     async def _remove(self, metadata: RaftGroup) -> None:

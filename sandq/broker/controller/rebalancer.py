@@ -11,9 +11,9 @@ upon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import trio
@@ -30,6 +30,8 @@ from sandq.model.errors import SandqError
 from sandq.model.members import node_of
 from sandq.raft import Members
 
+T = TypeVar("T")
+
 log = structlog.get_logger("sandq.moving")
 
 LOOK_S: Final = 0.2
@@ -41,6 +43,8 @@ LED_S: Final = 5.0
 """So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked.
 And so long that one is there: who has just come has not all its links, and may not be elected."""
 HAND_OVER_S: Final = 1.0
+LOOK_GROUPS: Final = 128
+"""Groups that are looked at in one turn of the loop."""
 
 Report = tuple[int, int, bool]
 """(group, epoch, whole): of the committed configuration of a group led here, see `metadata.commands.Settle`."""
@@ -95,33 +99,35 @@ class Rebalancer:
         self._up_since: dict[str, float] = {}
         """Of the nodes that can be reached."""
         self._asking = False
+        self._leaving = 0
+        """How many groups are being handed over."""
 
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(LOOK_S)
-                self._look(nursery)
+                await self._look(nursery)
 
-    def _look(self, nursery: trio.Nursery) -> None:
+    async def _look(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
         self._up_since = {node: self._up_since.get(node, now_s) for node in self._up()}
-        self._led = self._led_now(now_s)
+        self._led = await self._led_now(now_s)
+        odd = [led async for led in _in_turns(self._led.values()) if led.is_odd]
         if self._node_log.failed is not None:
             return
         halted = too_many_failed(self._catalog.view.nodes)
-        odd = [led for led in self._led.values() if led.is_odd]
         if not self._asking and not all(led.is_fresh for led in odd):
             self._asking = True
             nursery.start_soon(self._ask, odd)
-        self._move([led for led in odd if led.is_fresh], 0 if halted else MOVES_AT_ONCE, nursery)
+        await self._move([led for led in odd if led.is_fresh], 0 if halted else MOVES_AT_ONCE, nursery)
         if not halted:
-            self._balance(now_s, nursery)
+            await self._balance(now_s, nursery)
 
-    def _led_now(self, now_s: float) -> dict[int, _Led]:
-        view, found = self._catalog.view, {}
-        for number in self._catalog.led_here:
-            host, wanted = self._node_log.hosts.get(number), view.partition(number)
+    async def _led_now(self, now_s: float) -> dict[int, _Led]:
+        found = {}
+        async for number in _in_turns(self._catalog.led_here):
+            host, wanted = self._node_log.hosts.get(number), self._catalog.view.partition(number)
             if host is None or wanted is None or not host.works:
                 continue
             led = self._led.get(number)
@@ -148,13 +154,13 @@ class Rebalancer:
 
     # -- members --------------------------------------------------------------------------------------------------
 
-    def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
+    async def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """A step of each, where one can be made; not more than `most` of them have learners when another one comes:
         those that cannot be reached are not counted, they may stay for long."""
         up = self._up()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
-        for led in odd:
-            if led.busy or led.host.group.is_changing:
+        async for led in _in_turns(odd):
+            if led.busy or not led.host.works or led.host.group.is_changing:
                 continue
             if news(led.wanted, led.host.members) is not None:
                 led.busy = True
@@ -205,12 +211,12 @@ class Rebalancer:
 
     # -- leaders --------------------------------------------------------------------------------------------------
 
-    def _balance(self, now_s: float, nursery: trio.Nursery) -> None:
+    async def _balance(self, now_s: float, nursery: trio.Nursery) -> None:
         """Let those lead that are to."""
         up = {node for node, since_s in self._up_since.items() if now_s - since_s >= LED_S}
-        for led in self._led.values():
+        async for led in _in_turns(self._led.values()):
             first = led.wanted.members[0]
-            if first == led.host.group.member or led.busy or led.wanted.moving:
+            if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.first_then and now_s - led.since_s < LED_S:
                 continue  # but whoever was named just now leads at once
@@ -219,11 +225,11 @@ class Rebalancer:
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
         node = node_of(member)
-        leaving = sum(other.leaving for other in self._led.values())
-        if led.leaving or leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
+        if led.leaving or self._leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return
         if self._may_lead(node) and led.host.group.has_caught_up(member):
             led.leaving = True
+            self._leaving += 1
             nursery.start_soon(self._give, led, node)
 
     async def _give(self, led: _Led, node: str) -> None:
@@ -231,6 +237,15 @@ class Rebalancer:
             log.info("another node was to lead, and has not taken over", group=led.host.number, to=node)
             led.not_before_s = trio.current_time() + AGAIN_S
         led.leaving = False
+        self._leaving -= 1
+
+
+async def _in_turns(items: Collection[T]) -> AsyncIterator[T]:
+    """These, with a turn for everybody else now and then."""
+    for at, item in enumerate(list(items)):
+        if at % LOOK_GROUPS == LOOK_GROUPS - 1:
+            await trio.lowlevel.checkpoint()
+        yield item
 
 
 def _begins(members: Members, step: Members) -> bool:

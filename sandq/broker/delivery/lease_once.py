@@ -16,7 +16,7 @@ from sandq.broker.timers import Timer, Timers
 from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
-from sandq.partition.groups.group import SEEKING
+from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
 
 TAKE_BYTES = 8 << 20
@@ -110,17 +110,21 @@ class LeaseOnce:
             for delivery in self._deliveries:
                 delivery.unwatch(self._request.group, self._look_at)
         if not taken:
-            self._check_no_seek()
+            self._check_not_halted()
         return await self._acked(taken) if self._request.ack and taken else taken
 
-    def _check_no_seek(self) -> None:
-        """Raises Unavailable: nothing is there only because the group is put elsewhere just now."""
+    def _check_not_halted(self) -> None:
+        """Raises Unavailable: nothing is there only because a seek, or a clock reset, is under way."""
         name = self._request.group
-        groups = [(delivery.partition, delivery.groups.get(name)) for delivery in self._deliveries]
-        seeking = [place for place, group in groups if group is not None and group.paused == SEEKING]
-        if seeking:
-            where = ", ".join(map(str, sorted(seeking)))
-            raise Unavailable(f"a seek of group {name!r} is under way in partition {where}: ask again in a moment")
+        halted: dict[str, list[int]] = {SEEKING: [], RESETTING: []}
+        for delivery in self._deliveries:
+            group = delivery.groups.get(name)
+            if group is not None and group.paused in halted:
+                halted[group.paused].append(delivery.partition)
+        for why, partitions in halted.items():
+            if partitions:
+                where = ", ".join(map(str, sorted(partitions)))
+                raise Unavailable(f"group {name!r}, partition {where}: {why}; ask again in a moment")
 
     def _look_at(self, delivery: PartitionLeader) -> None:
         """Something happened there."""

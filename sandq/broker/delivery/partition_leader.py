@@ -233,9 +233,9 @@ class PartitionLeader:
 
     def touch(self, name: str) -> int:
         """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""
-        now_ms = self._clock.now_ms()
-        again_ms = self._taken_ms.get(name, 0) + self._touch_interval_ms(self.host.status)
-        if again_ms > now_ms:
+        now_ms, taken_ms = self._clock.now_ms(), self._taken_ms.get(name, 0)
+        again_ms = taken_ms + self._touch_interval_ms(self.host.status)
+        if taken_ms <= now_ms < again_ms:
             return again_ms
         self._taken_ms[name] = now_ms
         self._touch([name])
@@ -415,10 +415,10 @@ class PartitionLeader:
         """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
         if self._keeping or not self.host.works:
             return
-        if self._touched_ms is None:
+        now_ms = self._clock.now_ms()
+        if self._touched_ms is None or self._touched_ms > now_ms:  # the clock was ahead then
             self._touch_all(status)
             return
-        now_ms = self._clock.now_ms()
         due_ms = None
         if status.upkeep_ms is not None:
             due_ms = max(status.upkeep_ms, now_ms + self._timers.pause_ms(UPKEEP_PAUSE_MS))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import structlog
+
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -26,10 +28,12 @@ from sandq.model.names import check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
+from sandq.partition.clock_reset import NOTHING
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.queries import UNITS_S, PartitionQueries
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
+    ClockReset,
     DeadList,
     GroupDelete,
     GroupList,
@@ -42,6 +46,7 @@ from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import Cancel, Forecast, Get, JobStart, JobStatus, JobStop, List, Move, Why
 
 T = TypeVar("T")
+log = structlog.get_logger("sandq.broker")
 
 
 WHY_WORK = 16
@@ -218,8 +223,22 @@ class MessageQueries:
         trimmed: bytes = await host.call(command)
         return trimmed
 
+    async def reset_clock(self, request: ClockReset, caller: Caller) -> dict[str, Any]:
+        """What became of it: `outcome`, and `floor_ms`, `now_ms`, `clock_epoch` of the partition. Raises Conflict when
+        the clock of this node, which leads it, does not stand well enough to be gone by."""
+        host, clock = self._host(request), self._broker.clock.status()
+        if clock.alarm:
+            raise Conflict(
+                f"the clock of this node, which leads the partition, is in alarm ({clock.reason}): nothing is set back "
+                "to it; set it right, or have another node lead"
+            )
+        answer: dict[str, Any] = await host.call(c.ClockReset(clock.guarded_ms))
+        if answer["outcome"] != NOTHING:
+            log.warning("a partition's clock is set back", topic=request.topic, partition=request.partition, **answer)
+        return answer
+
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
-        led = self._broker.led(request.topic)
+        led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
         await read_all([delivery.host for delivery in led])
         return [
             {
@@ -231,6 +250,9 @@ class MessageQueries:
                 "bytes": delivery.host.status.bytes,
                 "floor_ms": delivery.host.status.floor_ms,
                 "now_ms": delivery.host.status.now_ms,
+                "ahead_ms": max(delivery.host.status.floor_ms - guarded_ms, 0),
+                "clock_epoch": delivery.host.status.clock_epoch,
+                "clock_reset": delivery.host.status.reset,
                 "applied_index": delivery.host.status.applied_index,
                 "groups": len(delivery.host.status.groups),
                 "holds": [hold._asdict() for hold in delivery.host.status.holds],

@@ -51,7 +51,8 @@ class PartitionTime:
                 await _advance(host)
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:
-        if now_ms - self._advanced_ms.get(host.number, 0) >= PAUSE_MS:
+        # Not between 0 and that: also after this node's clock was ahead, and is right again.
+        if not 0 <= now_ms - self._advanced_ms.get(host.number, 0) < PAUSE_MS:
             self._advanced_ms[host.number] = now_ms
             await _advance(host)
 

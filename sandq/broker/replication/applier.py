@@ -1,17 +1,35 @@
-"""Applies committed entries, publishes what came of them, then writes the rows.
+"""Applies committed entries, publishes what came of them, and writes the rows: those of many small runs together.
 
-Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it.
+Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it. An entry that takes
+long gives way now and then, and what other groups have to do is done meanwhile, within it: one entry of many messages
+does not make who has a single one wait for all of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
 from sandq.storage.stores import Stores, StoresSnapshot
+
+WRITE_ENTRIES: Final = 64
+WRITE_BYTES: Final = 64 << 10
+"""Of commands ..."""
+WRITE_ROWS: Final = 1000
+"""... what they changed in one replica ..."""
+WRITE_ROW_BYTES: Final = 1 << 20
+"""... and bytes of it, in all of them: a step of a job is a small command, and may copy large messages. With so much of
+any of these rows are written at once; with less once nothing has come for a moment (`rest`), as a write costs about as
+much as to apply a small entry."""
+
+SLICE_S: Final = 0.002
+"""So long, at least, an entry is applied until it gives way. What is applied does not depend on it."""
+DEPTH: Final = 32
+"""So many entries give way to one another at most: the last one goes on to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +50,7 @@ class Ask:
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """It comes behind what was submitted for that group; None: behind everything."""
+    """It comes behind what was submitted for that group; None: behind everything, the rows of which are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,26 @@ class Published:
     views: Sequence[DigestView] = ()
 
 
+@dataclass(slots=True)
+class _Run:
+    """What is done in one go, and what came of it."""
+
+    began_s: float
+    beside_s: float = 0.0
+    """Of it, what others took that an entry gave way to."""
+    group: int | None = None
+    """Of which an entry is being applied."""
+    entries: int = 0
+    changed: dict[int, Replica] = field(default_factory=dict)
+    """By group."""
+    untold: dict[int, Replica] = field(default_factory=dict)
+    """Those of which the loop has yet to be told, and the rest of what it is told."""
+    results: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+    answers: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
+    views: list[DigestView] = field(default_factory=list)
+    size: int = 0
+
+
 class Applier:
     def __init__(
         self,
@@ -66,45 +104,102 @@ class Applier:
         on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None,
         after_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_applied` is told of each run: entries, and the seconds it took to apply and to write them. `after_entry`:
-        called after each of them."""
+        """`on_applied` is told of each run: entries, and the seconds it took to apply them and to write rows, 0 if none
+        were. `after_entry`: called after each of them, unless another one gives way to it."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
         """Rises with everything that is done: who looks from outside sees that it goes on."""
         self._unwritten: dict[int, Replica] = {}
+        """By group: what was applied since its rows were written last, ..."""
+        self._entries = self._bytes = 0
+        """... how many entries, and bytes of them."""
         self._on_applied = on_applied
         self._after_entry = after_entry
+        self.beside: Callable[[], Iterable[Apply | Ask]] = tuple
+        """What other groups have to do than those of which an entry is being applied; set by who runs it."""
+        self._runs: list[_Run] = []
+        """The one that is being done last; those before it have given way."""
+        self._slice_s = 0.0
+        """When the entry that is being applied went on."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Apply in order, publish, then write: the WAL is the truth, so nobody waits for LevelDB."""
-        began = time.perf_counter()
-        entries = size = 0
-        results: list[tuple[int, int, list[Any]]] = []
-        answers: list[tuple[Callable[[Any], None], Any]] = []
-        changed: dict[int, Replica] = {}
-        views: list[DigestView] = []
+        """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
+        run = _Run(time.perf_counter())
+        self._runs.append(run)
         for task in tasks:
             self.steps += 1
             if isinstance(task, Apply):
-                entries += 1
-                size += len(task.command)
-                outcome = task.replica.apply(task.index, task.command, task.wanted)
-                # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
-                changed[task.group] = self._unwritten[task.group] = task.replica
-                if task.wanted:
-                    results.append((task.group, task.index, outcome))
-                if task.replica.digests_asked:
-                    views += self._views(task)
-                self._after_entry()
+                self._apply(task, run)
             else:
-                answers.append((task.answered, task.call()))
-        statuses = {group: replica.status() for group, replica in changed.items()}
-        self._publish(Published(results, statuses, answers, size, views))
-        applied = time.perf_counter()
+                if task.group is None:
+                    self.write()
+                run.answers.append((task.answered, task.call()))
+        self._tell(run)
+        self._runs.pop()
+        applied_s = time.perf_counter()
         self.steps += 1
+        write_s = 0.0
+        if self._is_much(run.changed.values()):
+            self.write()
+            write_s = time.perf_counter() - applied_s
+        self._on_applied(run.entries, applied_s - run.began_s - run.beside_s, write_s)
+        if self._runs:
+            self._runs[-1].beside_s += time.perf_counter() - run.began_s
+
+    def _apply(self, task: Apply, run: _Run) -> None:
+        run.group = task.group
+        # While it gives way others may write what is unwritten: no rows of half an entry.
+        self._unwritten.pop(task.group, None)
+        self._slice_s = time.perf_counter()
+        outcome = task.replica.apply(task.index, task.command, task.wanted)
+        run.group = None
+        # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
+        run.changed[task.group] = run.untold[task.group] = self._unwritten[task.group] = task.replica
+        size = len(task.command)
+        run.entries += 1
+        run.size += size
+        self._entries += 1
+        self._bytes += size
+        if task.wanted:
+            run.results.append((task.group, task.index, outcome))
+        if task.replica.digests_asked:
+            run.views += self._views(task)
+        if len(self._runs) == 1:
+            self._after_entry()
+
+    def give_way(self) -> None:
+        """Do what other groups have to do, if the entry that is being applied has taken long since it last did this: it
+        calls this where all that it works with may change, but for its own group."""
+        if len(self._runs) > DEPTH or time.perf_counter() - self._slice_s < SLICE_S:
+            return
+        others = iter(self.beside())
+        if (first := next(others, None)) is not None:
+            self._tell(self._runs[-1])
+            self.run(chain([first], others))
+        self._slice_s = time.perf_counter()
+
+    def _tell(self, run: _Run) -> None:
+        """Tell the loop what came of a run so far. What an entry has changed by half is told when it is done, and what
+        came of those of its group before it with that."""
+        statuses = {group: replica.status() for group, replica in run.untold.items() if group != run.group}
+        results = [result for result in run.results if result[0] != run.group]
+        self._publish(Published(results, statuses, run.answers, run.size, run.views))
+        run.untold = {group: replica for group, replica in run.untold.items() if group == run.group}
+        run.results = [result for result in run.results if result[0] == run.group]
+        run.answers, run.size, run.views = [], 0, []
+
+    def rest(self) -> None:
+        """Nothing has come for a moment: write what is left."""
         self.write()
-        self._on_applied(entries, applied - began, time.perf_counter() - applied)
+
+    def _is_much(self, changed: Iterable[Replica]) -> bool:
+        """Whether rows are to be written before anything else is applied."""
+        if self._entries >= WRITE_ENTRIES or self._bytes >= WRITE_BYTES:
+            return True
+        if any(replica.unwritten >= WRITE_ROWS for replica in changed):
+            return True
+        return sum([replica.unwritten_bytes for replica in self._unwritten.values()]) >= WRITE_ROW_BYTES
 
     def _views(self, task: Apply) -> list[DigestView]:
         """Its rows as of this very entry, for each digest that it asks for."""
@@ -118,5 +213,6 @@ class Applier:
         """Write every change of the entries applied so far, with their applied indices, in one batch."""
         changes = [change for replica in self._unwritten.values() for change in replica.drain()]
         self._unwritten.clear()
+        self._entries = self._bytes = 0
         if changes:
             self._stores.write(changes)

@@ -223,7 +223,14 @@ class NodeLog:
         return self._open(
             group,
             lambda store: PartitionReplica(
-                self.stores, store, group, partition, settings, topic.kind, self.memory.look_aheads
+                self.stores,
+                store,
+                group,
+                partition,
+                settings,
+                topic.kind,
+                self.memory.look_aheads,
+                self.applier.give_way,
             ),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import Change, Row, View
+from sandq.partition.view import Bounds, Change, Row, View
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores
 
@@ -45,6 +45,10 @@ class StoreRows:
         found = self._stores.scan(prefix + start, prefix + stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
         return [(key[cut:], value) for key, value in found]
 
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        prefix = self.prefix
+        return self._stores.vacant([(prefix + start, prefix + stop) for start, stop in ranges])
+
 
 class Replica(Protocol):
     """Everything but `applied_index` belongs to the apply thread."""
@@ -62,6 +66,16 @@ class Replica(Protocol):
 
     def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
         """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
+        ...
+
+    @property
+    def unwritten(self) -> int:
+        """How many rows it keeps in memory until the next `drain`, about."""
+        ...
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """How many bytes of their values, at most."""
         ...
 
     def drain(self) -> list[Change]:
@@ -100,16 +114,26 @@ class PartitionReplica:
         settings: dict[str, Any],
         kind: str = TIMER,
         look_aheads: LookAheads | None = None,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
-        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node."""
+        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node. `give_way`: see
+        `Applier.give_way`."""
         self.store = store
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = MessageReader()
         self.machine = MACHINES[kind].load(partition, settings, self._view, look_aheads)
-        self.queries = PartitionQueries(self.machine, self._view)
-        """For calls on the apply thread."""
+        if give_way is not None:
+            self.machine.shared.give_way = give_way
+        self._queries = PartitionQueries(self.machine, self._view)
+
+    @property
+    def queries(self) -> PartitionQueries:
+        """For calls on the apply thread. Raises Unavailable while the partition's clock is being set back: what is
+        where changes from step to step."""
+        self.machine.check_places()
+        return self._queries
 
     @property
     def applied_index(self) -> int:
@@ -135,6 +159,14 @@ class PartitionReplica:
                 # A later command of the same entry may have ended it already.
                 results[at] = [self._delivery(lease) for lease in result if lease.live]
         return results
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._view)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._view.bytes
 
     def drain(self) -> list[Change]:
         self.machine.write_state(self._view)
@@ -244,6 +276,14 @@ class MetadataReplica:
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         self._changes[self._prefix + key] = value
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._changes)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
         self.state.write_state(self._put)

@@ -68,8 +68,13 @@ class Runner:
         self._passing = False
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
         self._apply: FairWorker[Apply | Ask] = FairWorker(
-            "sandq-apply", node_log.applier.run, self._worker_crashed, attrgetter("group")
+            "sandq-apply",
+            node_log.applier.run,
+            self._worker_crashed,
+            attrgetter("group"),
+            node_log.applier.rest,
         )
+        node_log.applier.beside = self._apply.beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._prepare()
@@ -109,8 +114,12 @@ class Runner:
                 await trio.sleep_forever()
             passes.on_time()
             if not passes.has_work and not self._between:
-                with trio.move_on_after(passes.pause_s()):
+                pause_s = passes.pause_s()
+                if pause_s == math.inf:
                     await self._wakeup.wait()
+                else:
+                    with trio.move_on_after(pause_s):
+                        await self._wakeup.wait()
                 continue
             self._passing = True
             await self._pass()
@@ -135,8 +144,8 @@ class Runner:
                 node_log.fail(error)
                 return
             self._on_pass(len(records))
-        else:
-            await trio.lowlevel.checkpoint()
+        elif node_log.group_commit.has_work or self._between:
+            await trio.lowlevel.checkpoint()  # the next pass begins at once: others have a turn before it
         self._submit(node_log.synced())
         for node, messages in node_log.group_commit.take_outgoing().items():
             self._send(node, messages)

@@ -15,6 +15,8 @@ T = TypeVar("T")
 BATCH_ITEMS = 4096
 TURN_ITEMS = 128
 """Of a batch that is made fairly: the loop hears of them in one turn."""
+REST_S = 0.02
+"""Without anything to do, before what was put off is done."""
 TURN_S = 0.004
 """After so long it ends, and what has come meanwhile is looked at. What is applied does not depend on it."""
 
@@ -87,7 +89,8 @@ class Worker(Generic[T]):
 
 
 class FairWorker(Worker[T]):
-    """One whose items are of groups, see `Lanes`: those of a group are run in order."""
+    """One whose items are of groups, see `Lanes`: those of a group are run in order. Once nothing has come for `REST_S`
+    after some, it calls `rest`."""
 
     def __init__(
         self,
@@ -95,32 +98,62 @@ class FairWorker(Worker[T]):
         handle: Callable[[Iterable[T]], None],
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[T], int | None],
+        rest: Callable[[], None],
     ) -> None:
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
+        self._rest = rest
+        self._is_rested = True
+        self._is_ended = False
+        """Its end was queued."""
         super().__init__(name, handle, on_crash)
 
+    def beside(self) -> Iterator[T]:
+        """Take what other groups have to do, while an item of one gives way: as much as in a turn. On its thread."""
+        self._look()
+        return self._lanes.beside(_turn())
+
     def _run_all(self) -> None:
-        more = True
-        while more or self._lanes:
+        while not self._is_ended or self._lanes:
             if not self._lanes:
-                first = self._queue.get()
+                first = self._next()
                 if first is None:
                     return
                 self._lanes.add(first, self._lane_of(first))
-            if more:
-                gathered: list[T] = []
-                more = self._gather(gathered)
-                for item in gathered:
-                    self._lanes.add(item, self._lane_of(item))
+            self._look()
             self._turns += 1
-            self._handle(self._turn())
+            self._handle(self._lanes.turn(_turn()))
             self._turns += 1
+            self._is_rested = False
 
-    def _turn(self) -> Iterator[T]:
-        """The next ones, one at least."""
-        until_s = time.perf_counter() + TURN_S
-        for _ in range(TURN_ITEMS):
-            yield self._lanes.pop()
-            if not self._lanes or time.perf_counter() >= until_s:
-                return
+    def _look(self) -> None:
+        """Put what has come into its lanes."""
+        if not self._is_ended:
+            gathered: list[T] = []
+            self._is_ended = not self._gather(gathered)
+            for item in gathered:
+                self._lanes.add(item, self._lane_of(item))
+
+    def _next(self) -> T | None:
+        """What comes next; None: the end."""
+        if not self._is_rested:
+            try:
+                return self._queue.get(timeout=REST_S)
+            except Empty:
+                self._turns += 1
+                self._rest()
+                self._turns += 1
+                self._is_rested = True
+        return self._queue.get()
+
+
+def _turn() -> Callable[[], bool]:
+    """Whether a turn that begins now goes on."""
+    until_s, left = time.perf_counter() + TURN_S, TURN_ITEMS
+
+    def goes_on() -> bool:
+        nonlocal left
+        left -= 1
+        return left > 0 and time.perf_counter() < until_s
+
+    return goes_on

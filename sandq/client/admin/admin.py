@@ -38,6 +38,7 @@ from sandq.protocol.requests_admin import (
     REMOVE,
     SHOW,
     UNDRAIN,
+    ClockReset,
     ClusterClock,
     ClusterInfo,
     ClusterInit,
@@ -98,7 +99,9 @@ class Admin:
 
     async def list_topics(self) -> list[TopicRecord]:
         """All topics, by name."""
+        asked = self._cluster.forgotten
         reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
+        self._cluster.learn_all(reply.topics, asked)
         return sorted(reply.topics, key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> TopicRecord:
@@ -109,8 +112,10 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages."""
         check_name("topic", name)
-        await call(self._cluster, TopicDelete(name), idempotent=False)
-        self._cluster.forget(name)
+        try:
+            await call(self._cluster, TopicDelete(name), idempotent=False)
+        finally:
+            self._cluster.forget(name)  # also if somebody else was first
 
     async def update_topic(
         self, /, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
@@ -306,6 +311,18 @@ class Admin:
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
         return _map(await call(self._cluster, request, idempotent=not accept))
+
+    async def reset_clock(self, topic: str, partition: int) -> dict[str, Any]:
+        """Set the time of a partition, which a wrong clock put far ahead, back to the clock of the node that leads it.
+
+        Its `outcome`: "begun"; "under_way", when it had begun before; "not_ahead", when there is nothing to set back.
+        And the partition's `floor_ms` before, its `now_ms` and `clock_epoch` after. Until it is through the partition
+        answers `Unavailable`; `stats` tells how far it is (`clock_reset`), and which are ahead (`ahead_ms`). Raises
+        Conflict when the leader's clock is in alarm, or the cluster below feature level 4; InvalidRequest for a
+        compacted topic.
+        """
+        request = ClockReset(check_name("topic", topic), _partition(partition))
+        return _map(await call_leader(self._cluster, request))
 
     async def _ask_leaders(self, request: TopicRequest) -> list[Frame]:
         """The answers of all nodes that lead a partition; each answers for its own."""

@@ -119,11 +119,15 @@ class BatchAccumulator:
             for lot in list(partition_producer.open):
                 self._seal(partition_producer, lot)
 
-    def tick(self, now: float) -> float:
-        """Seal, send and expire what is due; when to look again."""
+    def look(self) -> None:
+        """Go by what is known of the topic now."""
         record = self._cluster.record(self._topic)
         if record is not None:
             self.partitioner.update(record)
+
+    def tick(self, now: float) -> float:
+        """Seal, send and expire what is due; when to look again."""
+        self.look()
         due_at = math.inf
         for partition_producer in list(self._busy):
             for lot in [
@@ -145,9 +149,7 @@ class BatchAccumulator:
         return partition_producer is not None and partition_producer.stuck
 
     def _check_write(self, key: bytes | None, value: bytes | None) -> None:
-        record = self._cluster.record(self._topic)
-        if record is not None:
-            self.partitioner.update(record)  # the topic may have been made anew, as one of another kind
+        self.look()  # the topic may have been made anew, as one of another kind
         self.partitioner.check(key, value)
 
     def _schedule(self, partition: int) -> None:

@@ -76,7 +76,7 @@ class Producer:
         self._entered = True
         self._cluster.check_open()
         self._partitioner.update(await self._cluster.topic(self.topic))
-        self._cluster.on_change[self._wake.set] = None
+        self._cluster.on_change[self._look] = None
         self._tasks.start_soon(self._run)
         self._is_open = True
         return self
@@ -208,6 +208,11 @@ class Producer:
 
     # Below: how.
 
+    def _look(self) -> None:
+        """What is known of the cluster has changed: nobody is to send by what was before."""
+        self._accumulator.look()
+        self._wake.set()
+
     async def _look_for_more(self) -> None:
         """Partitions may have been added."""
         known = self._cluster.record(self.topic)
@@ -268,7 +273,7 @@ class Producer:
     def _stop(self) -> None:
         """End the task; give up what is not done (after cancellation)."""
         self._scope.cancel()
-        self._cluster.on_change.pop(self._wake.set, None)
+        self._cluster.on_change.pop(self._look, None)
         if self._accumulator.outstanding:
             self._give_up()
             self._failed.clear()

@@ -144,6 +144,21 @@ class Cluster:
         self._topics[record.name] = Known(record, None, self._serial, self._serial)
         self._notify()
 
+    def learn_all(self, records: Sequence[TopicRecord], asked: int) -> None:
+        """The same of all topics that there are: others may have deleted some, and made them anew. Of topics that
+        nobody has asked for here nothing is kept, nor what says no more than who leads."""
+        if asked != self.forgotten:
+            return
+        by_name = {record.name: record for record in records}
+        for name, known in list(self._topics.items()):
+            record = by_name.get(name)
+            if record is None:
+                self.forget(name)
+            elif known.record is None or _is_newer(record, known.record):
+                self._serial += 1
+                self._topics[name] = Known(record, None, self._serial, self._serial)
+        self._notify()
+
     def refresh(self, topic: str, node_id: str | None = None) -> None:
         """Ask for a topic again soon: this node, if there is a connection to it; it knows what others may not yet."""
         if topic not in self._wanted:
@@ -376,3 +391,9 @@ class Cluster:
             if link.node_id not in named and link.connection is None:
                 link.scope.cancel()
                 del self._links[link.node_id]
+
+
+def _is_newer(record: TopicRecord, known: TopicRecord) -> bool:
+    """Whether it is of a topic that was made later, or of the same one, which has more partitions by now. (Who answered
+    may be behind.)"""
+    return (record.number, len(record.partitions)) > (known.number, len(known.partitions))

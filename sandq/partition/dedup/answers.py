@@ -30,7 +30,8 @@ ANSWER_BYTES = _LAYOUT.size
 
 
 class Answer(NamedTuple):
-    """How a batch was stored, and where it was placed: index of the Raft entry, place in it, stamp and floor then."""
+    """How a batch was stored, and where it was placed: index of the Raft entry, place in it, what its delays counted
+    from (the stamp), and the floor then."""
 
     how: int
     entry: int

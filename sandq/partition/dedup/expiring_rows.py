@@ -44,6 +44,11 @@ class ExpiringRows:
             if forgotten_ms is None:
                 self.put(key, now_ms + CANCEL_MEMORY_MS, view, *fields)
 
+    def set_back(self, now_ms: int) -> None:
+        """The partition's time goes back to this instant: rows may have to be forgotten from it on."""
+        self._swept_ms = min(self._swept_ms, now_ms)
+        self.next_ms = None if self.next_ms is None else min(self.next_ms, now_ms)
+
     def sweep(self, now_ms: int, view: View) -> None:
         """Forget what is due, a bounded number."""
         if self.next_ms is None or self.next_ms > now_ms:

@@ -158,11 +158,12 @@ class Producers:
         index: int,
         place: int,
         now_ms: int,
+        stamp_ms: int,
         floor_ms: int,
         view: View,
     ) -> None:
         """A batch was stored, and that is its answer; `index`, `place`, `now_ms` and `floor_ms` are those of
-        `MessageLog.append`."""
+        `MessageLog.append`, and its delays count from `stamp_ms`."""
         producer_id, epoch, number = command.numbers
         producer = self._known.pop(producer_id, None)
         if producer is None:
@@ -174,7 +175,7 @@ class Producers:
         elif producer.kept == ANSWERS:
             _drop_rows(producer_id, producer, 1, view)
             producer.answers = producer.answers[ANSWER_BYTES:]
-        answer = remember(command, stored, self._partition, index, place, now_ms, floor_ms, view)
+        answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
         producer.answers += answer.pack()
         producer.number, producer.used_ms = number, now_ms
         self._known[producer_id] = producer
@@ -188,6 +189,16 @@ class Producers:
             if self.next_ms is None or self.next_ms > now_ms:
                 return
             self._forget_first(view)
+
+    def set_back(self, now_ms: int, view: View) -> None:
+        """The partition's time goes back to this instant: nobody was used after it."""
+        for producer_id, producer in self._known.items():
+            if producer.used_ms > now_ms:
+                producer.used_ms = now_ms
+                self._changed.add(producer_id)
+        if self._dropped_ms > now_ms:
+            self._dropped_ms = now_ms
+            view.put(rows.PRODUCER, rows.pack(now_ms))
 
     def _make_room(self, view: View) -> None:
         while len(self._known) >= PRODUCERS:

@@ -63,6 +63,7 @@ class GroupAdmin:
                 still_blocked.append(offset)
             else:
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+        group.gaps.clear(view)
         group.reader.seek(cursor)
         group.generation += 1
         if gone:

@@ -111,8 +111,10 @@ def load(key: bytes, row: bytes) -> DeadMessage:
     return DeadMessage._make([key[5:], *fields, load_history(history)])
 
 
-def find(group_id: int, offset: bytes, view: View) -> DeadMessage | None:
-    key = rows.of_group(rows.DEAD, group_id, offset)
+def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:
+    if not group.dead.total():
+        return None
+    key = rows.of_group(rows.DEAD, group.group_id, offset)
     row = view.get(key)
     return None if row is None else load(key, row)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import rows
+from sandq.partition.groups.gaps import Gaps
 from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
@@ -25,6 +26,7 @@ from sandq.partition.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.view import View
 
 SEEKING: Final = "a seek is under way"
+RESETTING: Final = "the partition's clock is being set back"
 """Why a group gets nothing at present; until that is over nobody can tell what there is for it."""
 
 
@@ -49,11 +51,12 @@ class Group:
         self._expiries: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder(self.note_change)
+        self.gaps = Gaps(group_id)
         self.metrics = PartitionMetrics()
         self.waiting_ranges = 0
         """Ranges of all that waits."""
         self.dead: Counter[str] = Counter()
-        """By reason."""
+        """By reason: as many as there are rows of them."""
         self.touched_ms = 0
         """When a consumer was last known to be there."""
         self.settings: dict[str, Any] = {}
@@ -63,6 +66,8 @@ class Group:
         self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
         self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.seeking = False
+        self.resetting = False
+        """The partition's clock is being set back."""
         self.generation = 0
         """Rises when leases are revoked at once, by a seek; of this process alone."""
 
@@ -185,8 +190,15 @@ class Group:
 
     # -- what stops it --------------------------------------------------------------------------------------------
 
+    @property
+    def halts(self) -> bool:
+        """Whether it gets nothing whatever there is for it."""
+        return self.seeking or self.resetting
+
     def pause_reason(self) -> str | None:
         """Why nothing new is leased; None when it is."""
+        if self.resetting:
+            return RESETTING
         if self.seeking:
             return SEEKING
         if self.waiting_ranges > FIXED.max_gaps:
@@ -208,7 +220,15 @@ class Group:
 
     def is_pending(self, offset: bytes) -> bool:
         """No attempt of this message was made."""
-        return offset > self.cursor or offset in self.order.blocked
+        return not self.has_passed(offset) or offset in self.order.blocked
+
+    def is_dead(self, offset: bytes, view: View) -> bool:
+        """Whether a message is dead: looked up only where any is."""
+        return self.dead.total() > 0 and view.get(rows.of_group(rows.DEAD, self.group_id, offset)) is not None
+
+    def has_passed(self, offset: bytes) -> bool:
+        """Whether the cursor is beyond this message, or was before the clock was set back."""
+        return offset <= self.cursor or offset in self.gaps
 
     def holder_of(self, offset: bytes) -> Holder | None:
         """The live lease that holds this message, or what it waits in."""
@@ -263,8 +283,8 @@ class Group:
 
     def done_below(self) -> bytes:
         """Everything below this offset is acked or dead in this group."""
-        first = self.first_unacked()
-        return first if first is not None else _next(self.cursor)
+        first, following = self.first_unacked(), _next(self.cursor)
+        return following if first is None else min(first, following)  # of what it passed, some may be above the cursor
 
 
 def _first(holder: Holder) -> bytes | None:

@@ -38,11 +38,12 @@ class GroupState:
         self.dead = DeadLetters(shared, self.groups, self.waiting, self.kept, reader)
         self._shared = shared
 
-    def load(self, view: View) -> None:
+    def load(self, view: View, *, placing: bool = False) -> None:
+        """`placing`: a clock reset places messages anew, and puts keys in order when it is through."""
         self.groups.load(view)
         self.leases.load(view)
         self.waiting.load(view)
-        if self._shared.is_ordered:
+        if self._shared.is_ordered and not placing:
             for group in self.groups.by_id.values():
                 group.load_key_order(view)
 

@@ -39,7 +39,9 @@ class GroupTable:
 
     def load(self, view: View) -> None:
         for key, value in rows.all_rows(view, rows.GROUP):
-            self._add(Group.load(key, value, self._look_aheads))
+            group = Group.load(key, value, self._look_aheads)
+            group.gaps.load(view)
+            self._add(group)
 
     def named(self, name: str) -> Group:
         """Return the group of this name. Raises UnknownGroup."""

@@ -73,7 +73,7 @@ class KeptMessages:
 
     def forget(self, offset: bytes, row: bytes, now_ms: int, view: View) -> None:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
-        message_id, _, fields, _ = rows.unpack(row)
+        message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
         if self._shared.level >= OWNERSHIP and offset <= self._log_state.trimmed:
             self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)
@@ -82,8 +82,7 @@ class KeptMessages:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
         if message_id == offset or offset > self._log_state.trimmed:
             return
-        for group_id in self._groups.by_id:
-            for tag in (rows.KEPT, rows.DEAD):
-                if view.get(rows.of_group(tag, group_id, offset)) is not None:
-                    return
+        for group_id, group in self._groups.by_id.items():
+            if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
+                return
         self._expiring_rows.expire_move(message_id, now_ms, view)

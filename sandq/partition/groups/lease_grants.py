@@ -37,7 +37,7 @@ class LeaseGrants:
         group = self._groups.named(command.group)
         group.touched_ms = now_ms
         self._groups.store(group, view)
-        if group.seeking:
+        if group.halts:
             return []
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
@@ -144,6 +144,8 @@ class LeaseGrants:
         """Put into the lease what comes next in the log. Bytes taken."""
 
         def judge(entry: LogEntry) -> bool:
+            if entry.first in group.gaps:
+                return False
             expires_ms = self._ttl.entry_expires_ms(entry)
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 self._unique.mark_delivered(group, entry, lease.leased_ms, view)
@@ -160,8 +162,9 @@ class LeaseGrants:
             self._unique.mark_delivered(group, entry, lease.leased_ms, view)
             return True
 
-        topic_ttl = self._shared.settings["ttl_ms"] is not None
-        lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=topic_ttl)
+        judge_all = self._shared.settings["ttl_ms"] is not None or bool(group.gaps)
+        lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all)
+        group.gaps.clear_passed(group.cursor, view)
         if lease.ranges:
             lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)
         return size

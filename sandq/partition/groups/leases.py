@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.partition import rows
@@ -223,6 +223,17 @@ class Lease:
         return lease
 
 
+class Made(NamedTuple):
+    """What made messages wait, for a `ClockReset`."""
+
+    stamp_ms: int
+    """Of the entry; 0 where an instant was chosen."""
+    delay_ms: int
+    """How long from there on."""
+    by_move: bool = False
+    """Their producer chose it: that counts even before their own instant."""
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """Messages that come back at `due_ms`; `attempt` is the number of attempts they have had."""
@@ -237,6 +248,8 @@ class Waiting:
     expires_ms: int | None = None
     """When the ttl of the first of them has passed."""
     history: History = ()
+    made: Made | None = None
+    """None below the level `CLOCK_RESET`."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
@@ -260,14 +273,17 @@ class Waiting:
 
     def row(self) -> bytes:
         ranges = self.ranges.packed()
-        return rows.pack(self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history)
+        fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
+        return rows.pack(*fields) if self.made is None else rows.pack(*fields, self.made)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
-        attempt, error, packed, since_ms, kept, expires_ms, history = rows.unpack(row)
+        attempt, error, packed, since_ms, kept, expires_ms, history, *made = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
-        return cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+        entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
+        entry.made = Made(*made[0]) if made else None
+        return entry
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:

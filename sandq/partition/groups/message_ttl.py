@@ -43,7 +43,7 @@ class MessageTtl:
         if kept:
             row = view.get(rows.of_group(rows.KEPT, group.group_id, base))
             assert row is not None
-            _, _, fields, immortal = rows.unpack(row)
+            _, _, fields, immortal, *_ = rows.unpack(row)
             extra = rows.Extra(base, fields.get(Column.TTL_MS), None, None)
             return None if immortal else self.entry_expires_ms(LogEntry(base, 1, 0, extra))
         if self.any_own:
@@ -53,7 +53,7 @@ class MessageTtl:
 
     def next_expiry_ms(self, group: Group, view: View) -> int | None:
         """When the first of a group's messages expires, of what waits and of the log's head."""
-        if group.seeking:
+        if group.halts:
             return None
         waiting, head = group.next_to_expire(), group.reader.head(view)
         times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []

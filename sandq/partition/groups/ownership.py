@@ -6,7 +6,7 @@ from sandq.partition import rows
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.view import View
 
 
@@ -31,7 +31,7 @@ class Ownership:
                 waiting = True
             elif holder is not None:
                 found.add(LEASED)
-            elif view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+            elif group.is_dead(offset, view):
                 found.add(DEAD)
             else:
                 found.add(ACKED)
@@ -48,7 +48,7 @@ class Ownership:
                     self._kept.take(group, offset, view)
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            elif offset <= group.cursor and isinstance(entry := group.holder_of(offset), Waiting):
+            elif group.has_passed(offset) and isinstance(entry := group.holder_of(offset), Waiting):
                 self._waiting.part(group, entry, offset, None, view)
                 group.order.finish(offset)
                 if entry.kept:
@@ -58,8 +58,9 @@ class Ownership:
             taken.append(group)
         return taken
 
-    def delay(self, offset: bytes, due_ms: int, view: View) -> None:
-        """Have a message come at another time in the groups in which it waits; its attempts stay counted."""
+    def delay(self, offset: bytes, due_ms: int, made: Made, view: View) -> None:
+        """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in
+        `Waiting`."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
-                self._waiting.part(group, entry, offset, due_ms, view)
+                self._waiting.part(group, entry, offset, due_ms, view, made)

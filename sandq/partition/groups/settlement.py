@@ -82,11 +82,11 @@ class LeaseSettlement:
     def expire(self, now_ms: int, view: View) -> int:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
-        expired = 0
+        expired = passed = 0
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            return expired >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
+            return expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
             live = lease.live
@@ -99,7 +99,9 @@ class LeaseSettlement:
                 at_ms = self._ttl.next_expiry_ms(group, view)
                 if at_ms is None or at_ms > now_ms:
                     break
-                expired += self._bury_first_expired(group, now_ms, view)
+                buried = self._bury_first_expired(group, now_ms, view)
+                expired += buried
+                passed += not buried  # a gap
         return expired
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
@@ -112,6 +114,22 @@ class LeaseSettlement:
             self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
         self._shared.totals.released += released
         return released
+
+    def give_back_all(self, now_ms: int, view: View) -> None:
+        """Make ready at once what all consumers hold, the attempts not counted: the time that leases and messages have
+        is no longer that of the partition."""
+        for group in self._groups.by_id.values():
+            for lease in list(group.leases.values()):
+                lease.revoked = True
+                for ranges, history in self._with_history(lease, lease.live, None, None, now_ms):
+                    places = PackedRanges(ranges)
+                    again = Waiting(
+                        now_ms, 0, lease.attempt - 1, None, places, lease.since_ms, lease.kept, history=history
+                    )
+                    self._waiting.add(group, again, view)
+                lease.left |= lease.live
+                self._leases.store_progress(lease, view)
+            group.generation += 1
 
     def _retry_or_bury(
         self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
@@ -184,6 +202,10 @@ class LeaseSettlement:
             return count - waiting.ranges.messages
         head = group.reader.head(view)
         assert head is not None
+        if head.first in group.gaps:
+            group.reader.pass_head()
+            self._groups.store(group, view)
+            return 0
         self._unique.mark_delivered(group, head, now_ms, view)
         group.reader.pass_head()
         self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)

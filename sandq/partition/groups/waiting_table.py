@@ -12,9 +12,10 @@ from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
+from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -71,6 +72,8 @@ class WaitingTable:
 
     def add(self, group: Group, entry: Waiting, view: View) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires."""
+        if self._shared.level >= CLOCK_RESET and entry.made is None:
+            entry.made = Made(self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0))
         if self._ttl.any_expires:
             entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
         entry.seq = self._shared.next_seq
@@ -96,9 +99,18 @@ class WaitingTable:
         else:
             view.delete(_key(group, entry))
 
-    def part(self, group: Group, entry: Waiting, offset: bytes, due_ms: int | None, view: View) -> None:
+    def part(
+        self,
+        group: Group,
+        entry: Waiting,
+        offset: bytes,
+        due_ms: int | None,
+        view: View,
+        made: Made | None = None,
+    ) -> None:
         """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
-        row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long."""
+        row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long.
+        `made`: as in `Waiting`."""
         expires_ms = None
         if self._ttl.any_expires:
             expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
@@ -109,6 +121,7 @@ class WaitingTable:
             self._shared.next_seq += 1
             apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
             apart.history = entry.history
+            apart.made = made if self._shared.level >= CLOCK_RESET else None
             group.add_waiting(apart)
             self.store(group, apart, view)
         if not entry.ranges:

@@ -128,6 +128,24 @@ class Jobs:
             view.put(rows.JOB + job.job_id, job.row())
         return self.used
 
+    def set_back(self, now_ms: int, view: View) -> None:
+        """The partition's time goes back to this instant: no job is of a later one. Those that somebody began are
+        stopped, for messages come to other places; the partition's own go on at once."""
+        for job in list(self._jobs.values()):
+            job.started_ms = min(job.started_ms, now_ms)
+            job.next_ms = min(job.next_ms, now_ms)
+            job.finished_ms = None if job.finished_ms is None else min(job.finished_ms, now_ms)
+            if job.state == RUNNING and job.kind not in OWN_KINDS:
+                job.state, job.finished_ms = STOPPED, now_ms
+            view.put(rows.JOB + job.job_id, job.row())
+
+    def step_own(self, index: int, place: int, now_ms: int, view: View) -> bool:
+        """One step of a job of the partition's own. Whether there was one."""
+        if not any(job.state == RUNNING for job in self._jobs.values()):
+            return False
+        self.step(index, place, now_ms, now_ms, view)
+        return True
+
     def _finish(self, job: Job, state: str, now_ms: int, view: View) -> None:
         job.state, job.finished_ms = state, now_ms
         view.put(rows.JOB + job.job_id, job.row())
@@ -215,7 +233,7 @@ class Jobs:
 
     def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
         """Delete the rows of a group that is no more."""
-        for tag in sorted((rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED)):
+        for tag in sorted((rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:

@@ -9,25 +9,31 @@ first once more as if nothing had been tried. Below the level `OWNERSHIP` only w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
-from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.ownership import Ownership
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
+from sandq.partition.log.reader import holding_bounds
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
+from sandq.partition.view import Bounds, View
 
 Outcome = list[Any]
 DELAYED, READY, GONE = "delayed", "ready", "gone"
+AHEAD_FROM = 8
+"""With fewer ids than that nothing is looked up for all of them at once."""
+AHEAD_IDS = 4096
+AHEAD_RANGES = 1 << 16
+"""Of one entry, that are looked up at once: what is remembered of them takes some 200 bytes each."""
 _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
 """What the groups made of a message, as one word: the first of these that is true in one of them."""
 
@@ -41,6 +47,42 @@ class Pending:
         self._groups = groups
         self._log = log
         self._unique = unique
+        self._inside: list[bytes] = []
+        """Those of the messages of the entry that is being applied which may be in a row of others."""
+
+    def look_ahead(self, targets: Sequence[c.Target], view: View) -> None:
+        """Find out at once which of many messages are nowhere. It changes no answer: beside a large row the store takes
+        as long to say that there is none as to read that row, once more for each row that a message might have."""
+        view.forget_vacant()
+        self._inside = []
+        named = {bytes(name) for kind, name in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
+        ids = sorted(named)[:AHEAD_IDS]
+        if len(ids) < AHEAD_FROM:
+            return
+        # Of rows that were deleted each is walked over once, where `get` walks over none: that is far less than a row.
+        held = [holding_bounds(one) for one in ids]
+        vacant = view.note_vacant(sorted(held + [_bounds(rows.LOG, one) for one in ids]))
+        for tag in (rows.MOVED, rows.TOMBSTONE):
+            view.note_vacant([_bounds(tag, one) for one in ids])
+        self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
+        self._note_vacant([one for one, bounds in zip(ids, held, strict=True) if bounds in vacant], view)
+
+    def _look_into_gap(self, view: View) -> None:
+        """The same of those that the log has not, beside a large row of their entry: that is known once it was read."""
+        low, high = self._log.gap
+        found = [one for one in self._inside if low < one < high]
+        if found:
+            self._inside = [one for one in self._inside if not low < one < high]
+            self._note_vacant(found, view)
+
+    def _note_vacant(self, ids: Sequence[bytes], view: View) -> None:
+        """These messages have no log row: find out at once which of them groups have in rows of their own."""
+        if len(ids) < AHEAD_FROM:
+            return
+        prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
+        prefixes += [rows.of_group(rows.DEAD, one.group_id) for one in self._groups.by_id.values() if one.dead.total()]
+        for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
+            view.note_vacant([_bounds(prefix, one) for one in ids])
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -52,14 +94,27 @@ class Pending:
         return ["cancelled", found.id]
 
     def move(
-        self, target: c.Target, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
+        self,
+        target: c.Target,
+        to_ms: int,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool = False,
     ) -> Outcome:
         found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
         if claim is not None and claim.waiting:
-            return ["too_late", WAITING] if claim.pending else ["moved", self._log.delay(found, to_ms, now_ms, view)]
-        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view)]
+            if claim.pending:
+                return ["too_late", WAITING]
+            if self._shared.level < CLOCK_RESET or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
+                return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
+            # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
+        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay)]
 
     def _find_owned(
         self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
@@ -68,6 +123,8 @@ class Pending:
         message_id = self.id_of(target, now_ms, view)
         if message_id is None:
             return None, None, ["not_found", None]
+        if self._inside and self._log.gap[1]:
+            self._look_into_gap(view)
         if self._shared.level < OWNERSHIP:
             found, refusal = self._find_pending(message_id, applied_index, now_ms, floor_ms, view)
             return found, None, refusal
@@ -128,7 +185,7 @@ class Pending:
 
     def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
         """What one group made of a message."""
-        if offset > group.cursor:
+        if not group.has_passed(offset):
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         if offset in group.order.blocked:
             return READY
@@ -137,7 +194,7 @@ class Pending:
             return WAITING if holder.due_ms > now_ms else READY
         if holder is not None:
             return LEASED
-        if view.get(rows.of_group(rows.DEAD, group.group_id, offset)) is not None:
+        if group.is_dead(offset, view):
             return DEAD
         return ACKED
 
@@ -146,6 +203,11 @@ class Pending:
         for group in self._groups.by_id.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
                 return LEASED
-        if any(dead_letters.find(group.group_id, offset, view) for group in self._groups.by_id.values()):
+        if any(group.is_dead(offset, view) for group in self._groups.by_id.values()):
             return DEAD
         return None
+
+
+def _bounds(prefix: bytes, offset: bytes) -> Bounds:
+    """Bounds of a row alone."""
+    return prefix + offset, rows.after(prefix + offset)

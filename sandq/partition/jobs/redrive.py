@@ -5,14 +5,16 @@ A redriven one is ready again, attempt 0, in a row that its group keeps; of a pu
 
 from __future__ import annotations
 
+from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Waiting, merged
+from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
+from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -78,15 +80,23 @@ class Redrive:
         return min(int(allowed), most)
 
     def redrive(self, group: Group, messages: list[DeadMessage], now_ms: int, view: View) -> None:
-        """Make dead messages ready again, attempt 0, in rows that their group keeps."""
+        """Make dead messages ready again, attempt 0, in rows that their group keeps: those that died too early, under a
+        clock that was set back since, when their time comes."""
+        by_due: dict[int, list[bytes]] = {}
         for message in messages:
+            due_ms = now_ms
+            if self._shared.level >= CLOCK_RESET:
+                due_ms = max(offsets.deliver_ms(message.offset), now_ms)
+            by_due.setdefault(due_ms, []).append(message.offset)
             self._take(group, message, view)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
             if order is not None:
                 group.order.start(message.offset, order)
-        ranges = PackedRanges(merged([message.offset for message in messages]))
-        self._waiting.add(group, Waiting(now_ms, 0, 0, None, ranges, now_ms, kept=True), view)
+        for due_ms, found in by_due.items():
+            ranges = PackedRanges(merged(found))
+            made = None if due_ms == now_ms else Made(0, due_ms)
+            self._waiting.add(group, Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made), view)
         self._groups.store(group, view)
 
     def purge(self, group: Group, messages: list[DeadMessage], now_ms: int, view: View) -> None:

@@ -58,7 +58,8 @@ class KeyWriter:
         assert not isinstance(stored, Stored), "nothing here comes later"
         # Of several writes of a key only the last is seen.
         versions = offsets.run(*stored)
-        for key, at in {key: at for at, key in enumerate(writes.keys)}.items():
+        latest = {key: at for at, key in enumerate(writes.keys)}
+        for key, at in self._shared.in_turns(list(latest.items())):
             self._set(key, versions[at], writes, at, now_ms, view)
         return stored
 
@@ -70,7 +71,8 @@ class KeyWriter:
         One at a time, for the next may be conditioned on this one."""
         column = offsets.run(offsets.pack(floor_ms, index, place, self._log.partition), batch.count)
         refused: list[tuple[int, str]] = []
-        for at, fields in enumerate(decode_fields(batch)):
+        messages = decode_fields(batch)
+        for at, fields in enumerate(self._shared.in_turns(messages)):
             key = writes.keys[at]
             expected = fields.pop(Column.EXPECTED_VERSION, None)
             present = self._keys.version(key, now_ms, view)

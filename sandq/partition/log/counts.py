@@ -99,6 +99,25 @@ class Counts:
             self.due += now_due
         self.now_s = now_s
 
+    def set_back(self, now_ms: int, until_ms: int, view: View) -> None:
+        """Let the time be `now_ms` again. What stands after its second, up to that of `until_ms`, is not counted any
+        more: who sets the time back counts it anew."""
+        now_s, until_s = now_ms // 1000, until_ms // 1000
+        self.later -= self.between(self.now_s + 1, until_s + 1, view)
+        self.write(view)
+        by_hour: dict[int, list[bytes]] = {}
+        for key, row in _rows_of(now_s // HOUR_S, until_s // HOUR_S + 1, view):
+            by_hour.setdefault(_hour_of(key), []).append(row)
+            view.delete(key)
+        for hour, found in by_hour.items():
+            left = {at: count for at, count in _sum(found).items() if not now_s < hour * HOUR_S + at <= until_s}
+            if any(left.values()):
+                view.put(_key(hour), _packed(Counter(left)))
+            self._rows[hour] = 1
+        self._hot.clear()
+        self.now_s = now_s
+        self._first_hour = min(self._first_hour, now_s // HOUR_S)
+
     def drop_before(self, second: int, view: View) -> None:
         """Forget whole hours before this second, a bounded number of rows."""
         hour = second // HOUR_S

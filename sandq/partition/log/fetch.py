@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.errors import Conflict
 from sandq.model.piece import Piece
+from sandq.partition.clock_reset import LEAST_MS
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
@@ -31,13 +33,15 @@ class Fetched(NamedTuple):
 
 class Extent(NamedTuple):
     """How much a stretch holds. `first`: the first message in it, None when there is none. `next`: as far as was
-    counted, None when that is the whole stretch. `messages`: about so many stand before that."""
+    counted, None when that is the whole stretch. `messages`: about so many stand before that. `clock_epoch`: how often
+    the clock was set back; offsets and closed times of different epochs are not to be compared."""
 
     first: bytes | None
     next: bytes | None
     messages: int
     closed_ms: int
     trimmed: bytes
+    clock_epoch: int
 
 
 def fetch(
@@ -49,7 +53,9 @@ def fetch(
     max_bytes: int,
     pending: bool = False,
 ) -> Fetched:
-    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`."""
+    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`. Raises Conflict
+    when `start` is of before a clock reset."""
+    _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
     reader = LogReader(max(cursor_before(start), trimmed))
     reader.rows_read = {}
@@ -69,14 +75,16 @@ def measure(
 
     A second that is counted in part, at either end, may count as a whole one. Only in the one that `most` divides are
     messages counted one by one, `FETCH_MESSAGES` of them: the answer may end there with fewer than `most`, but never
-    with none, and is to be asked on from `next`.
+    with none, and is to be asked on from `next`. Raises as `fetch`.
     """
-    closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
+    _check_start(machine, start, pending)
+    trimmed = machine.log.state.trimmed
+    read_at = machine.now_ms, trimmed, machine.clock_epoch
     until_ms = _until_ms(machine, end, pending)
     reader = LogReader(max(cursor_before(start), trimmed))
     head = reader.head(view)
     if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
-        return Extent(None, None, 0, closed_ms, trimmed)
+        return Extent(None, None, 0, *read_at)
     counted = 0
     for second, messages in machine.log.counts.seconds(
         offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
@@ -84,12 +92,24 @@ def measure(
         if most is not None and counted + messages > most:
             begin = offsets.pack(second * 1000, 0, 0, 0)
             if counted == most:
-                return Extent(head.first, begin, counted, closed_ms, trimmed)
+                return Extent(head.first, begin, counted, *read_at)
             reader.seek(max(cursor_before(begin), reader.cursor))
             more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
-            return Extent(head.first, following, counted + more, closed_ms, trimmed)
+            return Extent(head.first, following, counted + more, *read_at)
         counted += messages
-    return Extent(head.first, None, counted, closed_ms, trimmed)
+    return Extent(head.first, None, counted, *read_at)
+
+
+def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
+    """Refuse a start beyond the time of a partition whose clock was set back: who goes on from there would miss what
+    is stored until that time comes."""
+    if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_MS:
+        return
+    raise Conflict(
+        f"offset {offsets.to_text(start)} is beyond the time of the partition, whose clock was set back: who read up "
+        "to there begins anew from the instant of the reset, and may meet messages again that were placed anew",
+        clock_epoch=machine.clock_epoch,
+    )
 
 
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:

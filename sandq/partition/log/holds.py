@@ -77,6 +77,15 @@ class Holds:
         if self.next_ms is not None and self.next_ms <= now_ms:
             self._without([hold for hold in self.all if hold.until_ms <= now_ms], view)
 
+    def set_back(self, now_ms: int, lowest: bytes, view: View) -> None:
+        """The partition's time goes back to this instant: a hold lasts at least as long as its owner asked for, which
+        is not known any more, and no longer than any may. What it named above `lowest` has come to other places."""
+        most_ms = min(now_ms + MOST_TTL_MS, offsets.U48_MAX)
+        holds = [Hold(name, min(offset, lowest), min(until_ms, most_ms)) for name, offset, until_ms in self.all]
+        for hold in holds:
+            view.put(rows.hold_key(hold.name), hold.row())
+        self._set(holds)
+
     def _without(self, gone: list[Hold], view: View) -> None:
         for hold in gone:
             view.delete(rows.hold_key(hold.name))

@@ -30,19 +30,33 @@ from sandq.partition.dedup.unique_keys import (
 )
 from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
-from sandq.partition.log.pieces import Message, MessageReader, decode_fields, load_message
-from sandq.partition.log.reader import row_holding
+from sandq.partition.log.pieces import (
+    AS_PLACED,
+    FROM_STAMP,
+    Message,
+    MessageReader,
+    Wanted,
+    decode_fields,
+    load_kept,
+    load_message,
+    wanted_each,
+    wanted_times,
+)
+from sandq.partition.log.reader import gap_around, look_for_row
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
+from sandq.partition.view import Bounds, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
+PART_MESSAGES = 2048
+"""Of a batch whose messages get rows of their own, after which it may give way."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
@@ -136,6 +150,9 @@ class MessageLog:
         self._batch_row: Found | None = None
         """The first message of the batch whose row was found last: what is cancelled or moved together is most often
         of one batch, whose row may be large."""
+        self.gap: Bounds = b"", b""
+        """Between two log rows of an entry, the first of them large, where a message was looked for last. Nothing is
+        there, and nothing comes there but with that very entry: so nobody has to read that row again."""
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -144,10 +161,11 @@ class MessageLog:
     ) -> tuple[bytes, int] | Stored:
         header = peek(command.batch)
         self._shared.totals.stored_bytes += len(command.batch)
-        latest_ms = header.max_deliver_ms + (now_ms if header.relative else 0)
+        stamp_ms = self._shared.stamp_ms
+        latest_ms = header.max_deliver_ms + (stamp_ms if header.relative else 0)
         if latest_ms <= floor_ms and not command.split:
             base = offsets.pack(floor_ms, index, place, self.partition)
-            row = rows.batch_row(header.count, now_ms, command.batch)
+            row = rows.batch_row(header.count, stamp_ms, command.batch)
             view.put(rows.log_key(base), row)
             self.counts.add(floor_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
@@ -156,23 +174,45 @@ class MessageLog:
         return self._append_each(index, place, command, now_ms, floor_ms, view)
 
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
+        give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms
         batch = Batch.parse(command.batch)
-        times, column = placed_each(batch, index, place, self.partition, now_ms, floor_ms)
+        give_way()
+        times, column = placed_each(batch, index, place, self.partition, stamp_ms, floor_ms)
+        give_way()
+        wanted = wanted_each(batch, stamp_ms, times) if self._shared.level >= CLOCK_RESET else None
+        give_way()
+        messages = decode_fields(batch)
+        give_way()
         refused: list[tuple[int, str]] = []
         if command.split:
-            refused = self._append_special(column, decode_fields(batch), command, now_ms, floor_ms, view)
+            refused = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
         else:
-            self._append_plain(column, decode_fields(batch), now_ms, view)
+            self._append_plain(column, messages, wanted, view)
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
         return Stored(b"".join(column), refused)
 
-    def _append_plain(self, column: list[bytes], messages: list[Fields], now_ms: int, view: View) -> None:
+    def _append_plain(
+        self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
+    ) -> None:
         """Messages of which the log needs nothing, but where they are."""
-        stored = rows.plain_rows(column, now_ms, messages)
+        for start in range(0, len(column), PART_MESSAGES):
+            part = slice(start, start + PART_MESSAGES)
+            self._append_part(column[part], messages[part], None if wanted is None else wanted[part], view)
+            self._shared.give_way()
+
+    def _append_part(
+        self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
+    ) -> None:
+        stamp_ms = self._shared.stamp_ms
+        kinds = {AS_PLACED} if wanted is None else set(wanted)
+        stored = None
+        if kinds <= {AS_PLACED} or kinds <= {FROM_STAMP}:
+            stored = rows.plain_rows(column, stamp_ms, messages, is_delay=kinds == {FROM_STAMP})
         if stored is None:
             added = [
-                self._put(offset, now_ms, fields, {}, view) for offset, fields in zip(column, messages, strict=True)
+                self._put(offset, stamp_ms, fields, rows.needed_of({}, False, each.ms), view, is_delay=each.is_delay)
+                for offset, fields, each in zip(column, messages, wanted or [AS_PLACED] * len(column), strict=True)
             ]
             added.sort(key=_first)
             self._added(added)
@@ -194,6 +234,7 @@ class MessageLog:
         self,
         column: list[bytes],
         messages: list[Fields],
+        wanted: list[Wanted] | None,
         command: c.Append,
         now_ms: int,
         floor_ms: int,
@@ -202,7 +243,7 @@ class MessageLog:
         """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
         one that has its unique key. Those refused."""
         refused: list[tuple[int, str]] = []
-        for at, fields in enumerate(messages):
+        for at, fields in enumerate(self._shared.in_turns(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
@@ -214,11 +255,13 @@ class MessageLog:
                         refused.append((at, state))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
-            light = rows.needed_of(fields, self._shared.is_ordered)
+            each = AS_PLACED if wanted is None else wanted[at]
+            light = rows.needed_of(fields, self._shared.is_ordered, each.ms)
             self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
             self.counts.add(offsets.deliver_ms(offset), 1)
             self._shared.totals.stored += 1
-            self._added([self._put(offset, now_ms, fields, light, view)])
+            stamp_ms, is_delay = self._shared.stamp_ms, each.is_delay
+            self._added([self._put(offset, stamp_ms, fields, light, view, is_delay=is_delay)])
         return refused
 
     def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
@@ -227,8 +270,10 @@ class MessageLog:
         self._shared.totals.stored += 1
         self._added([self._put(offset, now_ms, fields, {}, view)])
 
-    def _put(self, offset: bytes, now_ms: int, fields: Fields, light: Fields, view: View) -> LogEntry:
-        stored, entry = rows.message_rows(offset, now_ms, fields, None, light)
+    def _put(
+        self, offset: bytes, created_ms: int, fields: Fields, light: Fields, view: View, *, is_delay: bool = False
+    ) -> LogEntry:
+        stored, entry = rows.message_rows(offset, created_ms, fields, None, light, is_delay=is_delay)
         for key, value in stored:
             view.put(key, value)
         return entry
@@ -285,6 +330,7 @@ class MessageLog:
 
     def _added(self, entries: list[LogEntry]) -> None:
         """`entries`: in the order of the log."""
+        self.gap = b"", b""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
         if entries:
@@ -306,8 +352,12 @@ class MessageLog:
             key = rows.log_key(offset)
             value = view.get(key)
             if value is None:
-                row = row_holding(view, offset)
+                if self.gap[0] < offset < self.gap[1]:
+                    return None
+                row, size = look_for_row(view, offset)
                 if row is None:
+                    if size >= LARGE_ROW_BYTES:
+                        self.gap = gap_around(view, offset)
                     return None
                 key, value = row
             if value[0] == rows.KIND_MESSAGE:
@@ -379,48 +429,67 @@ class MessageLog:
         self._expiring_rows.expire_move(kept.id, now_ms, view)
 
     def move(
-        self, found: Found | Kept, to_ms: int, index: int, place: int, now_ms: int, floor_ms: int, view: View
+        self,
+        found: Found | Kept,
+        to_ms: int,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool = False,
     ) -> bytes:
-        """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset."""
+        """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset.
+        `is_delay`: that time was asked for as one from now on."""
         offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
+        wanted = AS_PLACED
+        if self._shared.level >= CLOCK_RESET:
+            wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
         if isinstance(found, Kept):
-            _, created_ms, fields, _ = rows.unpack(found.row)
-            entry = self._put_anew(offset, found.id, created_ms, fields, view)
+            message = load_kept(found.offset, found.row)
+            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, wanted, view)
             self._ownership.take_back(found.offset, view)
         else:
-            entry = self._move_logged(found, offset, now_ms, floor_ms, view)
-        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, now_ms, None))
+            entry = self._move_logged(found, offset, wanted, now_ms, floor_ms, view)
+        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, self._shared.stamp_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
         self._shared.totals.moved += 1
         return offset
 
-    def delay(self, found: Found | Kept, to_ms: int, now_ms: int, view: View) -> bytes:
+    def delay(self, found: Found | Kept, to_ms: int, now_ms: int, view: View, *, is_delay: bool = False) -> bytes:
         """Have a message that waits in all groups come at another time there, not before its own. Its offset, which
-        stays."""
+        stays. `is_delay`: as in `move`."""
         due_ms = max(to_ms, now_ms, offsets.deliver_ms(found.offset))
-        self._ownership.delay(found.offset, min(due_ms, offsets.U48_MAX), view)
+        from_ms = self._shared.stamp_ms if is_delay else 0
+        made = Made(from_ms, min(max(to_ms - from_ms, 0), offsets.U48_MAX), by_move=True)
+        self._ownership.delay(found.offset, min(due_ms, offsets.U48_MAX), made, view)
         self._shared.totals.moved += 1
         return found.offset
 
-    def _put_anew(self, offset: bytes, message_id: bytes, created_ms: int, fields: Fields, view: View) -> LogEntry:
+    def _put_anew(
+        self, offset: bytes, message_id: bytes, created_ms: int, fields: Fields, wanted: Wanted, view: View
+    ) -> LogEntry:
         """Put a message with this id into a log row of its own."""
-        light = rows.needed_of(fields, self._shared.is_ordered)
-        stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light)
+        light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
+        stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light, is_delay=wanted.is_delay)
         for key, value in stored:
             view.put(key, value)
         return entry
 
-    def _move_logged(self, found: Found, offset: bytes, now_ms: int, floor_ms: int, view: View) -> LogEntry:
+    def _move_logged(
+        self, found: Found, offset: bytes, wanted: Wanted, now_ms: int, floor_ms: int, view: View
+    ) -> LogEntry:
         """Move a message from one place in the log to another."""
         old = self._entry(found)
         if found.alone:
-            row = rows.moved_row(found.value, found.id)
+            row = rows.moved_row(found.value, found.id, wanted.ms, is_delay=wanted.is_delay)
             view.put(rows.log_key(offset), row)
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, view)
+            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, wanted, view)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
@@ -454,7 +523,8 @@ class MessageLog:
         offset = found.offset
         taken = self._ownership.take_back(offset, view) if self._shared.level >= OWNERSHIP else []
         for group in taken:
-            group.reader.uncount(offset)
+            if offset <= group.cursor:
+                group.reader.uncount(offset)
             self._groups.store(group, view)
         if found.length == 1:
             self.delete_row(found.key, found.size, view)
@@ -481,12 +551,10 @@ class MessageLog:
 
 
 def placed_each(
-    batch: Batch, index: int, place: int, partition: int, now_ms: int, floor_ms: int
+    batch: Batch, index: int, place: int, partition: int, stamp_ms: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
     """Times and offsets of a batch's messages, each at a time of its own; `place` is the first one's."""
-    start_ms = now_ms if batch.relative else 0
-    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
-    times = [min(max(start_ms + (asked_ms or 0), floor_ms), offsets.U48_MAX) for asked_ms in asked]
+    times = [min(max(at_ms, floor_ms), offsets.U48_MAX) for at_ms in wanted_times(batch, stamp_ms)]
     return times, offsets.pack_run(times, index, place, partition)
 
 

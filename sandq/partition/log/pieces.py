@@ -16,10 +16,29 @@ from sandq.partition.view import View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
+FAR_MS = 1000
+"""A message that is placed so much later than it is wanted says so in its row."""
 FEW_OF = 16
 """One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
+
+
+class Wanted(NamedTuple):
+    """What a row says of when its message was wanted."""
+
+    ms: int | None
+    """The instant, if its place stands far later."""
+    is_delay: bool
+    """That counts from when it was stored, or moved last: by the clock of then."""
+
+    @classmethod
+    def of(cls, ms: int, placed_ms: int, is_delay: bool) -> Wanted:
+        """A message that was wanted at `ms`, and is placed at another instant."""
+        return cls(ms, is_delay) if placed_ms - ms >= FAR_MS else FROM_STAMP if is_delay else AS_PLACED
+
+
+AS_PLACED, FROM_STAMP = Wanted(None, False), Wanted(None, True)
 
 
 class Message(NamedTuple):
@@ -27,6 +46,8 @@ class Message(NamedTuple):
     id: bytes
     created_ms: int
     fields: Fields
+    wanted: Wanted | None = None
+    """None: that is not known, or was not asked for."""
 
 
 class _BatchRow(NamedTuple):
@@ -43,6 +64,7 @@ class MessageReader:
         self._row: _BatchRow | None = None
         self._batch: Batch | None = None
         self._fields: list[Fields] | None = None
+        self._wanted: list[Wanted] | None = None
         self._ahead: dict[bytes, bytes] = {}
         """Log rows that were read together."""
 
@@ -98,8 +120,10 @@ class MessageReader:
             start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
             self._ahead = dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
 
-    def messages(self, view: View, ranges: Sequence[Range], kept_of: int | None = None) -> Iterator[Message]:
-        """The messages themselves, decoded."""
+    def messages(
+        self, view: View, ranges: Sequence[Range], kept_of: int | None = None, *, timed: bool = False
+    ) -> Iterator[Message]:
+        """The messages themselves, decoded. `timed`: with when those of batches were wanted."""
         if kept_of is not None:
             yield from kept_messages(view, ranges, kept_of)
             return
@@ -111,9 +135,10 @@ class MessageReader:
             assert row is not None
             start = _position(row, base)
             decoded = self._decoded(row, start, count)
+            wanted: Sequence[Wanted | None] = self._timed(row)[start : start + count] if timed else [None] * count
             for at in range(count):
                 offset = offsets.shift(base, at)
-                yield Message(offset, offset, row.created_ms, decoded[at])
+                yield Message(offset, offset, row.created_ms, decoded[at], wanted[at])
 
     def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
         row = self._row
@@ -132,7 +157,7 @@ class MessageReader:
         if kind == rows.KIND_MESSAGE:
             return None, load_message(view, offset, value)
         row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
-        self._row, self._batch, self._fields = row, None, None
+        self._row, self._batch, self._fields, self._wanted = row, None, None, None
         return row, None
 
     def _parsed(self, row: _BatchRow) -> Batch:
@@ -154,6 +179,16 @@ class MessageReader:
                 self._fields = known
         return known[start : start + count]
 
+    def _timed(self, row: _BatchRow) -> list[Wanted]:
+        """When each message of a row was wanted."""
+        known = self._wanted if row is self._row else None
+        if known is None:
+            batch = self._parsed(row)
+            known = wanted_each(batch, row.created_ms, [offsets.deliver_ms(row.base)] * batch.count)
+            if row is self._row:
+                self._wanted = known
+        return known
+
     def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
         count = sum(n for _, n in picked)
         if count == row.length:
@@ -168,6 +203,25 @@ class MessageReader:
         positions = [start + at for start, n in picked for at in range(n)]
         column = b"".join([offsets.shift(row.base, position) for position in positions])
         return Piece(column, None, row.created_ms, None, batch.take(positions))
+
+
+def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
+    """When the messages of a batch are wanted (0: at once); `stamp_ms`: what delays count from."""
+    start_ms = stamp_ms if batch.relative else 0
+    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    return [start_ms + (asked_ms or 0) for asked_ms in asked]
+
+
+def wanted_each(batch: Batch, stamp_ms: int, times: list[int]) -> list[Wanted]:
+    """What rows say of when each message of a batch was wanted, which is placed at these times."""
+    asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    wanted = wanted_times(batch, stamp_ms)
+    if wanted == times and (batch.relative or all(asked)):
+        return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
+    return [
+        Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
+        for asked_ms, at_ms, placed_ms in zip(asked, wanted, times, strict=True)
+    ]
 
 
 def decode_fields(batch: Batch) -> list[Fields]:
@@ -206,9 +260,10 @@ def _position(row: _BatchRow, offset: bytes) -> int:
 
 def load_message(view: View, offset: bytes, value: bytes) -> Message:
     """The message of a log row of its own."""
-    created_ms = rows.LOG_HEADER.unpack_from(value)[3]
+    _, flags, _, created_ms = rows.LOG_HEADER.unpack_from(value)
     stored = rows.unpack(value[rows.LOG_HEADER.size :])
     original_id = stored[0] or offset
+    wanted = Wanted(stored[-1].pop(Column.DELIVER_MS, None), bool(flags & rows.FLAG_DELAY))
     fields: Fields | None = stored[1]
     if fields is None:
         payload = view.get(rows.PAYLOAD + original_id)
@@ -217,7 +272,7 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
         fields = rows.unpack(payload)[0]
     assert fields is not None
     fields.pop(Column.ORDERING_HASH, None)
-    return Message(offset, original_id, created_ms, fields)
+    return Message(offset, original_id, created_ms, fields, wanted)
 
 
 def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
@@ -227,7 +282,15 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
             row = view.get(rows.of_group(rows.KEPT, group_id, offset))
             if row is None:
                 raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
-            yield Message(offset, *rows.unpack(row)[:3])
+            yield load_kept(offset, row)
+
+
+def load_kept(offset: bytes, row: bytes) -> Message:
+    """The message of a row that a group keeps of it."""
+    message_id, created_ms, fields, _, *is_delay = rows.unpack(row)
+    wanted_ms = fields.pop(Column.DELIVER_MS, None)
+    is_known = bool(is_delay) or wanted_ms is not None
+    return Message(offset, message_id, created_ms, fields, Wanted(wanted_ms, any(is_delay)) if is_known else None)
 
 
 def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:

@@ -18,8 +18,8 @@ from itertools import islice
 from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.rows import LogEntry, Range
-from sandq.partition.view import Row, View
+from sandq.partition.rows import SHARED_BYTES, LogEntry, Range
+from sandq.partition.view import Bounds, Row, View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
@@ -256,16 +256,37 @@ class LogReader:
 
 def row_holding(view: View, offset: bytes) -> Row | None:
     """The log row that the message at this offset was stored in."""
-    key = rows.log_key(offset)
-    start, stop = rows.entry_start(offset), rows.after(key)
+    return look_for_row(view, offset)[0]
+
+
+def look_for_row(view: View, offset: bytes) -> tuple[Row | None, int]:
+    """The same, and how many bytes of rows were read to find it, or that there is none."""
+    start, stop = holding_bounds(offset)
     # Forwards: what was before is often deleted, and a step back would walk over all of that.
     near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
+    size = sum([len(value) for _, value in near])
     if near and _is_in(near[-1], offset):
-        return near[-1]
-    if len(near) < NEAR_ROWS and sum([len(value) for _, value in near]) < NEAR_BYTES:
-        return None  # that was the last one before it
+        return near[-1], size
+    if len(near) < NEAR_ROWS and size < NEAR_BYTES:
+        return None, size  # that was the last one before it
     found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
-    return found[0] if found and _is_in(found[0], offset) else None
+    size += sum([len(value) for _, value in found])
+    return (found[0] if found and _is_in(found[0], offset) else None), size
+
+
+def gap_around(view: View, offset: bytes) -> Bounds:
+    """The gap that an offset without a log row lies in, of its entry: no row holds a message between these two."""
+    start, stop = holding_bounds(offset)
+    before = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
+    end = start[: 1 + SHARED_BYTES] + b"\xff" * 5
+    behind = view.scan(stop, end, limit=1, max_bytes=1)
+    low = rows.last_of(rows.log_entry(*before[0])) if before else offset[:SHARED_BYTES]
+    return low, behind[0][0][1:] if behind else end[1:]
+
+
+def holding_bounds(offset: bytes) -> Bounds:
+    """Bounds of the log rows that may hold the message at this offset."""
+    return rows.entry_start(offset), rows.after(rows.log_key(offset))
 
 
 def _is_in(row: Row, offset: bytes) -> bool:

@@ -16,7 +16,7 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
@@ -64,6 +64,12 @@ class Trimmer:
 
     def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
         self._schedule.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
+
+    def set_back(self, now_ms: int) -> None:
+        """The partition's time goes back to this instant: what was done by when is not known any more, and is kept for
+        all of `retention` from now on."""
+        self._done = []
+        self._schedule.due_ms = now_ms if self._schedule.trims else None
 
     def step(self, now_ms: int, view: View) -> None:
         """Trim a bounded number of rows, when it is time to."""
@@ -235,8 +241,10 @@ class Trimmer:
     def _copy(self, group: Group, ranges: list[Range], view: View) -> tuple[int, int]:
         """Put messages of the log into rows of a group's own. How many, and their bytes."""
         count = size = 0
-        for message in self._log.reader.messages(view, ranges):
-            row = rows.kept_row(message.id, message.created_ms, message.fields)
+        timed = self._shared.level >= CLOCK_RESET
+        for message in self._log.reader.messages(view, ranges, timed=timed):
+            wanted_ms, is_delay = message.wanted if timed and message.wanted is not None else (None, None)
+            row = rows.kept_row(message.id, message.created_ms, message.fields, wanted_ms=wanted_ms, is_delay=is_delay)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1
             size += len(row)

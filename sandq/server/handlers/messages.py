@@ -17,7 +17,8 @@ async def _fetch(at: Context, request: Fetch) -> Log:
 
 async def _measure(at: Context, request: Measure) -> tuple[Any, ...]:
     number, found = await at.queries.measure(request, at.caller)
-    return (*found, number)
+    *extent, clock_epoch = found
+    return (*extent, number, clock_epoch)
 
 
 ROUTES = (

@@ -269,5 +269,12 @@ class Clock(Answer):
     peers: dict[str, int] = Field(description="Each other node's guarded clock, less this node's.")
 
 
+class ClockReset(Answer):
+    outcome: str = Field(description="begun, under_way (it had begun before), or not_ahead (nothing is to be done).")
+    floor_ms: int = Field(description="The partition's floor before.")
+    now_ms: int = Field(description="The partition's time after.")
+    clock_epoch: int = Field(description="How often its clock was set back.")
+
+
 class Health(Answer):
     status: str

@@ -113,6 +113,13 @@ class TransferIn(Body):
     node: str
 
 
+class ClockResetIn(Body):
+    """A partition whose time is ahead of the clock of the node that leads it."""
+
+    topic: str
+    partition: int = Field(ge=0, le=PARTITION_MAX)
+
+
 class RebuildIn(Body):
     """A partition, and the node of those that hold it whose replica is to be made anew."""
 

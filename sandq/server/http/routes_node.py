@@ -117,6 +117,13 @@ async def accept_clock(request: Request) -> Found:
     return await gateway_of(request).client.admin.clock(accept=True)
 
 
+@router.post("/cluster/clock/reset", tags=CLUSTER, response_model=answers.ClockReset, summary="Set a partition back")
+async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
+    """To the clock of the node that leads it, after a wrong clock put its time ahead. It neither stores nor delivers
+    until it is through; its `stats` tell how far it is (`clock_reset`), and how far ahead it was (`ahead_ms`)."""
+    return await gateway_of(request).client.admin.reset_clock(body.topic, body.partition)
+
+
 @router.get("/healthz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it is alive")
 async def healthz(request: Request) -> Any:
     """503 once its disk is full or has failed: what must not be written any more is not. Likewise while its disk hangs:

@@ -50,6 +50,12 @@ NODE: Final = (
     Metric("sandq_topics", GAUGE, (), "Topics with a partition on this node."),
     Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
     Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),
+    Metric(
+        "sandq_floor_ahead_seconds",
+        GAUGE,
+        (),
+        "Furthest that the time of a partition led here is ahead of this node's clock.",
+    ),
 )
 CLIENTS: Final = (
     Metric("sandq_connections", GAUGE, (), "Open connections to the client port."),

@@ -44,7 +44,7 @@ def _range(options: SourceOptions, brokers: Brokers, place: Place, found: Found)
         if reply.first is None:
             return None
         start = reply.first
-    return Range(found.topic, place.number, place.partition, start, end, reply.messages, pending)
+    return Range(found.topic, place.number, place.partition, start, end, reply.messages, pending, reply.clock_epoch)
 
 
 def _bound(place: str | int) -> bytes | None:

@@ -6,12 +6,13 @@ in a process that Spark pickles nothing of but the options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, UnknownPartition, UnknownTopic
+from sandq.model.errors import Conflict, HistoryGone, InvalidRequest, UnknownPartition, UnknownTopic
 from sandq.model.names import COMPACTED, TIMER
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.source.options import LATEST_VALUES, LOG, SourceOptions, Topics
@@ -42,7 +43,8 @@ class Brokers(Protocol):
     def measure(
         self, place: Place, topic: str, start: bytes, end: bytes | None, most: int | None = None, pending: bool = False
     ) -> MeasureReply:
-        """As `Client.measure`. UnknownTopic when the topic is another one than `place` names."""
+        """As `Client.measure`. UnknownTopic when the topic is another one than `place` names; HistoryGone when the
+        start is of before the partition's clock was set back."""
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
         """Keep what stands above these offsets, by partition."""
@@ -93,9 +95,10 @@ class ClientBrokers:
         self, place: Place, topic: str, start: bytes, end: bytes | None, most: int | None = None, pending: bool = False
     ) -> MeasureReply:
         end_text = None if end is None else offset_model.to_text(end)
-        found = self.client.measure(
-            topic, place.partition, offset_model.to_text(start), end_text, limit=most, pending=pending
-        )
+        with naming_set_back(topic, place.partition):
+            found = self.client.measure(
+                topic, place.partition, offset_model.to_text(start), end_text, limit=most, pending=pending
+            )
         if found.number != place.number:
             raise UnknownTopic(f"topic {topic!r} was deleted; there is another one of this name", topic=topic)
         return found
@@ -118,6 +121,26 @@ def check_kinds(places: Mapping[Place, Found], options: SourceOptions) -> None:
             f"view {options.view!r} is of {wanted} topics; {', '.join(map(repr, wrong[:10]))} "
             f"{'are' if len(wrong) > 1 else 'is'} none. What was written to any topic is its view {LOG!r}"
         )
+
+
+def set_back(topic: str, partition: int) -> str:
+    """What to say of a partition whose clock was set back since a place in it was noted, and what to do about it."""
+    return (
+        f"topic {topic!r}, partition {partition}: its clock was set back since, and messages were placed anew: what is "
+        "read from there on may leave some out, and have others twice. Begin anew, a stream with another checkpoint, "
+        "from the instant of the reset (startingTimestamp, or per partition startingOffsetsByTimestamp)"
+    )
+
+
+@contextmanager
+def naming_set_back(topic: str, partition: int) -> Iterator[None]:
+    """Say of which partition it is, and what to do, when a node refuses a start of before a clock was set back."""
+    try:
+        yield
+    except Conflict as error:
+        if "clock_epoch" not in error.details:
+            raise
+        raise HistoryGone(set_back(topic, partition), topic=topic, partition=partition) from error
 
 
 def before(cursor: bytes, partition: int) -> bytes:

@@ -25,7 +25,8 @@ _UNKNOWN_MESSAGES: Final = 1
 @dataclass(frozen=True, slots=True)
 class Range:
     """A part of a partition's log: from `start` on, without `end` (16 bytes each). `messages` in it, if known, about.
-    `pending`: also what is not closed, as it stands when it is read.
+    `pending`: also what is not closed, as it stands when it is read. `clock_epoch`: of the partition, when the range
+    was found; once its clock was set back the range says nothing.
 
     `number` is the topic's: it tells the topic from another one that is made under its name later.
     """
@@ -37,6 +38,7 @@ class Range:
     end: bytes
     messages: int | None = None
     pending: bool = False
+    clock_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Task:
     start: bytes
     end: bytes
     pending: bool = False
+    clock_epoch: int = 0
 
     def __str__(self) -> str:
         start, end = offset_model.to_text(self.start), offset_model.to_text(self.end)
@@ -80,7 +83,7 @@ def plan(ranges: Sequence[Range], min_partitions: int = 1, cut: Cut = by_time) -
     filled = [one for one in ordered if one.start < one.end]
     parts = _shares(filled, min(min_partitions, TASKS_MAX))
     return [
-        Task(one.topic, one.number, one.partition, start, end, one.pending)
+        Task(one.topic, one.number, one.partition, start, end, one.pending, one.clock_epoch)
         for one, count in zip(filled, parts, strict=True)
         for start, end in pairwise([one.start, *(cut(one, count) if count > 1 else ()), one.end])
     ]

@@ -4,7 +4,8 @@
 
 A cursor is the text of the first offset that was not read: it is where a range ends (without it), and the next one
 begins (with it). Topics go by their number, which is never reused, so a topic that was deleted and made again is not
-mistaken for the one that was read. The JSON is sorted: Spark compares it as text.
+mistaken for the one that was read. The JSON is sorted: Spark compares it as text. Once a partition's clock was set
+back, "clock_epochs" says how often, likewise by topic number and partition; cursors of two epochs are not compared.
 
 Checkpoints hold it: VERSION is raised when it changes.
 """
@@ -12,7 +13,7 @@ Checkpoints hold it: VERSION is raised when it changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets as offset_model
@@ -46,6 +47,8 @@ class Positions:
 
     cursors: Mapping[Place, bytes]
     hold: str = ""
+    clock_epochs: Mapping[Place, int] = field(default_factory=dict)
+    """How often the clocks of partitions were set back when their cursors were noted; those left out never were."""
 
     @classmethod
     def parse(cls, found: object) -> Positions:
@@ -67,7 +70,7 @@ class Positions:
             for partition, text in partitions.items():
                 place = Place(_number("topic number", number), _number("partition", partition))
                 cursors[place] = offset_model.from_text(text)
-        return cls(cursors, hold)
+        return cls(cursors, hold, _epochs(found.get("clock_epochs", {})))
 
     def to_json(self) -> dict[str, Any]:
         """What may be written as JSON; positions that are equal give the same text."""
@@ -75,7 +78,16 @@ class Positions:
         for place in sorted(self.cursors):
             text = offset_model.to_text(self.cursors[place])
             topics.setdefault(str(place.number), {})[str(place.partition)] = text
-        return {"version": VERSION, "hold": self.hold, "topics": topics}
+        found: dict[str, Any] = {"version": VERSION, "hold": self.hold, "topics": topics}
+        epochs: dict[str, dict[str, int]] = {}
+        for place, epoch in sorted(self.clock_epochs.items()):
+            if epoch:
+                epochs.setdefault(str(place.number), {})[str(place.partition)] = epoch
+        return found | ({"clock_epochs": epochs} if epochs else {})
+
+    def clock_epoch(self, place: Place) -> int:
+        """How often a partition's clock was set back when its cursor was noted."""
+        return self.clock_epochs.get(place, 0)
 
     def __iter__(self) -> Iterator[Place]:
         return iter(sorted(self.cursors))
@@ -107,6 +119,18 @@ def steps(start: Positions, end: Positions, first_of: Callable[[Place], bytes] =
         if at < end.cursors[place]:
             found.append(Step(place, at, end.cursors[place]))
     return found
+
+
+def _epochs(found: object) -> dict[Place, int]:
+    epochs: dict[Place, int] = {}
+    for number, partitions in found.items() if isinstance(found, dict) else [("", None)]:
+        for partition, epoch in partitions.items() if isinstance(partitions, dict) else [("", None)]:
+            if not isinstance(epoch, int):
+                raise InvalidRequest(
+                    f"position: clock epochs by topic and partition are expected, not {str(found)[:100]}"
+                )
+            epochs[Place(_number("topic number", number), _number("partition", partition))] = epoch
+    return epochs
 
 
 def _number(what: str, text: object) -> int:

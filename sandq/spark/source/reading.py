@@ -6,6 +6,7 @@ checked here is that nothing was left out without a word:
 - the range is closed, as the node that answers knows it: no message can still come to lie in it (pending messages are
   read as they stand);
 - the topic is the one that was planned for, not another one of its name;
+- the partition's clock was not set back since it was planned, which places messages anew;
 - nothing of it was trimmed before it was read. A node says with a page how far it has trimmed, as of the same moment:
   what is trimmed behind the reader's back later is no loss.
 """
@@ -19,7 +20,8 @@ from typing import Any, Final
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
-from sandq.protocol.requests_log import FetchReply
+from sandq.protocol.requests_log import FetchReply, MeasureReply
+from sandq.spark.source.brokers import naming_set_back, set_back
 from sandq.spark.source.columns import Rows
 from sandq.spark.source.options import PLAIN, Extra
 from sandq.spark.source.planning import Task
@@ -38,12 +40,15 @@ def read_task(
 ) -> Iterator[Any]:
     """The messages of a task (pyarrow.RecordBatch, with `columns.schema`), through a client of its own.
 
-    HistoryGone: data was trimmed before it was read (a warning instead, unless `fail_on_data_loss`). UnknownTopic: the
+    HistoryGone: data was trimmed before it was read, or the partition's clock was set back meanwhile (a warning
+    instead, unless `fail_on_data_loss`). UnknownTopic: the
     topic was deleted. Unavailable, TimedOut and their like: no leader answered within the client's timeout; the task
     may be tried again.
     """
     with connect(*servers, name=CLIENT_NAME) as client:
         yield from read_pages(task, asking(client, task), extra, fail_on_data_loss=fail_on_data_loss)
+        start = offset_model.to_text(offset_model.FIRST)
+        check_epoch(task, client.measure(task.topic, task.partition, start, start, limit=1), fail=fail_on_data_loss)
 
 
 def read_pages(task: Task, ask: Ask, extra: Extra = PLAIN, *, fail_on_data_loss: bool = True) -> Iterator[Any]:
@@ -66,7 +71,8 @@ def asking(client: Client, task: Task) -> Ask:
 
     def ask(cursor: bytes) -> FetchReply:
         start = offset_model.to_text(cursor)
-        page = client.page(task.topic, task.partition, start, end, pending=task.pending)
+        with naming_set_back(task.topic, task.partition):
+            page = client.page(task.topic, task.partition, start, end, pending=task.pending)
         if page.number != task.number:
             raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
         return page
@@ -101,6 +107,15 @@ def _check_closed(task: Task, page: FetchReply) -> None:
             f"{task}: the node that leads it knows it closed up to {offset_model.to_text(closed)} only; messages may "
             "still come to lie behind that"
         )
+
+
+def check_epoch(task: Task, found: MeasureReply, *, fail: bool) -> None:
+    """`found` after all was read: in an epoch of the partition's clock that is the task's, all of it was."""
+    if found.clock_epoch == task.clock_epoch:
+        return
+    if fail:
+        raise HistoryGone(set_back(task.topic, task.partition), topic=task.topic, partition=task.partition)
+    log.warning("%s", set_back(task.topic, task.partition))
 
 
 def _check_trimmed(task: Task, cursor: bytes, page: FetchReply, fail: bool) -> None:

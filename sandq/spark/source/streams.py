@@ -17,6 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from sandq.model import offsets as offset_model
@@ -24,7 +25,7 @@ from sandq.model.errors import HistoryGone, SandqError
 from sandq.model.names import TIMER
 from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.source.brokers import Brokers, Found, before, check_kinds, closed_end
+from sandq.spark.source.brokers import Brokers, Found, before, check_kinds, closed_end, set_back
 from sandq.spark.source.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
 from sandq.spark.source.planning import Range, Task, plan
 from sandq.spark.source.positions import Place, Positions, lost, steps
@@ -56,6 +57,8 @@ class Stream:
         self._held_at = -float("inf")
         self._is_written_down = True  # the name of the hold
         self._target: Positions | None = None
+        self._found: Positions | None = None
+        """The end that was looked for last, by what the brokers said then."""
         self._gone: set[Place] = set()
         """What has been warned of."""
         self.closed: Positions | None = None
@@ -69,12 +72,13 @@ class Stream:
         replies = self._measured(places, {})
         found = {place: self._beginning(place, places[place], replies[place]) for place in places}
         self._is_written_down = False
-        return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}")
+        return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies))
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
         """Where the micro-batch from `start` on ends: after `limit` messages, about, or with all that is closed.
 
-        HistoryGone: a topic is gone that was not read to its end (a warning, with failOnDataLoss=false).
+        HistoryGone: a topic is gone that was not read to its end, or a partition's clock was set back since (a warning,
+        with failOnDataLoss=false).
         """
         places = self._places()
         if self._target is not None:
@@ -84,6 +88,7 @@ class Stream:
         held = Positions(cursors, start.hold)
         self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
         replies = self._measured(places, cursors)
+        self._check_epochs(start, places, replies)
         self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
         ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
         self._check_lost(start, Positions(ends))
@@ -91,7 +96,9 @@ class Stream:
         if limit is not None and sum(counts.values()) > limit:
             ends |= self._limited(places, cursors, ends, counts, limit)
         # What is gone keeps its cursor: should it be asked for again, it is not read again.
-        return Positions({**start.cursors, **ends}, start.hold)
+        epochs = {**start.clock_epochs, **_epochs(replies)}
+        self._found = Positions({**start.cursors, **ends}, start.hold, epochs)
+        return self._found
 
     def aim(self) -> None:
         """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
@@ -111,6 +118,9 @@ class Stream:
         self._is_written_down = True
         start = self._begun(start, end)
         self._renew(Positions(start.cursors, end.hold), places)
+        if end != self._found:  # it is from a checkpoint, and may be old
+            read = {place: places[place] for place in end if place in places}
+            self._check_epochs(end, read, self._measured(read, {}, 1))
         ranges = []
         known = {place.number for place in start}
         for step in steps(start, end, lambda place: first_of(place, known)):
@@ -118,7 +128,16 @@ class Stream:
             if found is None:
                 self._lose(f"{step.place} is gone, and with it what was to be read of it")
                 continue
-            ranges.append(Range(found.topic, step.place.number, step.place.partition, step.start, step.end))
+            ranges.append(
+                Range(
+                    found.topic,
+                    step.place.number,
+                    step.place.partition,
+                    step.start,
+                    step.end,
+                    clock_epoch=end.clock_epoch(step.place),
+                )
+            )
         wanted = self._options.min_partitions
         return plan(ranges if wanted <= len(ranges) else self._brokers.all(self._from_first, ranges), wanted)
 
@@ -138,7 +157,7 @@ class Stream:
         reply = self._brokers.measure(Place(one.number, one.partition), one.topic, one.start, one.end, 1)
         if reply.first is None or reply.trimmed >= one.start:
             return one  # the task that reads it says what is wrong
-        return Range(one.topic, one.number, one.partition, reply.first, one.end)
+        return replace(one, start=reply.first)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -196,6 +215,14 @@ class Stream:
 
         return dict(zip(counts, self._brokers.all(end_of, counts), strict=True))
 
+    def _check_epochs(
+        self, noted: Positions, places: Mapping[Place, Found], replies: Mapping[Place, MeasureReply]
+    ) -> None:
+        """Cursors that were noted before a partition's clock was set back lead nowhere any more."""
+        for place, reply in sorted(replies.items()):
+            if place in noted.cursors and reply.clock_epoch != noted.clock_epoch(place):
+                self._lose(set_back(places[place].topic, place.partition))
+
     def _check_lost(self, start: Positions, end: Positions) -> None:
         gone = lost(start, end)
         if gone and set(gone) != self._gone:
@@ -232,6 +259,10 @@ class Stream:
             except SandqError as error:
                 log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
         self._held_at = self._clock()
+
+
+def _epochs(replies: Mapping[Place, MeasureReply]) -> dict[Place, int]:
+    return {place: reply.clock_epoch for place, reply in replies.items() if reply.clock_epoch}
 
 
 def first_of(place: Place, known: set[int]) -> bytes:

@@ -14,7 +14,7 @@ from sandq.broker.controller.metadata_members import VOTERS_MOST
 from sandq.model.membership import State
 from tests.support.nodes.found import FoundNodes, Looks, found_nodes, refusals
 from tests.support.nodes.working import take, values
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 
 THREE = ("node1", "node2", "node3")
 
@@ -23,10 +23,14 @@ async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with nodes.connect("node2") as client:
-            info = await client.admin.cluster()
-            assert [(row["node"], row["member"], row["up"]) for row in info["nodes"]] == [
-                (name, "alive", True) for name in THREE
-            ]
+            # What node2 hears of node3, and its link with it, come in their own time: node1 took both in without them.
+            await until_answer(
+                client.admin.cluster,
+                lambda info: (
+                    [(row["node"], row["member"], row["up"]) for row in info["nodes"]]
+                    == [(name, "alive", True) for name in THREE]
+                ),
+            )
             await client.admin.create_topic("t", partitions=3, replicas=3)
             for number in range(9):
                 await client.produce("t", b"%d" % number)

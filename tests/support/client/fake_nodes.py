@@ -7,7 +7,7 @@ from typing import Any
 from sandq.model.errors import Conflict, NotFound
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import TopicRecord
-from sandq.protocol.requests_admin import ClusterClock, NodeChange, Rebuild, Transfer
+from sandq.protocol.requests_admin import ClockReset, ClusterClock, NodeChange, Rebuild, Transfer
 
 
 def registered(*nodes: str) -> dict[str, dict[str, Any]]:
@@ -64,6 +64,11 @@ class FakeNodes:
         request = Rebuild.parse(frame)
         self.record(request.topic)
         return ()
+
+    def do_clock_reset(self, connection: Any, frame: Frame) -> Any:
+        request = ClockReset.parse(frame)
+        self.record(request.topic)
+        return ({"outcome": "begun", "floor_ms": self.now_ms + 5000, "now_ms": self.now_ms, "clock_epoch": 1},)
 
     def do_cluster_clock(self, connection: Any, frame: Frame) -> Any:
         alarm = ClusterClock.parse(frame).action == "show"

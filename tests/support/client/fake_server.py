@@ -118,6 +118,7 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         self.nodes: list[Node] | None = None
         self.topics: dict[str, TopicRecord] = {}
         self.registered = registered(node_id, "n3")
+        self.ahead_ms = 0
         self.members: list[dict[str, Any]] | None = None
         self.script: dict[int, deque[Any]] = defaultdict(deque)
         self.connections: list[FakeConnection] = []
@@ -303,6 +304,7 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:
         self.record(TopicStats.parse(frame).topic)
         row = {"partition": 0, "messages": 3, "bytes": 30, "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0}
+        row["ahead_ms"] = self.ahead_ms
         return ([row | ({} if self.members is None else {"members": self.members})],)
 
     # Pushing.

@@ -99,6 +99,8 @@ class Stepped:
 
     def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
         self.rng = rng
+        self._rests = random.Random(0)
+        """When the apply thread has nothing to do for a moment; of its own, so that worlds stay what they are."""
         self.timers = VirtualTimers(clock)
         self.published: deque[Published] = deque()
         self.tasks: deque[Any] = deque()
@@ -132,6 +134,8 @@ class Stepped:
         if self.tasks:
             some = self.rng.randint(1, len(self.tasks))
             self.run([self.tasks.popleft() for _ in range(some)])
+            if not self.tasks and self._rests.random() < 0.5:
+                self.node_log.applier.rest()
 
     def run(self, tasks: list[Any]) -> None:
         """What the apply thread does with these."""

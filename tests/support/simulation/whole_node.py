@@ -6,16 +6,19 @@ until it goes on.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from sandq.broker.replication.lanes import Lanes
+from sandq.broker.replication.worker import REST_S
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
@@ -106,12 +109,15 @@ class TaskWorker:
         self._wake = trio.Event()
         self._turns = 0
         self._closed = False
+        self._rest: Callable[[], None] | None = None
+        """What is done once nothing has come for a while after some."""
+        self._is_resting = False
         self._life.nursery.start_soon(self._run)
 
     @property
     def progress(self) -> int | None:
         """As that of `Worker`."""
-        return self._turns if self._items else None
+        return self._turns if self._items or self._is_resting else None
 
     def submit(self, item: Any) -> None:
         self._queue.append(item)
@@ -131,19 +137,32 @@ class TaskWorker:
         return True
 
     def _do(self, items: list[Any]) -> None:
+        self._guarded(partial(self._handle, items))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            self._handle(items)
+            work()
         except BaseException as crash:
             self._closed = True
             self._on_crash(crash)
 
     async def _run(self) -> None:
         life = self._life
+        is_rested = True
         while not self._closed:
             if not self._queue:
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(math.inf if is_rested else REST_S):
+                    await self._wake.wait()
+                if not self._queue and not self._closed and not is_rested:
+                    is_rested = self._is_resting = True
+                    self._turns += 1
+                    await life.machine.until_free(self._kind)
+                    if self._rest is not None and not (self._closed or life.is_lost):
+                        self._guarded(self._rest)
+                    self._is_resting = False
                 continue
+            is_rested = False
             self._items = [self._queue.popleft() for _ in range(life.rng.randint(1, len(self._queue)))]
             self._turns += 1
             await trio.sleep(life.rng.choice(THREAD_S))
@@ -163,9 +182,15 @@ class FairTaskWorker(TaskWorker):
         handle: Callable[[list[Any]], None],
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[Any], int | None],
+        rest: Callable[[], None],
     ) -> None:
         super().__init__(name, handle, on_crash)
         self._queue = _Lanes(lane_of)
+        self._rest = rest
+
+    def beside(self) -> Sequence[Any]:
+        """Nothing: an entry is applied in no time here, so it gives way to no other."""
+        return ()
 
 
 class _Lanes(Lanes[Any]):
@@ -178,12 +203,14 @@ class _Lanes(Lanes[Any]):
     def append(self, item: Any) -> None:
         self.add(item, self._lane_of(item))
 
-    popleft = Lanes.pop
+    def popleft(self) -> Any:
+        for item in self.turn(lambda: False):
+            found = item
+        return found
 
     def __iter__(self) -> Iterator[Any]:
         """Takes them out."""
-        while self:
-            yield self.pop()
+        return self.turn(lambda: True)
 
     def clear(self) -> None:
         for _ in self:

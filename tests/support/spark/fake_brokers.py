@@ -34,6 +34,7 @@ def instant(ms: int) -> bytes:
 class FakeLog:
     rows: list[bytes] = field(default_factory=list)
     trimmed: bytes = offsets.FIRST
+    clock_epoch: int = 0
 
 
 @dataclass
@@ -101,7 +102,9 @@ class FakeBrokers:
         if most is not None and count > most:
             count = min(most, self.step)
             following = offsets.behind(rows[count - 1])
-        return MeasureReply(rows[0] if rows else None, following, count, MS + self.closed_ms, log.trimmed, place.number)
+        closed_ms = MS + self.closed_ms
+        first = rows[0] if rows else None
+        return MeasureReply(first, following, count, closed_ms, log.trimmed, place.number, log.clock_epoch)
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
         if self.refuses_holds:

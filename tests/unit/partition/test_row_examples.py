@@ -31,7 +31,7 @@ from sandq.partition.kv import key_table
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.log.pieces import Message, kept_messages, load_message
+from sandq.partition.log.pieces import AS_PLACED, Message, Wanted, kept_messages, load_kept, load_message
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
@@ -84,14 +84,14 @@ def test_a_message_that_has_everything() -> None:
     stored, entry = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
     assert stored == [(example("message-key"), example("extra-row"))]
     assert entry == rows.log_entry(*stored[0]) == LogEntry(OFFSET, 1, len(stored[0][1]), EXTRA)
-    assert load_message(view_of(), OFFSET, stored[0][1]) == Message(OFFSET, OFFSET, T, NAMED)
+    assert load_message(view_of(), OFFSET, stored[0][1]) == Message(OFFSET, OFFSET, T, NAMED, AS_PLACED)
 
 
 def test_a_payload_that_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = example("payload-key"), example("payload-row")
     moved = rows.log_key(MOVED_TO), example("apart-row")
     assert rows.log_entry(*moved) == LogEntry(MOVED_TO, 1, len(payload[1]), EXTRA)
-    assert load_message(view_of(payload, moved), MOVED_TO, moved[1]) == Message(MOVED_TO, OFFSET, T, NAMED)
+    assert load_message(view_of(payload, moved), MOVED_TO, moved[1]) == Message(MOVED_TO, OFFSET, T, NAMED, AS_PLACED)
     monkeypatch.setattr(rows, "INLINE_BYTES", 0)
     stored, _ = rows.message_rows(OFFSET, T, NAMED, None, rows.needed_of(NAMED, True))
     assert stored[0] == payload
@@ -177,6 +177,13 @@ def test_dead_and_kept() -> None:
     assert dead.kept_row() == example("kept-row")
     view.put(rows.of_group(rows.KEPT, 1, OFFSET), example("kept-row"))
     assert list(kept_messages(view, [Range(OFFSET, 1)], 1)) == [Message(OFFSET, OFFSET, T, HI)]
+
+
+def test_what_was_copied_aside() -> None:
+    row = rows.kept_row(OFFSET, T, HI, wanted_ms=T + 1000, is_delay=True)
+    assert row == example("copied-row")
+    assert load_kept(OFFSET, row) == Message(OFFSET, OFFSET, T, HI, Wanted(T + 1000, True))
+    assert rows.kept_entry(OFFSET, row) == rows.kept_entry(OFFSET, rows.kept_row(OFFSET, T, HI))._replace(size=len(row))
 
 
 def test_blocked() -> None:
@@ -322,6 +329,11 @@ def test_entry_that_asks_for_a_digest() -> None:
     assert tuple(c.Entry.decode(example("entry-digest")).commands) == (c.TakeDigest(524),)
 
 
+def test_entry_that_sets_a_clock_back() -> None:
+    assert c.Entry(T, (c.ClockReset(T),)).encode() == example("entry-clock-reset")
+    assert tuple(c.Entry.decode(example("entry-clock-reset")).commands) == (c.ClockReset(T),)
+
+
 def test_entry_of_holds() -> None:
     commands = (c.Hold("spark", OFFSET, 3_600_000), c.Hold("old", None))
     assert c.Entry(T, commands).encode() == example("entry-holds")
@@ -357,7 +369,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 23
+    assert len(tags) == 24
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -21,6 +21,10 @@ changes = st.one_of(
     st.tuples(st.just("drain")),
 )
 look_ups = st.tuples(st.just("get_ahead"), keys, keys)
+bounds = st.tuples(keys, keys) | keys.map(lambda key: (key, key + b"\x00"))
+vacancies = st.one_of(
+    st.tuples(st.just("note_vacant"), st.lists(bounds, max_size=20).map(sorted)), st.tuples(st.just("forget_vacant"))
+)
 scans = st.tuples(st.just("scan"), keys, keys, st.integers(1, 5), st.integers(1, 9), st.booleans())
 
 
@@ -36,7 +40,19 @@ def naive(
     return rows
 
 
-@given(st.lists(st.one_of(changes, scans, look_ups), max_size=60))
+def test_it_tells_how_much_is_kept_until_the_next_drain() -> None:
+    stores = MemoryStores()
+    stores.write([(b"b1", b"four")])
+    view = View(stores)
+    view.put(b"a1", b"one")
+    view.put_all([(b"a2", b"two"), (b"a3", b"3")])
+    assert view.get_ahead(b"b0", b"c") is None and view.get_ahead(b"b1", b"c") == b"four"
+    assert (len(view), view.bytes) == (4, 11)
+    view.drain()
+    assert (len(view), view.bytes) == (0, 0)
+
+
+@given(st.lists(st.one_of(changes, scans, look_ups, vacancies), max_size=60))
 def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> None:
     stores = MemoryStores()
     view = View(stores)
@@ -56,6 +72,15 @@ def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> Non
                 stores.write(view.drain())
             case "get_ahead", [bytes(key), bytes(stop)]:
                 assert view.get_ahead(key, max(stop, key + b"\x00")) == wanted.get(key)
+            case "note_vacant", [list(ranges)]:
+                vacant = view.note_vacant(ranges)
+                assert vacant == {one for one in ranges if not stores.scan(*one)}
+                assert all(view.get(start) == wanted.get(start) for start, _ in ranges)
+                for start, stop in ranges:
+                    found = view.scan(start, stop, limit=9, max_bytes=9)
+                    assert found == naive(wanted, start, stop, 9, 9, False)
+            case "forget_vacant", _:
+                view.forget_vacant()
             case "scan", [bytes(start), bytes(stop), int(limit), int(max_bytes), bool(reverse)]:
                 found = view.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
                 assert found == naive(wanted, start, stop, limit, max_bytes, reverse)

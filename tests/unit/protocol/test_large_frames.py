@@ -9,13 +9,14 @@ import msgpack
 import pytest
 
 from sandq.model.errors import FrameTooLarge, ProtocolError, SandqError
-from sandq.protocol.frames import CONTROL_BYTES, FrameReader, LargeFrame
+from sandq.protocol.frames import CONTROL_BYTES, ITEMS_MAX, PARTS_MAX, FrameReader, LargeFrame
 
 LARGE = {
     "bytes": [3, 1, "t", bytes(300_000), None],
     "many numbers": [3, 1, [*range(60_000)], "behind"],
     "many arrays": [9, 1, 5, 0, [[number, None] for number in range(50_000)]],
     "ranges within an item": [9, 1, 5, 0, [[5, [[bytes(16), 1]] * 20_000], [6, None]]],
+    "an ack of as much as there may be": [9, 1, 5, 0, [[number, [[bytes(16), 1]]] for number in range(ITEMS_MAX)]],
     "a map": [3, 1, {str(number): [number] for number in range(40_000)}],
     "nested": [3, 1, [[[[[[[[[[[*range(40_000)], "x" * 20_000]]]]]]]]]]],
 }
@@ -86,6 +87,9 @@ def test_so_many_at_a_time() -> None:
         (b"\xc1" * 80_000, ProtocolError),
         (msgpack.packb([[*range(60_000)], 1]), ProtocolError),
         (msgpack.packb("x" * 80_000), ProtocolError),
+        (msgpack.packb([3, 1, [[[]] * 65_000] * (PARTS_MAX // 65_000 + 1)]), ProtocolError),
+        (msgpack.packb([3, 1, [[{}] * 65_000] * (PARTS_MAX // 65_000 + 1)]), ProtocolError),
+        (msgpack.packb([3, 1, [msgpack.ExtType(5, b"x"), bytes(80_000)]]), ProtocolError),
         (msgpack.packb([300, 1, bytes(80_000)]), ProtocolError),
         (msgpack.packb([3, -1, bytes(80_000)]), ProtocolError),
     ],

@@ -99,6 +99,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.NODE_CHANGE, requests_admin.NodeChange("node4", "undrain")),
     (Type.TRANSFER, requests_admin.Transfer("t", 4095, "node4")),
     (Type.REBUILD, requests_admin.Rebuild("t", 0, "node4")),
+    (Type.CLOCK_RESET, requests_admin.ClockReset("t", 4095)),
 ]
 
 

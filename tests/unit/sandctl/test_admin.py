@@ -49,7 +49,7 @@ def test_topics(ctl: Any, server: FakeServer) -> None:
     shown = json.loads(ctl("topic", "show", "orders", "-o", "json").output)
     assert shown["partitions"][0] == {
         "partition": 0, "leader": "n1", "nodes": ["n1"], "moving": False, "group_number": 7, "messages": 3, "bytes": 30,
-        "floor_ms": 1, "now_ms": 2, "delayed": 1, "dead": 0,
+        "floor_ms": 1, "now_ms": 2, "ahead_ms": 0, "delayed": 1, "dead": 0,
     }  # fmt: skip
     assert "settings" in ctl("topic", "show", "orders").output
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
@@ -105,3 +106,30 @@ async def test_what_cannot_be_sent_to_one_is_nothing_to_another() -> None:
                     await trio.sleep_forever()
             assert await client.receive_some(100) == b"still here"
             nursery.cancel_scope.cancel()
+
+
+class Flushes:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def flush(self) -> None:
+        self.count += 1
+
+
+async def test_what_is_gathered_is_sent_at_once_and_once() -> None:
+    sender, before, inside, after = Sender(), Flushes(), Flushes(), Flushes()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.run)
+        await trio.testing.wait_all_tasks_blocked()
+        sender.add(before)
+        with pytest.raises(KeyError), sender.gathering():
+            sender.add(inside)
+            assert inside.count == 0
+            raise KeyError("who answers")
+        assert (before.count, inside.count) == (1, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (before.count, inside.count) == (1, 1)
+        sender.add(after)
+        await trio.testing.wait_all_tasks_blocked()
+        assert after.count == 1
+        nursery.cancel_scope.cancel()

@@ -312,12 +312,15 @@ def reading(path: Path, rows: list[Row], how: str) -> list[Row]:
             for at in range(0, 300, 10):
                 found += stores.scan(b"%08d" % at, b"%08d" % (at + 10), limit=100)
             return found
+        if how == "vacant":
+            vacant = stores.vacant([(key, key + b"\0") for key, _ in rows])
+            return [row for row, is_vacant in zip(rows, vacant, strict=True) if not is_vacant]
         return [(key, value) for key, _ in rows if (value := stores.get(key)) is not None]
     finally:
         stores.close()
 
 
-@pytest.mark.parametrize("how", ["forwards", "backwards", "in pieces", "one by one"])
+@pytest.mark.parametrize("how", ["forwards", "backwards", "in pieces", "one by one", "vacant"])
 @pytest.mark.parametrize("pattern", ["*.ldb", "MANIFEST-*", "CURRENT", "SANDQ-MARK"])
 def test_a_flipped_bit_is_refused_or_harmless(
     sound: tuple[Path, list[Row]], tmp_path: Path, pattern: str, how: str

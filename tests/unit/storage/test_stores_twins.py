@@ -86,6 +86,31 @@ def test_scan_ends_with_the_row_that_reaches_the_bytes(stores: Stores) -> None:
     assert [key for key, _ in stores.scan(b"a", b"z", max_bytes=6, reverse=True)] == [b"d", b"c"]
 
 
+def test_vacant_ranges(stores: Stores) -> None:
+    assert stores.vacant([]) == []
+    assert stores.vacant([(b"a", b"b"), (b"b", b"c")]) == [True, True]
+    stores.write([*rows("a", "b", "ba", "c", "d", "e"), (b"d", None)])
+    stores.flush()
+    stores.write([*rows("f"), (b"c", None)])
+    ranges = [
+        (b"a", b"a\0"),
+        (b"a\0", b"b"),
+        (b"a\1", b"b\0"),
+        (b"b", b"c"),
+        (b"bb", b"c\0"),
+        (b"bc", b"d"),
+        (b"d", b"d\0"),
+    ]
+    assert stores.vacant(ranges) == [False, True, False, False, True, True, True]
+    assert stores.vacant([(b"c", b"e\0"), (b"e", b"c"), (b"f", b"f\0"), (b"g", b"h"), (b"h", b"i")]) == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
 def test_stores_do_not_see_each_other(stores: Stores) -> None:
     one, two = store_range(1), store_range(2)
     stores.write([(one[0] + b"\xff\xff", b"1"), (two[0], b"2"), (two[0] + b"a", b"3")])

@@ -140,6 +140,19 @@ async def test_who_is_neither_linked_nor_heard_of_has_failed(autojump_clock: tri
     assert bed.failed() == set()
 
 
+async def test_failure_marked_by_a_wrong_clock_is_marked_anew(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b", "c")
+    await bed.tend()
+    bed.linked.discard("c")
+    await bed.tend(FAILED_S + 1)
+    right_ms = bed.node("c").failed_since_ms
+    assert right_ms is not None
+    await bed.host.call(m.MarkNode("c", right_ms + 365 * 86_400_000))
+    await bed.tend()
+    since_ms = bed.node("c").failed_since_ms
+    assert since_ms is not None and abs(since_ms - right_ms) <= 1000
+
+
 @pytest.mark.parametrize("what", ["gossip alone", "link alone"])
 async def test_one_of_both_is_enough(autojump_clock: trio.testing.MockClock, what: str) -> None:
     """UDP is blocked and TCP works, or the other way round."""

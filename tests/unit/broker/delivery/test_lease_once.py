@@ -9,7 +9,7 @@ import pytest
 
 from sandq.broker.delivery.lease_once import LeaseOnce
 from sandq.model.errors import Unavailable
-from sandq.partition.groups.group import SEEKING
+from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
 
 NOW_MS = 1_800_000_000_000
@@ -47,5 +47,10 @@ async def test_nothing_is_there() -> None:
 
 
 async def test_nothing_is_known_while_the_group_is_put_elsewhere() -> None:
-    with pytest.raises(Unavailable, match="seek of group 'g' is under way in partition 1, 3: ask again"):
+    with pytest.raises(Unavailable, match="group 'g', partition 1, 3: a seek is under way; ask again"):
         await lease_once(Led(0, None), Led(3, SEEKING), Led(1, SEEKING)).run()
+
+
+async def test_nothing_is_known_while_a_clock_is_set_back() -> None:
+    with pytest.raises(Unavailable, match="group 'g', partition 3: the partition's clock is being set back; ask again"):
+        await lease_once(Led(0, None), Led(3, RESETTING)).run()

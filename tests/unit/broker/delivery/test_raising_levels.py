@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
-from sandq.model.errors import NotLeader, Overloaded, SandqError
+from sandq.model.errors import NotLeader, Overloaded
 from sandq.model.features import KNOWN
 from sandq.partition import commands as c
-from tests.support.partition.bench import Bench
+from tests.support.partition.bench_host import BenchHost
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
-
-
-class Host:
-    """`RaftGroup` as a `PartitionLeader` sees it, over a bench."""
-
-    def __init__(self) -> None:
-        self.bench = Bench()
-        self.works = True
-        self.proposed: list[tuple[Any, Any]] = []
-        self.refusal: SandqError | None = None
-        self._on_status: Any = None
-
-    @property
-    def status(self) -> Any:
-        return self.bench.status()
-
-    def listen(self, *, on_status: Any) -> None:
-        self._on_status = on_status
-
-    def submit(self, command: Any, done: Any, *, messages: int = 0) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.proposed.append((command, done))
-
-    def apply(self) -> None:
-        """All that was proposed."""
-        for command, done in self.proposed:
-            done(self.bench.apply(0, command)[0])
-        self.proposed.clear()
-        self._on_status()
 
 
 class Bed:
@@ -50,7 +18,7 @@ class Bed:
         """The cluster's."""
         self.clock = VirtualClock()
         self.timers = VirtualTimers(self.clock)
-        self.host = Host()
+        self.host = BenchHost()
         self.leader = PartitionLeader(
             self.host,  # type: ignore[arg-type]
             0,

@@ -84,6 +84,15 @@ async def test_one_connection_advances_a_group_only_now_and_then(clock: Any, tim
         assert group.entries == entries
 
 
+async def test_clock_that_was_ahead_and_is_right_again_advances_a_group(clock: Any, time: PartitionTime) -> None:
+    group: Any = Group(now_ms=NOW_MS - 10_000)
+    clock.ms += 86_400_000
+    await time.advance_for_log(group, None)
+    clock.ms = NOW_MS
+    await time.advance_for_log(group, None)
+    assert group.entries == 2
+
+
 async def test_group_that_takes_no_entries_is_read_as_it_is_but_not_as_closed(time: PartitionTime) -> None:
     group: Any = Group(now_ms=NOW_MS - 10_000, keys_expire_ms=NOW_MS)
     group.error = Overloaded("full")

@@ -9,12 +9,20 @@ from collections.abc import Iterable
 import pytest
 
 from sandq.broker.replication.lanes import Lanes
-from sandq.broker.replication.worker import TURN_ITEMS, FairWorker
+from sandq.broker.replication.worker import REST_S, TURN_ITEMS, FairWorker
 from tests.support.waiting import PATIENCE_S
 
 
+def one() -> bool:
+    return False
+
+
+def on() -> bool:
+    return True
+
+
 def all_of(lanes: Lanes[str]) -> str:
-    return "".join(lanes.pop() for _ in range(len(lanes)))
+    return "".join(lanes.turn(on))
 
 
 def test_groups_take_turns() -> None:
@@ -23,7 +31,7 @@ def test_groups_take_turns() -> None:
         lanes.add(item, 1)
     lanes.add("b", 2)
     lanes.add("c", 3)
-    assert lanes.pop() == "a"
+    assert [*lanes.turn(one)] == ["a"]
     lanes.add("b", 2)
     assert all_of(lanes) == "bcaba" + "a"
 
@@ -44,6 +52,25 @@ def test_what_is_behind_all_comes_when_all_that_was_there_is_done() -> None:
     assert len(lanes) == 0
 
 
+def test_others_have_turns_beside_an_item_that_gives_way() -> None:
+    lanes: Lanes[str] = Lanes()
+    for item, lane in [("a", 1), ("b", 2), ("A", 1), ("B", 2), ("!", None), ("c", 3)]:
+        lanes.add(item, lane)
+    done = []
+    for item in lanes.turn(on):
+        if item == "a":
+            for other in lanes.beside(on):
+                if other == "b":
+                    lanes.add("C", 3)
+                    done += [each.upper() + "'" for each in lanes.beside(one)]
+                    done += [each + "'" for each in lanes.beside(on)]
+                done.append(other)
+            assert len(lanes) == 3, "this one, the next of its group, and what comes behind all"
+        done.append(item)
+    assert done == ["c'", "C'", "b", "B", "a", "A", "!"]
+    assert len(lanes) == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order(seed: int) -> None:
     rng = random.Random(seed)
@@ -56,13 +83,17 @@ def test_any_order(seed: int) -> None:
             lanes.add((added, lane), lane)
             added += 1
         else:
-            done.append(lanes.pop())
-    done += [lanes.pop() for _ in range(len(lanes))]
+            done += lanes.turn(one)
+    done += lanes.turn(on)
     assert sorted(number for number, _ in done) == [*range(added)]
     for at, (number, lane) in enumerate(done):
         before = {each for each, _ in done[:at]}
         wanted = [each for each, of in done if each < number and (lane is None or of == lane)]
         assert before.issuperset(wanted)
+
+
+def rest() -> None:
+    """Nothing was put off."""
 
 
 def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
@@ -83,7 +114,7 @@ def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
         batches.append(count)
 
     crashes: list[BaseException] = []
-    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item))
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item), rest)
     worker.submit("a")
     assert began.wait(PATIENCE_S)
     for _ in range(5 * TURN_ITEMS):
@@ -107,12 +138,40 @@ def test_a_worker_ends_what_is_queued_and_a_crash_is_told() -> None:
                 raise KeyError(item)
             done.append(item)
 
-    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7)
+    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7, rest)
     for item in range(1000):
         worker.submit(item)
     assert worker.close(PATIENCE_S)
     assert sorted(done) == [*range(1000)] and not crashes
-    worker = FairWorker("t", handle, crashes.append, lambda item: None)
+    worker = FairWorker("t", handle, crashes.append, lambda item: None, rest)
     worker.submit(-1)
     assert worker.close(PATIENCE_S)
+    assert [type(crash) for crash in crashes] == [KeyError]
+
+
+def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> None:
+    done: list[str] = []
+    put_off, rested = threading.Event(), threading.Semaphore(0)
+    crashes: list[BaseException] = []
+
+    def handle(items: Iterable[str]) -> None:
+        done.extend(items)
+        put_off.set()
+
+    def rest() -> None:
+        done.append("rest")
+        rested.release()
+        if done.count("rest") == 3:
+            raise KeyError("the disk")
+
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: None, rest)
+    for item in "ab":
+        worker.submit(item)
+        assert rested.acquire(timeout=PATIENCE_S)
+        assert put_off.is_set()
+    # Once is enough, however long nothing comes.
+    assert not rested.acquire(timeout=3 * REST_S)
+    assert done == ["a", "rest", "b", "rest"]
+    worker.submit("c")
+    assert rested.acquire(timeout=PATIENCE_S) and worker.close(PATIENCE_S)
     assert [type(crash) for crash in crashes] == [KeyError]

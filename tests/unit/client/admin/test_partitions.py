@@ -45,6 +45,19 @@ def test_more_partitions_are_used_at_once_by_who_added_them(with_client: Any) ->
     with_client(body)
 
 
+def test_a_node_that_is_behind_does_not_bring_back_a_topic_that_was_made_anew(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        await client.produce("t", b"0")
+        known = client._cluster.record("t")
+        assert known is not None
+        server.add_topic("t", 4)
+        server.topics["t"] = server.topics["t"]._replace(number=known.number - 1)
+        assert [len(topic.partitions) for topic in await client.admin.list_topics()] == [4]
+        assert client._cluster.record("t") == known
+
+    with_client(body)
+
+
 def test_more_partitions_are_looked_for_before_one_is_said_not_to_be_there(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"0")
@@ -108,6 +121,8 @@ def test_nodes_are_drained_and_removed(with_client: Any) -> None:
         for wrong in ("", "no node", None):
             with pytest.raises(InvalidRequest):
                 await client.admin.remove_node(wrong)  # type: ignore[arg-type]
+        assert (await client.admin.reset_clock("t", 0))["outcome"] == "begun"
+        assert server.of_type(Type.CLOCK_RESET)[0][2:] == ["t", 0]
         await client.admin.transfer("t", 0, "n3")
         assert server.of_type(Type.TRANSFER)[0][2:] == ["t", 0, "n3"]
         await client.admin.rebuild("t", 0, "n3")

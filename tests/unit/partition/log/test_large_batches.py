@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sandq.partition import commands as c
 from sandq.partition import view as view_module
 from sandq.partition.log.message_log import LARGE_ROW_BYTES
 from sandq.partition.log.reader import NEAR_BYTES
-from sandq.partition.view import Row, View
+from sandq.partition.view import Bounds, Row, View
 from tests.support.partition.bench import Bench, T, by_id
 
 MESSAGES = 3000
@@ -34,6 +35,11 @@ class CountingRows:
     def scan(self, start: bytes, stop: bytes, **bounds: Any) -> list[Row]:
         found: list[Row] = self._rows.scan(start, stop, **bounds)
         self._count(found)
+        return found
+
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        self.reads += 1
+        found: list[bool] = self._rows.vacant(ranges)
         return found
 
     def _count(self, found: list[Row]) -> None:

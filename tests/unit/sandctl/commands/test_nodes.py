@@ -152,3 +152,19 @@ def test_partitions_say_where_they_go(ctl: Any, server: FakeServer) -> None:
     assert row["nodes"] == ["n1", "n2"] and row["moving"] is True and row["members"] == members
     server.topics["t"] = server.topics["t"]._replace(partitions=[rows[0]._replace(moving=False)])
     assert "n1, n2  -  " in ctl("cluster", "partitions").output
+
+
+def test_floors_and_clock_reset(ctl: Any, server: FakeServer) -> None:
+    assert ctl("cluster", "clock", "floors").output == "none\n"
+    assert ctl("cluster", "clock", "reset", "t", "--yes").output == "no partition is ahead of its leader's clock\n"
+    assert server.of_type(Type.CLOCK_RESET) == []
+    server.ahead_ms = 90_000
+    lines = ctl("cluster", "clock", "floors", "t").output.splitlines()
+    assert lines[0].split() == ["TOPIC", "PARTITION", "FLOOR", "AHEAD", "EPOCH", "RESET"]
+    assert lines[1].split()[:2] == ["t", "0"] and "1m30s" in lines[1]
+    result = ctl("cluster", "clock", "reset", "t", "0", "--yes")
+    assert result.output == "partition 0 of t: is being set back\n"
+    assert server.of_type(Type.CLOCK_RESET)[0][2:] == ["t", 0]
+    assert ctl("cluster", "clock", "reset", "t", "1", "--yes").output.startswith("no partition")
+    assert ctl("cluster", "clock", "reset").exit_code == 2
+    assert json.loads(ctl("cluster", "clock", "reset", "--yes", "-o", "json").output)["reset"][0]["outcome"] == "begun"

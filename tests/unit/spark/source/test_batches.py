@@ -123,3 +123,8 @@ def test_views_are_of_kinds(brokers: FakeBrokers) -> None:
     assert plan_latest(options, brokers) == [LatestTask("kv", 2, 0), LatestTask("kv", 2, 1)]
     with pytest.raises(InvalidRequest, match="'t' is none"):
         plan_latest(parse_options({"subscribe": "t", "view": "latest"}), brokers)
+
+
+def test_tasks_are_of_the_epoch_in_which_they_were_planned(brokers: FakeBrokers) -> None:
+    brokers.topics["t"].logs[1].clock_epoch = 3
+    assert [task.clock_epoch for task in planned(brokers, minPartitions=4)] == [0, 0, 3, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from sandq.errors import ConnectionLost, HistoryGone, Unavailable
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.piece import Piece
-from sandq.protocol.requests_log import FetchReply
+from sandq.protocol.requests_log import FetchReply, MeasureReply
 from sandq.spark.source.planning import Task
-from sandq.spark.source.reading import read_pages
+from sandq.spark.source.reading import check_epoch, read_pages
 
 MS = 1_700_000_000_000
 CLOSED_MS = MS + 1000
@@ -163,3 +164,11 @@ def test_what_asking_raises_comes_out() -> None:
 
     with pytest.raises(ConnectionLost, match="nobody is there"):
         list(read_pages(task_of(), ask))
+
+
+def test_task_that_was_planned_before_a_clock_was_set_back() -> None:
+    found = MeasureReply(None, None, 0, MS, offsets.FIRST, NUMBER, 2)
+    check_epoch(replace(task_of(), clock_epoch=2), found, fail=True)
+    check_epoch(task_of(), found, fail=False)
+    with pytest.raises(HistoryGone, match="topic 't', partition 0: its clock was set back"):
+        check_epoch(task_of(), found, fail=True)

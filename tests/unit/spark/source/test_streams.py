@@ -308,3 +308,41 @@ def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
     other = Positions({place: instant(1) for place in end}, end.hold)
     with pytest.raises(InvalidRequest, match="lies behind the end"):
         stream(brokers).tasks(end, other)
+
+
+def test_clock_that_was_set_back_ends_a_stream_that_had_read_before(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10)
+    found = stream(brokers)
+    end = Positions.parse(found.latest(found.initial(), None).to_json())
+    assert "clock_epochs" not in end.to_json()
+    brokers.topics["t"].logs[1].clock_epoch = 1
+    for ask in (lambda: found.latest(end, None), lambda: stream(brokers).tasks(end, end)):
+        with pytest.raises(HistoryGone, match=r"topic 't', partition 1: its clock was set back.* another checkpoint"):
+            ask()
+
+
+def test_stream_of_the_present_epoch_goes_on_after_a_restart(brokers: FakeBrokers) -> None:
+    brokers.topics["t"].logs[1].clock_epoch = 2
+    brokers.append("t", 10, 3, 1)
+    begun = stream(brokers)
+    start = begun.initial()
+    end = Positions.parse(json.loads(json.dumps(begun.latest(start, None).to_json())))
+    assert end.clock_epochs == {Place(1, 1): 2}
+    tasks = stream(brokers).tasks(start, end)
+    assert [task.clock_epoch for task in tasks] == [0, 2]
+    assert stream(brokers).latest(end, None) == end
+
+
+def test_clock_that_was_set_back_is_a_warning_without_fail_on_data_loss(brokers: FakeBrokers) -> None:
+    found = stream(brokers, failOnDataLoss=False)
+    end = found.latest(found.initial(), None)
+    brokers.topics["t"].logs[0].clock_epoch = 1
+    again = found.latest(end, None)
+    assert again.clock_epochs == {Place(1, 0): 1}
+    assert found.latest(again, None) == again
+
+
+def test_position_with_clock_epochs_that_are_none_is_refused() -> None:
+    for epochs in (3, {"1": 3}, {"1": {"0": "x"}}, {"1": {"x": 1}}):
+        with pytest.raises(InvalidRequest, match="position"):
+            Positions.parse({"version": 1, "hold": "", "topics": {}, "clock_epochs": epochs})

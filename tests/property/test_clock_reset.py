@@ -1,0 +1,36 @@
+"""Random work under a clock that goes wrong, a reset, and all of it drained: nothing is lost, early, or comes again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.partition import clock_reset
+from sandq.partition.log import trim
+from tests.support.examples import seeds
+from tests.support.partition.reset_walk import ResetWalk
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_reset, "STEP_ROWS", 3)
+    monkeypatch.setattr(clock_reset, "STEP_MESSAGES", 3)
+    monkeypatch.setattr(trim, "PIN_MS", 3000)  # what waits, and what keys block, is soon copied aside
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("seed", seeds(6, 300))
+def test_after_a_reset_everything_comes_once_and_in_time(seed: int, ordering: str) -> None:
+    walk = ResetWalk(seed, ordering=ordering, delete_on_ack=seed % 3 > 0)
+    draw = walk.random
+    walk.work(draw.randrange(40))
+    for _ in range(draw.choice([1, 1, 2])):
+        for _ in range(draw.choice([1, 1, 2])):
+            walk.skew = draw.choice([20_000, 300_000, 90_000_000])
+            walk.work(draw.choice([1, 3, 30]))
+            walk.skew = 0
+            walk.work(draw.randrange(40))
+        if walk.ahead >= clock_reset.LEAST_MS:
+            walk.reset()
+            walk.check_rows()
+        walk.work(draw.randrange(30))
+    walk.drain()

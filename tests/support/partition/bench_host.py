@@ -1,0 +1,38 @@
+"""The group of a partition, as its leader sees it, over a partition on a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model.errors import SandqError
+from tests.support.partition.bench import Bench
+
+
+class BenchHost:
+    """`RaftGroup` as a `PartitionLeader` sees it, over a bench."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.works = True
+        self.proposed: list[tuple[Any, Any]] = []
+        self.refusal: SandqError | None = None
+        self._on_status: Any = None
+
+    @property
+    def status(self) -> Any:
+        return self.bench.status()
+
+    def listen(self, *, on_status: Any) -> None:
+        self._on_status = on_status
+
+    def submit(self, command: Any, done: Any, *, messages: int = 0) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.proposed.append((command, done))
+
+    def apply(self, at: int = 0) -> None:
+        """Apply all that was proposed, stamped T + `at`."""
+        proposed, self.proposed = self.proposed, []
+        for command, done in proposed:
+            done(self.bench.apply(at, command)[0])
+        self._on_status()

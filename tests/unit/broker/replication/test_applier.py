@@ -1,0 +1,193 @@
+"""The applier tells at once what came of entries, and writes the rows of many small runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandq.broker.replication import applier
+from sandq.broker.replication.applier import (
+    DEPTH,
+    WRITE_BYTES,
+    WRITE_ENTRIES,
+    WRITE_ROW_BYTES,
+    WRITE_ROWS,
+    Applier,
+    Apply,
+    Ask,
+    Published,
+)
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.partition.view import Change
+from sandq.storage.stores import MemoryStores
+
+T = 1_800_000_000_000
+
+
+class Counter:
+    """A replica that puts so many rows as an entry is long."""
+
+    def __init__(self, number: int) -> None:
+        self.store = number
+        self.digests_asked: list[int] = []
+        self.applied_index = 0
+        self._rows: dict[bytes, bytes] = {}
+        self.half_way: Callable[[], None] = tuple
+        """Called in the middle of an entry."""
+
+    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        self.half_way()
+        self.applied_index = index
+        self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
+        return [index]
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._rows)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum([len(row) for row in self._rows.values()])
+
+    def drain(self) -> list[Change]:
+        rows, self._rows = self._rows, {}
+        return [*rows.items(), (b"%d applied" % self.store, b"%d" % self.applied_index)]
+
+    def status(self) -> int:
+        return self.applied_index
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.stores = MemoryStores()
+        self.told: list[Published] = []
+        self.writes: list[bool] = []
+        self.applier = Applier(
+            self.stores, self.told.append, lambda entries, apply_s, write_s: self.writes.append(write_s > 0)
+        )
+        self.replicas = [Counter(0), Counter(1)]
+
+    def entry(self, group: int = 0, size: int = 1) -> Apply:
+        replica = self.replicas[group]
+        return Apply(group, replica, replica.applied_index + 1, b"x" * size, True)
+
+    def written(self, group: int = 0) -> int:
+        return int(self.stores.get(b"%d applied" % group) or 0)
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def test_what_came_of_an_entry_is_told_before_anything_is_written(bed: Bed) -> None:
+    bed.applier.run([bed.entry()])
+    assert [(told.results, told.statuses) for told in bed.told] == [([(0, 1, [1])], {0: 1})]
+    assert (bed.written(), bed.writes) == (0, [False])
+    bed.applier.rest()
+    assert bed.written() == 1
+
+
+def test_many_entries_are_written_at_once(bed: Bed) -> None:
+    for _ in range(WRITE_ENTRIES):
+        assert bed.written() == 0
+        bed.applier.run([bed.entry()])
+    assert bed.written() == WRITE_ENTRIES
+    bed.applier.run([bed.entry()])
+    assert bed.written() == WRITE_ENTRIES, "it counts anew"
+
+
+def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
+    bed.applier.run([Apply(0, bed.replicas[0], 1, b"x" * (WRITE_ROWS - 1), True)])
+    assert bed.written() == 0
+    bed.applier.run([Apply(0, bed.replicas[0], 2, b"x", True)])
+    assert bed.written() == 2
+    bed.replicas[1].apply = lambda index, command, wanted: []  # type: ignore[method-assign]
+    bed.applier.run([Apply(1, bed.replicas[1], 1, b"x" * WRITE_BYTES, True)])
+    assert bed.stores.get(b"1 applied") is not None
+
+
+def test_so_are_small_ones_that_copy_large_messages(bed: Bed) -> None:
+    value, count = bytes(1 << 18), 8
+    replica = PartitionReplica(bed.stores, 1, 0, 0, parse_settings({}).record())
+
+    def apply(index: int, command: c.Command) -> None:
+        entry = c.Entry(T, [command]).encode()
+        bed.applier.run([Apply(0, replica, index, entry, True)])
+
+    apply(1, c.Append(encode({Column.VALUE: [value] * count})))
+    assert replica.unwritten_bytes == 0
+    for at in range(count):
+        message_id = offsets.pack(T, 1, at, 0)
+        apply(2 + at, c.Move([((c.TARGET_ID, message_id), T + 60_000, False)]))
+        assert bed.told[-1].results[0][2][0][0][0] == "moved"
+        assert replica.unwritten_bytes < WRITE_ROW_BYTES
+    assert replica.unwritten < WRITE_ROWS
+
+
+def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
+    found: list[int] = []
+    bed.applier.run([bed.entry(0), bed.entry(1)])
+    bed.applier.run([Ask(lambda: bed.written(), found.append, 0)])
+    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0]
+    bed.applier.run([Ask(lambda: bed.written(0) + bed.written(1), found.append)])
+    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0, 2]
+
+
+def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before it is told, but for what came of its own group; what others have to do is done and told."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    long, other = bed.replicas
+    bed.applier.run([bed.entry(0)])
+    assert bed.told.pop().statuses == {0: 1}
+
+    def give_way() -> None:
+        bed.applier.beside = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
+        bed.applier.give_way()
+        assert [(told.results, told.statuses) for told in bed.told] == [
+            ([(1, 1, [1])], {1: 1}),
+            ([(1, 2, [2])], {1: 2}),
+        ]
+        assert (bed.written(0), bed.written(1)) == (0, 2), "nothing of an entry that is half done is written"
+        long.half_way = tuple
+
+    first = Apply(0, long, 2, b"x", True)
+    long.half_way = lambda: setattr(long, "half_way", give_way)
+    bed.applier.run([first, bed.entry(1), Apply(0, long, 3, b"x", True)])
+    assert [(told.results, told.statuses) for told in bed.told[2:]] == [([(0, 2, [2]), (0, 3, [3])], {0: 3})]
+    assert sum(told.applied_bytes for told in bed.told) == 3 + WRITE_ROWS
+    bed.applier.rest()
+    assert (bed.written(0), bed.written(1)) == (3, 2)
+
+
+def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 1e9)
+    bed.replicas[0].half_way = bed.applier.give_way
+    bed.applier.beside = lambda: pytest.fail("nobody is asked")
+    bed.applier.run([bed.entry(0)])
+    assert len(bed.told) == 1
+
+
+def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    bed.replicas = [Counter(number) for number in range(DEPTH + 2)]
+    for replica in bed.replicas:
+        replica.half_way = bed.applier.give_way
+    waiting = [bed.entry(number) for number in range(1, DEPTH + 2)]
+    deepest = []
+
+    def beside() -> list[Apply]:
+        deepest.append(len(waiting))
+        return [waiting.pop(0)]
+
+    bed.applier.beside = beside
+    bed.applier.run([bed.entry(0)])
+    assert len(deepest) == DEPTH and len(waiting) == 1
+    told = [number for published in bed.told for number in published.statuses]
+    assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"

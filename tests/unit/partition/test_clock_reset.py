@@ -1,0 +1,529 @@
+"""A clock reset, case by case: what each instant that a partition stores becomes. Random work: tests/property."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict, InvalidRequest, Unavailable
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.groups import settlement
+from sandq.partition.log.message_log import Stored
+from tests.support.partition.bench import Bench, T, batch_of, by_key
+from tests.support.partition.key_bench import KeyBench
+
+YEAR = 365 * 86_400_000
+HOUR = 3_600_000
+
+
+def poisoned(**settings: Any) -> Bench:
+    """A partition with a group, one of whose entries was stamped a year ahead."""
+    bench = Bench(level=4, **settings)
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    return bench
+
+
+def set_back(bench: Bench, to: int, *, restart: bool = False) -> None:
+    """Set the clock back, and go through all steps."""
+    assert bench.apply(to, c.ClockReset(T + to))[0]["outcome"] == "begun"
+    steps = 0
+    while bench.apply(to, c.Upkeep())[0] and bench.status().reset is not None:
+        steps += 1
+        assert steps < 1000
+        if restart:
+            bench.restart()
+
+
+def test_message_for_now_comes_now_after_a_reset() -> None:
+    bench = poisoned()
+    bench.append("before", at=1000)
+    assert bench.lease(at=2000) == []
+    set_back(bench, 3000)
+    bench.append("after", at=4000)
+    assert bench.values(bench.lease(at=4000)) == ["before", "after"]
+
+
+def test_reset_is_answered_what_it_found() -> None:
+    bench = poisoned()
+    answer = bench.apply(3000, c.ClockReset(T + 3000))[0]
+    assert answer == {"outcome": "begun", "floor_ms": T + YEAR, "now_ms": T + 3000, "clock_epoch": 1}
+    again = bench.apply(3001, c.ClockReset(T + 3001))[0]
+    assert (again["outcome"], again["clock_epoch"]) == ("under_way", 1)
+    while bench.status().reset is not None:
+        bench.upkeep(3002)
+    late = bench.apply(9000, c.ClockReset(T + 3000))[0]
+    assert (late["outcome"], late["clock_epoch"], late["now_ms"]) == ("not_ahead", 1, T + 9000)
+
+
+def test_reset_of_a_floor_that_is_hardly_ahead_changes_nothing() -> None:
+    bench = Bench(level=4)
+    bench.apply(1000, c.Clock())
+    assert bench.apply(1000, c.ClockReset(T + 1))[0]["outcome"] == "not_ahead"
+    assert bench.machine.clock_epoch == 0
+
+
+def test_reset_below_its_level_is_refused() -> None:
+    bench = Bench(level=3)
+    bench.apply(YEAR, c.Clock())
+    refusal = bench.apply(0, c.ClockReset(T))[0]
+    assert isinstance(refusal, Conflict) and "feature level 3" in str(refusal)
+    assert bench.machine.now_ms == T + YEAR
+
+
+def test_reset_of_a_compacted_topic_is_refused() -> None:
+    bench = KeyBench(level=4)
+    bench.apply(YEAR, c.Clock())
+    refusal = bench.apply(0, c.ClockReset(T))[0]
+    assert isinstance(refusal, InvalidRequest) and "compacted" in str(refusal)
+    assert (bench.machine.now_ms, bench.machine.clock_epoch) == (T + YEAR, 0)
+
+
+def test_nothing_is_stored_leased_or_opened_while_a_reset_is_under_way() -> None:
+    bench = poisoned()
+    bench.apply(0, c.ClockReset(T))
+    asked = (
+        c.Append(batch_of(["a"])),
+        c.Lease("g", T, [c.Grant("c", 1, 1000)]),
+        c.Ack([(1, None)]),
+        c.OpenGroup("h", "earliest"),
+        c.Seek("g", "earliest"),
+        c.Cancel([by_key("k")]),
+    )
+    results = bench.apply(0, *asked)
+    assert all(isinstance(result, Unavailable) and "being set back" in str(result) for result in results)
+    assert bench.apply(YEAR, c.Clock(), c.Touch(["g"])) == [None, None]
+    assert (bench.machine.now_ms, bench.status().next_expiry_ms) == (T, None)
+
+
+def test_what_was_delayed_comes_at_its_own_instant() -> None:
+    bench = poisoned()
+    bench.put("one by one", at=1000, due=60_000, unique="a")
+    bench.append("batch", at=1000, due=[70_000])
+    bench.append("delay", at=1000, due=[80_000], relative=True)
+    bench.append("beyond", at=1000, due=[YEAR + 5])
+    set_back(bench, 3000, restart=True)
+    came = {}
+    for at in (3500, 59_000, 60_000, 69_000, 70_000, 80_999, 81_000, YEAR + 4, YEAR + 5):
+        came[at] = bench.values(bench.lease(at=at, ms=2 * YEAR))
+    assert {at: values for at, values in came.items() if values} == {
+        60_000: ["one by one"],
+        70_000: ["batch"],
+        81_000: ["delay"],
+        YEAR + 5: ["beyond"],
+    }
+
+
+def test_delay_asked_for_under_the_wrong_clock_counts_from_the_reset() -> None:
+    bench = poisoned()
+    bench.append("now", "later", at=YEAR, due=[0, 5000], relative=True)
+    bench.send("ready", at=YEAR, unique=["k"])
+    set_back(bench, 3000)
+    assert bench.values(bench.lease(at=3001)) == ["now", "ready"]
+    assert bench.lease(at=7999) == []
+    assert bench.values(bench.lease(at=8001)) == ["later"]
+
+
+def test_ids_lead_to_messages_that_were_placed_again() -> None:
+    bench = poisoned()
+    base, _ = bench.append("a", "b", at=1000)
+    kept = bench.put("c", at=1000, unique="k")
+    set_back(bench, 3000)
+    assert bench.cancel(offsets.shift(base, 1), at=4000)[0] == "cancelled"
+    assert bench.cancel(by_key("k"), at=4000) == ["cancelled", kept]
+    assert bench.values(bench.lease(at=4000)) == ["a"]
+
+
+def test_what_a_group_acked_too_early_does_not_come_to_it_again() -> None:
+    bench = Bench(level=4)
+    bench.open("g")
+    bench.open("h")
+    bench.append("soon", due=[60_000])
+    lease = bench.one(at=YEAR, group="g")
+    bench.ack(lease.token, at=YEAR)
+    set_back(bench, 3000, restart=True)
+    assert bench.lease(at=4000, group="h") == []
+    assert bench.lease(at=60_000, group="g") == []
+    assert bench.values(bench.lease(at=60_000, group="h")) == ["soon"]
+    assert bench.rows(rows.GAPS) == []
+    bench.seek("earliest", at=61_000, group="g")
+    bench.append("next", at=61_000)
+    assert "next" in bench.values(bench.lease(at=61_000, group="g"))
+
+
+def test_leases_end_and_their_messages_are_ready_without_the_attempt() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    bench.append("a")
+    lease = bench.one(at=YEAR)
+    set_back(bench, 3000)
+    assert bench.ack(lease.token, at=3100) == []
+    again = bench.one(at=3100)
+    assert (bench.values([again]), again.attempt, again.deadline_ms) == (["a"], 1, T + 33_100)
+
+
+def test_back_off_counts_from_when_it_began() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    bench.append("before", "under")
+    one, other = (bench.one(limit=1, at=1000, ms=2 * YEAR) for _ in range(2))
+    bench.nack(one.token, at=1000, delay=20_000)
+    bench.nack(other.token, at=YEAR, delay=30_000)
+    set_back(bench, 3000)
+    times = {bench.values([bench.one(at=at)])[0]: at for at in (21_000, 33_000)}
+    assert times == {"before": 21_000, "under": 33_000}
+    assert bench.lease(at=34_000) == []
+
+
+def test_move_of_what_waits_keeps_its_instant() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    base, _ = bench.append("a")
+    bench.nack(bench.one(at=1000).token, at=1000, delay=20_000)
+    bench.apply(YEAR, c.Clock())
+    assert bench.move(base, 50_000, at=2000)[0] == "moved"
+    set_back(bench, 3000)
+    assert bench.lease(at=49_999) == []
+    assert bench.values(bench.lease(at=50_000)) == ["a"]
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize(("to", "relative", "comes"), [(HOUR, False, HOUR), (5000, True, 8000)])
+def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: bool, comes: int, trimmed: bool) -> None:
+    """Consumers got it too early, and gave it back: its producer's last word holds."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    base = bench.append("a", at=1000, due=[2 * HOUR])
+    for group in "gh":
+        bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=3 * HOUR)
+    if trimmed:
+        bench.trim(at=YEAR + HOUR)
+    assert bench.rows(rows.LOG) == [] or not trimmed
+    assert bench.move(base, to, at=YEAR, relative=relative)[0] == "moved"
+    set_back(bench, 3000, restart=True)
+    for group in "gh":
+        assert bench.lease(group=group, at=comes - 1) == []
+        assert bench.values(bench.lease(group=group, at=comes)) == ["a"]
+
+
+def test_move_of_what_waits_to_before_its_place() -> None:
+    """A reset has put its place where its producer had first wanted it."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    base = bench.append("a", at=1000, due=[2 * HOUR])
+    for group in "gh":
+        bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=3 * HOUR)
+    set_back(bench, 3000, restart=True)
+    assert bench.move(base, HOUR, at=4000)[0] == "moved"
+    for group in "gh":
+        assert bench.lease(group=group, at=HOUR - 1) == []
+        assert bench.values(bench.lease(group=group, at=HOUR)) == ["a"]
+
+
+def test_dead_letters_stay_and_can_be_redriven() -> None:
+    bench = Bench(level=4, max_attempts=1)
+    bench.open()
+    bench.append("a")
+    bench.apply(YEAR, c.Clock())
+    bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    set_back(bench, 3000, restart=True)
+    (dead,) = bench.dead()
+    assert dead.dead_ms == T + 3000
+    assert bench.job("redrive", at=4000)[1] == 1
+    assert bench.values(bench.lease(at=4000)) == ["a"]
+
+
+def test_unique_key_is_kept_for_its_window_and_no_longer() -> None:
+    bench = Bench(level=4, dedup_window="1h")
+    bench.open()
+    bench.put("a", unique="k", at=YEAR)
+    bench.ack(bench.one(at=YEAR).token, at=YEAR)
+    set_back(bench, 3000)
+    refused = bench.send("b", unique=["k"], at=3_600_000)
+    assert isinstance(refused, Stored) and refused.refused
+    bench.trim(at=3_603_001)
+    assert not bench.send("b", unique=["k"], at=3_603_001).refused
+
+
+def test_repeated_cancel_is_answered_for_as_long_as_ever() -> None:
+    bench = poisoned()
+    message = bench.put("a", unique="k", at=1000)
+    bench.cancel(message, at=1000)
+    set_back(bench, 3000)
+    assert bench.cancel(message, at=3000 + CANCEL_MEMORY_MS - 1)[0] == "cancelled"
+    bench.trim(at=3000 + CANCEL_MEMORY_MS)
+    assert bench.rows(rows.FORGET) == []
+
+
+def test_producer_has_its_week_and_its_answers() -> None:
+    bench = poisoned()
+    batch = c.Append(batch_of(["a"]), 77, 1, 1)
+    first = bench.apply(1000, batch)[0]
+    set_back(bench, 3000)
+    assert bench.apply(4000, batch)[0] == first
+    assert bench.machine.producers.next_ms == T + 3000 + FIXED.producer_ttl_ms
+
+
+def test_hold_lasts_as_long_as_any_may() -> None:
+    bench = poisoned()
+    bench.apply(2 * YEAR, c.Hold("spark", offsets.LAST, 3_600_000))
+    set_back(bench, 3000)
+    (hold,) = bench.machine.holds.all
+    assert hold.until_ms == T + 3000 + FIXED.hold_most_ms
+    assert hold.offset < offsets.pack(T + 3000, 0, 0, 0)
+
+
+def test_groups_and_jobs_are_of_no_later_time() -> None:
+    bench = poisoned()
+    bench.apply(1000, c.Touch(["g"]))
+    bench.append("a", due=[YEAR + 1000], at=1000)
+    job_id = bench.start_job("cancel", at=1000)
+    set_back(bench, 3000)
+    assert bench.machine.groups.named("g").touched_ms == T + 3000
+    shown = bench.machine.jobs.find(job_id).shown()
+    assert (shown["state"], shown["finished_ms"]) == ("stopped", T + 3000)
+
+
+def test_seek_that_was_under_way_goes_on_to_its_end_first() -> None:
+    bench = Bench(level=4, max_attempts=1, delete_on_ack=False, retain="30d")
+    bench.open()
+    bench.append("a", at=YEAR)
+    bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    bench.apply(YEAR, c.Seek("g", "earliest"))
+    set_back(bench, 3000, restart=True)
+    assert bench.dead() == []
+    assert bench.values(bench.lease(at=4000)) == ["a"]
+
+
+def test_order_of_a_key_stays() -> None:
+    bench = poisoned(ordering="key")
+    for value in "abc":
+        bench.put(value, key="k", at=1000)
+    set_back(bench, 3000, restart=True)
+    came = []
+    for at in (4000, 4001, 4002):
+        lease = bench.one(at=at)
+        came += bench.values([lease])
+        bench.ack(lease.token, at=at)
+    assert came == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_what_was_stored_one_by_one_below_the_level_stays_where_it_was_put(level: int) -> None:
+    bench = Bench(level=level)
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    bench.append("whole", at=1000)
+    bench.put("single", at=1000, unique="k")
+    bench.apply(2000, c.RaiseLevel(4))
+    set_back(bench, 3000)
+    assert bench.values(bench.lease(at=4000)) == ["whole"]
+    assert bench.job("move", at=4000, to_ms=T + 5000)[1] == 1
+    assert bench.values(bench.lease(at=5000)) == ["single"]
+
+
+def test_trimming_goes_on_after_a_reset() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    bench.append("a", "b", at=YEAR)
+    bench.ack(bench.one(limit=1, at=YEAR).token, at=YEAR)
+    set_back(bench, 3000)
+    bench.ack(bench.one(at=4000).token, at=4000)
+    bench.trim(at=4000)
+    assert bench.rows(rows.LOG) == []
+    assert (bench.status().messages, bench.status().bytes, bench.status().later) == (0, 0, 0)
+
+
+def test_step_in_the_entry_that_began_a_reset_changes_nothing() -> None:
+    bench = poisoned()
+    results = bench.apply(3000, c.Append(batch_of(["a"])), c.ClockReset(T + 3000), c.Upkeep(), c.Upkeep())
+    assert results[1]["outcome"] == "begun"
+    while bench.status().reset is not None:
+        bench.upkeep(3001)
+    assert bench.values(bench.lease(at=4000)) == ["a"]
+
+
+def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
+    bench = poisoned()
+    bench.apply(3000, c.ClockReset(T + 3000))
+    while True:  # which step is the last one is not known before
+        stored = bench.apply(60_000, c.Upkeep(), c.Append(batch_of(["a"], due=[5000], relative=True)))[1]
+        if not isinstance(stored, Unavailable):
+            break
+    assert bench.machine.now_ms == T + 60_000
+    assert bench.lease(at=64_999) == []
+    assert bench.values(bench.lease(at=65_000)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("level", "due", "relative", "comes"),
+    [
+        (4, YEAR + 5000, False, YEAR + 5000),
+        (4, 500, False, 500),
+        (4, 500, True, 3500),
+        (4, None, False, 3000),
+        # Which of these it was is not known: it is not early.
+        (3, YEAR + 5000, False, YEAR + 5000),
+        (3, 500, True, YEAR + 500),
+    ],
+)
+def test_blocked_message_of_the_wrong_clock_copied_aside(
+    level: int, due: int | None, relative: bool, comes: int
+) -> None:
+    """It comes at the instant that was chosen, or when its delay is over, counted from the reset."""
+    bench = Bench(level=level, ordering="key")
+    for group in "gh":
+        bench.open(group)
+    bench.put("a", key="k")
+    bench.apply(YEAR, c.Append(batch_of(["b"], keys=["k"], due=due and [due], relative=relative), split=True))
+    blocking = bench.one(at=YEAR + 5000, ms=HOUR)
+    for _ in "ab":
+        bench.ack(bench.one(group="h", at=YEAR + 5000).token, at=YEAR + 5000)
+    bench.nack(blocking.token, at=YEAR + 5000, delay=HOUR)
+    bench.trim(at=YEAR + HOUR - 1)
+    assert bench.rows(rows.LOG) == [] and len(bench.rows(rows.KEPT)) == 2
+    bench.apply(YEAR + HOUR - 1, c.RaiseLevel(4))
+    set_back(bench, 3000, restart=True)
+    again = bench.one(at=3000 + HOUR)
+    assert bench.values([again]) == ["a"]
+    bench.ack(again.token, at=3000 + HOUR)
+    if comes > 3000 + HOUR:
+        assert bench.lease(at=comes - 1) == []
+    assert bench.values(bench.lease(at=max(comes, 3000 + HOUR))) == ["b"]
+
+
+@pytest.mark.parametrize(("due", "comes"), [([1500, YEAR + 5000], YEAR + 5000), ([1500, 2000], HOUR)])
+def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instant(due: list[int], comes: int) -> None:
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    wrong = YEAR + 60_000
+    bench.append("a", "b", at=wrong, due=due)
+    lease = bench.one(at=wrong)
+    bench.nack(lease.token, at=wrong, delay=HOUR)
+    bench.ack(bench.one(group="h", at=wrong).token, at=wrong)
+    bench.trim(at=wrong + HOUR - 1)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 0, restart=True)
+    assert sorted(bench.values(bench.lease(at=HOUR, ms=YEAR))) == ["a", "b"][: 2 if comes == HOUR else 1]
+    assert bench.lease(at=comes - 1, ms=YEAR) == []
+    assert bench.values(bench.lease(at=comes)) == ["b"][: comes > HOUR]
+
+
+@pytest.mark.parametrize("other_waits", [False, True])
+def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_aside(other_waits: bool) -> None:
+    """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
+    bench = Bench(level=4, ordering="key")
+    for group in "gh":
+        bench.open(group)
+    bench.put("a", key="k")
+    bench.put("b", key="k", due=YEAR - 1000)
+    blocking = bench.one(at=YEAR, ms=HOUR)
+    bench.ack(bench.one(group="h", at=YEAR).token, at=YEAR)
+    others = bench.one(group="h", at=YEAR)
+    if other_waits:
+        bench.nack(others.token, at=YEAR, delay=2 * HOUR)
+    else:
+        bench.ack(others.token, at=YEAR)
+    bench.nack(blocking.token, at=YEAR, delay=HOUR)
+    bench.trim(at=YEAR + HOUR - 1)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 3000, restart=True)
+    assert bench.status().messages == len(bench.rows(rows.LOG)) == 1
+    again = bench.one(at=3000 + HOUR)
+    assert bench.values([again]) == ["a"]
+    bench.ack(again.token, at=3000 + HOUR)
+    for group in "gh":
+        assert bench.lease(group=group, at=YEAR - 1001) == []
+    came = bench.one(at=YEAR - 1000)
+    assert bench.values([came]) == ["b"]
+    bench.ack(came.token, at=YEAR - 1000)
+    lease = bench.lease(group="h", at=YEAR - 1000)
+    assert bench.values(lease) == ["b"] * other_waits
+    for one in lease:
+        bench.ack(one.token, at=YEAR - 1000)
+    bench.trim(at=YEAR)
+    assert bench.status().messages == 0
+    assert bench.rows(rows.LOG) == bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == bench.rows(rows.GAPS) == []
+
+
+@pytest.mark.parametrize(
+    ("by_move", "relative", "comes"),
+    [(True, True, HOUR), (True, False, 2 * HOUR), (False, True, HOUR), (False, False, 2 * HOUR)],
+)
+def test_what_waits_copied_aside_and_was_asked_for_under_the_wrong_clock(
+    by_move: bool, relative: bool, comes: int
+) -> None:
+    """A delay counts from now on, an instant that was chosen stays."""
+    bench = Bench(level=4)
+    for group in "gh":
+        bench.open(group)
+    to = 5000 if relative else 2 * HOUR
+    if by_move:
+        bench.move(bench.put("a", due=2 * YEAR), to, at=YEAR, relative=relative)
+    else:
+        bench.apply(YEAR, c.Append(batch_of(["a"], due=[to], relative=relative), split=True))
+    bench.nack(bench.one(at=YEAR + 5000).token, at=YEAR + 5000, delay=HOUR)
+    bench.ack(bench.one(group="h", at=YEAR + 5000).token, at=YEAR + 5000)
+    bench.trim(at=YEAR + HOUR)
+    assert bench.rows(rows.LOG) == []
+    set_back(bench, 0, restart=True)
+    assert bench.lease(at=comes - 1) == []
+    assert bench.values(bench.lease(at=comes)) == ["a"]
+
+
+def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
+    bench = Bench(level=4, max_attempts=1)
+    bench.open()
+    bench.append("a", due=[YEAR - 1000], at=1000)
+    bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    set_back(bench, 3000)
+    assert bench.job("redrive", at=4000)[1] == 1
+    assert bench.lease(at=YEAR - 1001) == []
+    assert bench.values(bench.lease(at=YEAR - 1000)) == ["a"]
+
+
+def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_anew() -> None:
+    """One that is restarted meanwhile has the same rows: a message that is blocked elsewhere keeps its unique key."""
+    benches = [Bench(level=4, ordering="key"), Bench(level=4, ordering="key")]
+    for bench in benches:
+        for group in "gh":
+            bench.open(group)
+        bench.put("a", key="k", at=YEAR)
+        bench.put("b", key="k", unique="b", at=YEAR)
+        for group in "gh":
+            bench.nack(bench.one(group=group, at=YEAR).token, at=YEAR, delay=HOUR)
+        bench.trim(at=YEAR + HOUR - 1)
+        assert bench.rows(rows.LOG) == []
+        bench.apply(YEAR + HOUR - 1, c.DropGroup("h"))
+        bench.apply(3000, c.ClockReset(T + 3000))
+    while benches[0].status().reset is not None:
+        benches[1].restart()
+        for bench in benches:
+            bench.upkeep(3000)
+        assert benches[0].everything() == benches[1].everything()
+    assert len(benches[0].rows(rows.UNIQUE)) == 1
+
+
+def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement, "EXPIRE_MESSAGES", 2)
+    bench = Bench(level=4, ttl="10s")
+    for group in "gh":
+        bench.open(group)
+    for value in "abcde":
+        bench.put(value, due=50_000)
+    bench.ack(bench.one(at=55_000).token, at=55_000)
+    set_back(bench, 3000)
+    group = bench.machine.groups.named("g")
+    left = [key[1:] for key, _ in bench.rows(rows.LOG)]
+    for passed in (2, 4, 5):
+        bench.expire(at=60_000)
+        assert group.cursor == left[passed - 1]
+    assert bench.dead("g") == []
