@@ -10,9 +10,8 @@ import structlog
 
 import sandq
 from sandq.client.options import parse_server
-from sandq.model.config_types import Address
+from sandq.model.config import Address, NodeConfig
 from sandq.model.errors import InvalidRequest
-from sandq.model.limits import DEFAULT
 from sandq.server import logs, open_files
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.serve import HttpSettings
@@ -22,22 +21,17 @@ EXIT_AT_ONCE = 130
 
 
 def serve_gateway(
-    servers: tuple[str, ...],
-    listen: str,
-    hosts: tuple[str, ...],
-    origins: tuple[str, ...],
-    log_format: str,
-    log_level: str,
+    servers: tuple[str, ...], listen: str | None, config: NodeConfig, log_format: str, log_level: str
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises SandqError: an option is wrong, the port is taken, no server answers."""
-    try:
-        host, port = Address.parse(listen)
-    except ValueError as error:
-        raise InvalidRequest(f"--listen: {error}") from None
+    """Serve until SIGINT or SIGTERM. Raises SandqError: an option is wrong, or the port is taken."""
+    host, port = _address(listen, config)
+    if not servers:
+        raise InvalidRequest("--server: at least one HOST:PORT is expected")
     for server in servers:
         parse_server(server)
-    names = frozenset(name.lower() for name in hosts)
-    settings = HttpSettings(names, frozenset(origin.lower() for origin in origins), servers, sandq.__version__)
+    names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
+    origins = frozenset(config.http.allowed_origins)
+    settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True)
     people = logs.set_up(log_format, log_level, "http")
     log = structlog.get_logger("sandq.http")
 
@@ -67,11 +61,23 @@ def serve_gateway(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_told)
-            await serve_alone(listeners, settings, DEFAULT, stop, on_ready)
+            await serve_alone(listeners, settings, config.limits, config.shutdown_grace_ms / 1000, stop, on_ready)
             tasks.cancel_scope.cancel()
 
     try:
         open_files.raise_limit()
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
+        log.info("stopped")
     finally:
         logs.finish()
+
+
+def _address(listen: str | None, config: NodeConfig) -> Address:
+    if listen is not None:
+        try:
+            return Address.parse(listen)
+        except ValueError as error:
+            raise InvalidRequest(f"--listen: {error}") from None
+    if config.listen.http is None:
+        raise InvalidRequest("listen.http is none: say where HTTP is served, by --listen HOST:PORT")
+    return config.listen.http

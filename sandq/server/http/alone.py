@@ -95,11 +95,11 @@ async def serve_alone(
     listeners: list[socket.socket],
     settings: HttpSettings,
     limits: Limits,
+    grace_s: float,
     stop: anyio.Event,
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve on these listeners, and close them, until `stop`. Raises SandqError when no server can be reached at its
-    start."""
+    """Serve on these listeners, and close them, until `stop`; what is under way then has `grace_s` to be done."""
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)
@@ -109,7 +109,7 @@ async def serve_alone(
     ):
         watching.start_soon(state.run, running.client)
         async with anyio.create_task_group() as serving:
-            server = FastHttpServer(running.app, limits.http_connections, account)
+            server = FastHttpServer(running.app, limits.http_connections, account, grace_s)
             await serving.start(server.serve, listeners, running.ending)
             on_ready()
             await stop.wait()

@@ -335,8 +335,10 @@ def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
 class FastHttpServer:
     """Accepts connections up to the limit; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: ASGIApp, connections: int, account: Account) -> None:
+    def __init__(self, app: ASGIApp, connections: int, account: Account, grace_s: float = GRACE_S) -> None:
+        """`grace_s`: what is under way at the end has so long."""
         self.app = app
+        self._grace_s = grace_s
         self.account = account
         self.config = Config(
             app,
@@ -383,18 +385,18 @@ class FastHttpServer:
 
     async def _end(self) -> None:
         self._is_ending = True
-        for step in self._steps():
+        for step, seconds in self._steps():
             for connection in self._connections():
                 step(connection)
             if not self.state.connections:
                 return
-            with anyio.move_on_after(GRACE_S):
+            with anyio.move_on_after(seconds):
                 await self._none_left.wait()
 
-    def _steps(self) -> Iterator[Callable[[_Connection], None]]:
-        yield _Connection.shutdown
-        yield lambda connection: connection.transport.close()  # half an answer has so long to be taken
-        yield lambda connection: connection.transport.abort()
+    def _steps(self) -> Iterator[tuple[Callable[[_Connection], None], float]]:
+        yield _Connection.shutdown, self._grace_s
+        yield lambda connection: connection.transport.close(), GRACE_S  # half an answer has so long to be taken
+        yield lambda connection: connection.transport.abort(), GRACE_S
 
     def _connections(self) -> list[_Connection]:
         return [connection for connection in self.state.connections if isinstance(connection, _Connection)]

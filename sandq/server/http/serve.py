@@ -30,6 +30,8 @@ class HttpSettings:
     servers: tuple[str, ...]
     """Client ports, through which everything is asked."""
     version: str
+    starts_alone: bool = False
+    """Whether it serves also before any of them answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,14 @@ async def running_app(
 ) -> AsyncIterator[RunningApp]:
     """The application, with its client, inside the block.
 
-    The client port must be served already: what is asked here is asked there.
+    The client port must be served already, unless the settings say otherwise: what is asked here is asked there.
     """
-    options = Options(timeout_s=GATEWAY_S, delivery_timeout_s=GATEWAY_S, connect_timeout_s=GATEWAY_S)
+    options = Options(
+        timeout_s=GATEWAY_S,
+        delivery_timeout_s=GATEWAY_S,
+        connect_timeout_s=GATEWAY_S,
+        starts_alone=settings.starts_alone,
+    )
     names = settings.names | {"localhost"}
     fits = int(BODY_SHARE * ADDRESS_SHARE * account.share_bytes) // BODY_COPIES
     body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")

@@ -33,7 +33,7 @@ async def gateway(server: str, limits: Limits) -> AsyncIterator[Address]:
 
     async def serve(portal: BlockingPortal) -> None:
         stops.append((portal, anyio.Event()))
-        await serve_alone(listeners, settings, limits, stops[0][1], lambda: token.run_sync_soon(ready.set))
+        await serve_alone(listeners, settings, limits, PATIENCE_S, stops[0][1], lambda: token.run_sync_soon(ready.set))
 
     def run() -> None:
         with start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
