@@ -14,6 +14,7 @@ from sandq.model.config import Address, NodeConfig
 from sandq.model.errors import InvalidRequest
 from sandq.server import logs, open_files
 from sandq.server.http.alone import bind, serve_alone
+from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
 
 EXIT_AT_ONCE = 130
@@ -32,6 +33,7 @@ def serve_gateway(
     names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
     origins = frozenset(config.http.allowed_origins)
     settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True)
+    deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
     log = structlog.get_logger("sandq.http")
 
@@ -61,7 +63,7 @@ def serve_gateway(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_told)
-            await serve_alone(listeners, settings, config.limits, config.shutdown_grace_ms / 1000, stop, on_ready)
+            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready)
             tasks.cancel_scope.cancel()
 
     try:

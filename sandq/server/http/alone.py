@@ -16,6 +16,7 @@ from sandq.broker.memory_budget import HTTP_SHARE, Account
 from sandq.client import Client
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.limits import Limits
+from sandq.server.http.bounds import Deadlines
 from sandq.server.http.fast_connections import FastHttpServer
 from sandq.server.http.serve import HttpSettings, running_app
 from sandq.server.metrics.catalog import HTTP
@@ -95,11 +96,11 @@ async def serve_alone(
     listeners: list[socket.socket],
     settings: HttpSettings,
     limits: Limits,
-    grace_s: float,
+    deadlines: Deadlines,
     stop: anyio.Event,
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve on these listeners, and close them, until `stop`; what is under way then has `grace_s` to be done."""
+    """Serve on these listeners, and close them, until `stop`, and until what is under way then is done."""
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)
@@ -109,7 +110,7 @@ async def serve_alone(
     ):
         watching.start_soon(state.run, running.client)
         async with anyio.create_task_group() as serving:
-            server = FastHttpServer(running.app, limits.http_connections, account, grace_s)
+            server = FastHttpServer(running.app, limits.http_connections, account, deadlines)
             await serving.start(server.serve, listeners, running.ending)
             on_ready()
             await stop.wait()

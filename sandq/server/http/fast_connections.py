@@ -9,6 +9,7 @@ different ways is refused.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
@@ -24,18 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http.bounds import (
-    CROWDED_STALL_S,
-    FULL,
-    GRACE_S,
-    HEAD_BYTES,
-    HEAD_S,
-    HEADERS_MOST,
-    IDLE_S,
-    SEND_BYTES,
-    SEND_STALL_S,
-    SPARE_PLACES,
-)
+from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
 from sandq.server.http.guards import NO_PLACE
 from sandq.server.http.places import OpenConnections
 
@@ -47,8 +37,6 @@ AHEAD_BYTES: Final = 65_536
 """What is received behind a request that is under way; beyond it, nothing is read any more."""
 UNSENT_BYTES: Final = 16_384
 """Of an answer, that the system has not taken yet, when no more of it is made."""
-REFUSED_S: Final = 1.0
-"""Who finds no place, or is not understood, has so long to take the answer."""
 BACKLOG: Final = 1024
 
 
@@ -65,6 +53,7 @@ class _Connection(HttpToolsProtocol):
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
         self._server = server
         self._account = server.account
+        self._deadlines = server.deadlines
         app = server.app
 
         async def drained(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +96,7 @@ class _Connection(HttpToolsProtocol):
             given_up.transport.abort()
         if self._has_place:
             self.app_state = {NO_PLACE: self._server.open.is_spare(self)}
-            self._end_after(IDLE_S)
+            self._end_after(self._deadlines.idle_s)
         else:
             self._leave_with(FULL)
 
@@ -128,7 +117,7 @@ class _Connection(HttpToolsProtocol):
         self._drop_what_follows()
         if not self._is_running:
             return False
-        self._end_after(GRACE_S)
+        self._end_after(self._deadlines.leave_s)
         return True
 
     def shutdown(self) -> None:
@@ -153,7 +142,7 @@ class _Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(REFUSED_S, self.transport.abort)
+        self.timeout_keep_alive_task = self.loop.call_later(self._deadlines.refused_s, self.transport.abort)
 
     # -- what it sends -----------------------------------------------------------------------------------------------
 
@@ -191,7 +180,7 @@ class _Connection(HttpToolsProtocol):
                 return
         if self._in_head and not self._is_running and self._is_new:
             self._is_new = False
-            self._end_after(HEAD_S)
+            self._end_after(self._deadlines.head_s)
 
     def _parse_slice(self, data: bytes) -> None:
         self._unseen_bytes += len(data)
@@ -287,7 +276,7 @@ class _Connection(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._server.open.set_idle(self, True)
         if self._in_head:
-            self._end_after(HEAD_S)
+            self._end_after(self._deadlines.head_s)
         ahead, self._ahead = bytes(self._ahead), bytearray()
         if ahead:
             self._parse(ahead)
@@ -298,7 +287,7 @@ class _Connection(HttpToolsProtocol):
         self._server.open.set_idle(self, False)
         self._unsent = self.transport.get_write_buffer_size()
         self._unsent_since = self.loop.time()
-        self._stall = self.loop.call_later(CROWDED_STALL_S, self._look_for_stall)
+        self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -310,12 +299,13 @@ class _Connection(HttpToolsProtocol):
         unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
         if unsent <= self._unsent - SEND_BYTES:
             self._unsent, self._unsent_since = unsent, now
-        longest = CROWDED_STALL_S if self._account.is_waited_for else SEND_STALL_S
+        deadlines = self._deadlines
+        longest = deadlines.crowded_stall_s if self._account.is_waited_for else deadlines.send_stall_s
         if now - self._unsent_since >= longest:
             log.warning("a client takes nothing of its answer: its connection is closed")
             self.transport.abort()
         else:
-            self._stall = self.loop.call_later(CROWDED_STALL_S, self._look_for_stall)
+            self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
 
     def _stop_stall(self) -> None:
         if self._stall is not None:
@@ -335,10 +325,9 @@ def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
 class FastHttpServer:
     """Accepts connections up to the limit; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: ASGIApp, connections: int, account: Account, grace_s: float = GRACE_S) -> None:
-        """`grace_s`: what is under way at the end has so long."""
+    def __init__(self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines) -> None:
         self.app = app
-        self._grace_s = grace_s
+        self.deadlines = deadlines
         self.account = account
         self.config = Config(
             app,
@@ -350,7 +339,7 @@ class FastHttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=IDLE_S,
+            timeout_keep_alive=math.ceil(deadlines.idle_s),
         )
         self.config.load()
         self.state = ServerState()
@@ -394,9 +383,9 @@ class FastHttpServer:
                 await self._none_left.wait()
 
     def _steps(self) -> Iterator[tuple[Callable[[_Connection], None], float]]:
-        yield _Connection.shutdown, self._grace_s
-        yield lambda connection: connection.transport.close(), GRACE_S  # half an answer has so long to be taken
-        yield lambda connection: connection.transport.abort(), GRACE_S
+        yield _Connection.shutdown, self.deadlines.grace_s
+        yield lambda connection: connection.transport.close(), self.deadlines.leave_s
+        yield lambda connection: connection.transport.abort(), self.deadlines.leave_s
 
     def _connections(self) -> list[_Connection]:
         return [connection for connection in self.state.connections if isinstance(connection, _Connection)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
 from starlette.types import ASGIApp
@@ -17,8 +18,7 @@ from sandq.server.http.app import create_app
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
 
-GATEWAY_S = 10.0
-"""A request that the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
+GATEWAY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class HttpSettings:
     servers: tuple[str, ...]
     """Client ports, through which everything is asked."""
     version: str
+    timeout_s: float = GATEWAY_S
+    """What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
     starts_alone: bool = False
     """Whether it serves also before any of them answers."""
 
@@ -52,9 +54,9 @@ async def running_app(
     The client port must be served already, unless the settings say otherwise: what is asked here is asked there.
     """
     options = Options(
-        timeout_s=GATEWAY_S,
-        delivery_timeout_s=GATEWAY_S,
-        connect_timeout_s=GATEWAY_S,
+        timeout_s=settings.timeout_s,
+        delivery_timeout_s=settings.timeout_s,
+        connect_timeout_s=settings.timeout_s,
         starts_alone=settings.starts_alone,
     )
     names = settings.names | {"localhost"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import trio
 
 from sandq.model.config_types import Address
 from sandq.node import Serving, run_node
-from sandq.server.http import alone, fast_connections, guards
+from sandq.server.http import alone, guards
 from sandq.server.http.fast_connections import AHEAD_BYTES
-from tests.support.nodes.gateway import gateway
+from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
@@ -42,9 +44,14 @@ async def small(tmp_path: Path) -> AsyncIterator[Serving]:
         yield node
 
 
+def gateway_of(node: Serving, **deadlines: float) -> AbstractAsyncContextManager[Address]:
+    """With deadlines that do not come in a test, but for these."""
+    return gateway(f"127.0.0.1:{node.client_port}", node.broker.limits, replace(PATIENT, **deadlines))
+
+
 @pytest.fixture
 async def at(small: Serving) -> AsyncIterator[Address]:
-    async with gateway(f"127.0.0.1:{small.client_port}", small.broker.limits) as address:
+    async with gateway_of(small) as address:
         yield address
 
 
@@ -67,16 +74,16 @@ def waiting(node: Serving) -> bool:
     return node.broker.node_log.memory.watchers.bytes > 0
 
 
-async def test_half_a_head_has_its_time(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_connections, "HEAD_S", 0.05)
-    assert await said(at, b"GET /healthz HT") == b""
-    answer = await said(at, HEALTH + b"GET /healthz HT")
+async def test_half_a_head_has_its_time(small: Serving) -> None:
+    async with gateway_of(small, head_s=0.05) as at:
+        assert await said(at, b"GET /healthz HT") == b""
+        answer = await said(at, HEALTH + b"GET /healthz HT")
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
-async def test_a_connection_without_a_request_has_its_time(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_connections, "IDLE_S", 0.05)
-    assert await said(at, b"") == b""
+async def test_a_connection_without_a_request_has_its_time(small: Serving) -> None:
+    async with gateway_of(small, idle_s=0.05) as at:
+        assert await said(at, b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -144,16 +151,13 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
         await stream.aclose()
 
 
-async def test_who_takes_nothing_of_its_answer_is_cut_off(
-    at: Address, small: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast_connections, "CROWDED_STALL_S", 0.02)
-    monkeypatch.setattr(fast_connections, "SEND_STALL_S", 0.02)
+async def test_who_takes_nothing_of_its_answer_is_cut_off(small: Serving) -> None:
     listing = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
     async with connected(small) as api:
         for _ in range(12):
             await api.produce_many("t", [{"value": b"x" * 900_000, "delay": "1h"}])
     async with (
+        gateway_of(small, crowded_stall_s=0.02, send_stall_s=0.02) as at,
         await trio.open_tcp_stream(*at) as stream,
         httpx.AsyncClient(base_url=f"http://{at}", timeout=PATIENCE_S) as client,
     ):
@@ -167,7 +171,7 @@ async def metrics(client: httpx.AsyncClient) -> str:
 
 
 async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
-    async with gateway(f"127.0.0.1:{small.client_port}", small.broker.limits) as address:
+    async with gateway_of(small) as address:
         stream = await trio.open_tcp_stream(*address)
         await stream.send_all(lease("60s"))
         await until_holds(lambda: waiting(small))
@@ -188,7 +192,7 @@ async def test_it_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch
     async with trio.open_nursery() as nursery:
         node = await nursery.start(run)
         async with (
-            gateway(f"127.0.0.1:{node.client_port}", node.broker.limits) as address,
+            gateway_of(node) as address,
             httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
         ):
             await until_answer(lambda: client.get("/readyz"), lambda found: found.status_code == 200)

@@ -191,6 +191,7 @@ async def test_json_whatever_it_is_called(web: Web) -> None:
 
 @by_both
 async def test_too_large(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "DISCARD_S", PATIENCE_S)
     found = await web.raw("POST", "/topics", content=b" " * 3_000_000)
     assert (found.status_code, found.json()["code"]) == (413, "TOO_LARGE")
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
