@@ -112,10 +112,10 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """What is under way is answered for a while; no further request is begun."""
+        """What is under way is answered for a while, if it has come whole; no further request is begun."""
         self._has_ended = True
         self._drop_what_follows()
-        if not self._is_running:
+        if not self._is_running or (self._running is self.cycle and self.cycle.more_body):
             return False
         self._end_after(self._deadlines.leave_s)
         return True

@@ -115,7 +115,7 @@ async def test_a_flood_of_requests_on_one_connection_is_answered_whole_and_in_or
 
 
 async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
-    at: Address, small: Serving, monkeypatch: pytest.MonkeyPatch
+    small: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it closes its connection or that is reset, and whatever it sent behind the lease."""
     asked: list[str] = []
@@ -127,13 +127,14 @@ async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
 
     monkeypatch.setattr(guards.Guard, "__call__", noted)
     for is_reset in (True, False):
-        stream = await trio.open_tcp_stream(*at)
-        await stream.send_all(lease("60s") + 500 * GET)
-        await until_holds(lambda: waiting(small))
-        if is_reset:
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        await stream.aclose()
-        await until_holds(lambda: not waiting(small))
+        async with gateway_of(small, **({} if is_reset else {"leave_s": 0.05})) as at:
+            stream = await trio.open_tcp_stream(*at)
+            await stream.send_all(lease("60s") + 500 * GET)
+            await until_holds(lambda: waiting(small))
+            if is_reset:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await stream.aclose()
+            await until_holds(lambda: not waiting(small))
     assert asked == ["/topics/t/groups/g/lease"] * 2
 
 
