@@ -152,6 +152,23 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
         await stream.aclose()
 
 
+async def test_one_address_has_three_quarters_of_the_places_to_wait(small: Serving) -> None:
+    limits = replace(small.broker.limits, http_connections=100, http_waiting=4)
+    answers: list[bytes] = []
+
+    async def ask(at: Address) -> None:
+        async with await trio.open_tcp_stream(*at) as stream:
+            await stream.send_all(lease("60s"))
+            answers.append(await stream.receive_some(65536))
+
+    async with gateway(f"127.0.0.1:{small.client_port}", limits) as at, trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(ask, at)
+        await until_holds(lambda: answers)
+        nursery.cancel_scope.cancel()
+    assert answers[0].startswith(b"HTTP/1.1 503 ") and b"limits.http_waiting" in answers[0], answers
+
+
 async def test_who_takes_nothing_of_its_answer_is_cut_off(small: Serving) -> None:
     listing = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
     async with connected(small) as api:
